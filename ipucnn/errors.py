@@ -1,0 +1,74 @@
+"""Errors a user can cause, each with what to do about it, and the exit code it ends with.
+
+``ipucnn.cli.main`` is the only place that renders them: ``error: what`` and ``hint: what to type`` on
+stderr, no traceback.  Anything else that escapes is a bug (exit code 1).
+"""
+
+import difflib
+from typing import Iterable, Optional
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_DATA = 3
+EXIT_INFEASIBLE = 4
+EXIT_THRESHOLD = 5
+EXIT_MISSING = 6
+EXIT_SIGINT = 130
+EXIT_SIGTERM = 143
+
+
+class UserError(Exception):
+    """An error a user can cause.
+
+    Args:
+        message: what is wrong, with the offending value and the reason; one line.
+        hint: what to type or change; one line, or None where nothing helps.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, hint: Optional[str] = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigurationError(UserError):
+    """A flag, a YAML key or a combination of them is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class DataError(UserError):
+    """A data set, image, checkpoint or weights file is absent, damaged or of the wrong kind."""
+
+    exit_code = EXIT_DATA
+
+
+class InfeasibleError(UserError):
+    """No plan exists, or the model does not fit."""
+
+    exit_code = EXIT_INFEASIBLE
+
+
+class ThresholdError(UserError):
+    """A result missed the threshold it was asked to reach."""
+
+    exit_code = EXIT_THRESHOLD
+
+
+class MissingError(UserError):
+    """A device or an optional package that the command needs is not here."""
+
+    exit_code = EXIT_MISSING
+
+
+def did_you_mean(name: str, choices: Iterable[str], count: int = 3) -> Optional[str]:
+    """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close."""
+    names = list(choices)
+    folded = {c.lower().replace("_", "-"): c for c in names}
+    close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=count, cutoff=0.6)
+    if not close:
+        return None
+    return "did you mean " + " or ".join(f"'{folded[c]}'" for c in close) + "?"
