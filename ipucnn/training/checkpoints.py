@@ -1,0 +1,132 @@
+"""Checkpoints: one portable file that Keras 2.6 and Keras 3 models both load.
+
+An uncompressed NumPy archive: ``weights/<layer>/<weight>`` and ``slots/<layer>/<weight>/<slot>`` in the
+project's canonical names, and ``meta``, a JSON text with the run's position and a SHA-256 over all arrays.
+Nothing in it is executed when it is read.
+"""
+
+import hashlib
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+import numpy as np
+
+from ipucnn.errors import DataError
+
+FORMAT = "ipucnn-checkpoint-1"
+
+
+@dataclass
+class Checkpoint:
+    """A read checkpoint.
+
+    Attributes:
+        weights: float32 arrays by canonical name.
+        slots: optimizer state by ``<weight>/<slot>``.
+        meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` and whatever else
+            the writer put in.
+    """
+
+    weights: Dict[str, Any]
+    slots: Dict[str, Any]
+    meta: Dict[str, Any] = field(default_factory=dict)
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def save_checkpoint(
+    path: Path, weights: Mapping[str, Any], slots: Mapping[str, Any], meta: Mapping[str, Any]
+) -> None:
+    """Writes a checkpoint to ``path`` (not atomic: see ``ipucnn.runs.files.write_atomically``).
+
+    Args:
+        path: the file; its name need not end in .npz.
+        weights, slots: arrays by name.
+        meta: JSON-able facts.
+    """
+    arrays = {f"weights/{k}": np.asarray(v) for k, v in weights.items()}
+    arrays.update({f"slots/{k}": np.asarray(v) for k, v in slots.items()})
+    header = {"format": FORMAT, "sha256": _digest(arrays), **meta}
+    text = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
+    # Not np.savez: it takes the names as keyword arguments and stamps the time of day into the archive.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in {"meta": text, **arrays}.items():
+            entry = zipfile.ZipInfo(name + ".npy", date_time=(1980, 1, 1, 0, 0, 0))
+            with archive.open(entry, "w", force_zip64=True) as handle:
+                np.lib.format.write_array(handle, np.asarray(array, order="C"), allow_pickle=False)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads and verifies a checkpoint.
+
+    Raises:
+        DataError: absent, not a checkpoint, or damaged.
+    """
+    hint = "give a checkpoint or run folder that `ipucnn train` wrote"
+    if not path.is_file():
+        raise DataError(f"checkpoint {path} does not exist", hint)
+    try:
+        with np.load(str(path), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        header = json.loads(bytes(arrays.pop("meta")).decode("utf-8"))
+        expected = header["sha256"]
+        known = header["format"] == FORMAT
+    except KeyError:
+        raise DataError(f"{path} is not an ipucnn checkpoint", hint) from None
+    except Exception as error:
+        # A damaged archive makes zipfile and NumPy raise almost anything, from BadZipFile to NotImplementedError.
+        raise DataError(f"checkpoint {path} is damaged or no checkpoint: {error}", hint) from None
+    if not known:
+        raise DataError(f"checkpoint {path} has the unknown format {header['format']!r}", hint)
+    if _digest(arrays) != expected:
+        raise DataError(f"checkpoint {path} is damaged: its checksum does not match", hint)
+    return Checkpoint(
+        {k[len("weights/") :]: v for k, v in arrays.items() if k.startswith("weights/")},
+        {k[len("slots/") :]: v for k, v in arrays.items() if k.startswith("slots/")},
+        {k: v for k, v in header.items() if k not in ("format", "sha256")},
+    )
+
+
+def assign_weights(variables: Mapping[str, Any], checkpoint: Checkpoint, *, what: str, skip: Any = ()) -> None:
+    """Copies a checkpoint's weights into variables of the same names and shapes.
+
+    Args:
+        variables: tf.Variables by canonical name.
+        checkpoint: what to copy.
+        what: for the error, for example the path.
+        skip: names left as they are.
+
+    Raises:
+        DataError: a weight is missing, superfluous or of another shape.
+    """
+    wanted = {name: v for name, v in variables.items() if name not in skip}
+    for name, variable in wanted.items():
+        value = checkpoint.weights.get(name)
+        if value is None:
+            raise DataError(
+                f"{what} is of another model: it has no weight {name}",
+                "build the model it was trained with (its config.yml lies in the run folder)",
+            )
+        if tuple(value.shape) != tuple(variable.shape):
+            raise DataError(
+                f"{what} does not fit: {name} is {tuple(value.shape)}, the model's is {tuple(variable.shape)}",
+                "use the image size, classes and normalisation it was trained with",
+            )
+    extra = [name for name in checkpoint.weights if name not in variables]
+    if extra:
+        raise DataError(
+            f"{what} is of another model: it has a weight {extra[0]} that the model lacks",
+            "build the model it was trained with (its config.yml lies in the run folder)",
+        )
+    for name, variable in wanted.items():
+        variable.assign(checkpoint.weights[name].astype(np.float32, copy=False))

@@ -1,0 +1,65 @@
+"""Losses per micro-batch, reduced in float32 whatever the logits' type.
+
+A loss maps logits and labels of several fused micro-batches to one value each; what couples samples (Dice)
+does so within a micro-batch only, as on an IPU.
+"""
+
+from typing import Any, Callable, Optional
+
+LossFunction = Callable[[Any, Any, int], Any]
+
+
+def cross_entropy_per_sample(logits: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
+    """Softmax cross-entropy, mean over the pixels of a sample.
+
+    Args:
+        logits: (n, classes) or (n, h, w, classes).
+        labels: int32 (n,) or (n, h, w).
+        label_smoothing: probability spread evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567).
+
+    Returns:
+        float32 (n,).
+    """
+    import tensorflow as tf
+
+    logits = tf.cast(logits, tf.float32)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if label_smoothing:
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        loss = (1.0 - label_smoothing) * loss + label_smoothing * uniform
+    return tf.reduce_mean(tf.reshape(loss, [tf.shape(loss)[0], -1]), axis=1)
+
+
+def _dice_per_micro_batch(logits: Any, labels: Any, num_micro_batches: int) -> Any:
+    """1 - soft Dice of the foreground classes (Milletari et al. 2016, arXiv:1606.04797), float32 (micro-batches,)."""
+    import tensorflow as tf
+
+    classes = int(logits.shape[-1])
+    probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
+    truth = tf.one_hot(labels, classes, dtype=tf.float32)
+    probabilities = tf.reshape(probabilities, [num_micro_batches, -1, classes])[..., 1:]
+    truth = tf.reshape(truth, [num_micro_batches, -1, classes])[..., 1:]
+    overlap = tf.reduce_sum(probabilities * truth, axis=[1, 2])
+    total = tf.reduce_sum(probabilities, axis=[1, 2]) + tf.reduce_sum(truth, axis=[1, 2])
+    return 1.0 - (2.0 * overlap + 1.0) / (total + 1.0)
+
+
+def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunction:
+    """The loss as a function (logits, labels, number of fused micro-batches) -> float32 (micro-batches,).
+
+    Args:
+        name: cross_entropy, or bce_dice (cross-entropy plus Dice, for segmentation).
+        label_smoothing: for the cross-entropy.
+    """
+    import tensorflow as tf
+
+    smoothing = float(label_smoothing or 0.0)
+
+    def loss(logits: Any, labels: Any, num_micro_batches: int) -> Any:
+        per_sample = cross_entropy_per_sample(logits, labels, smoothing)
+        value = tf.reduce_mean(tf.reshape(per_sample, [num_micro_batches, -1]), axis=1)
+        if name == "bce_dice":
+            value = value + _dice_per_micro_batch(logits, labels, num_micro_batches)
+        return value
+
+    return loss

@@ -1,0 +1,73 @@
+"""Metrics as sums that add up over batches: nothing is averaged before all samples are in."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict
+
+import numpy as np
+
+
+def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> Dict[str, Any]:
+    """What one batch adds to the totals, as float32 scalars.
+
+    Args:
+        logits: (n, classes) or (n, h, w, classes).
+        labels: int32 (n,) or (n, h, w).
+        weights: float32 (n,), 0 for padding.
+        per_sample_loss: float32 (n,).
+
+    Returns:
+        ``samples``, ``loss``, ``top1`` and ``top5`` (weighted counts; for segmentation ``top1`` counts pixel
+        fractions and the confusion counts ``true_positives``, ``predicted`` and ``actual`` are added).
+    """
+    import tensorflow as tf
+
+    logits = tf.cast(logits, tf.float32)
+    predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    sums = {"samples": tf.reduce_sum(weights), "loss": tf.reduce_sum(per_sample_loss * weights)}
+    if len(logits.shape) == 2:
+        hits = tf.cast(tf.equal(predicted, labels), tf.float32)
+        sums["top1"] = tf.reduce_sum(hits * weights)
+        k = min(5, int(logits.shape[-1]))
+        # Ties count against the network, as in NumPy's stable ordering of the true class last.
+        own = tf.gather(logits, labels, axis=1, batch_dims=1)
+        rank = tf.reduce_sum(tf.cast(logits > own[:, None], tf.int32), axis=1)
+        sums["top5"] = tf.reduce_sum(tf.cast(rank < k, tf.float32) * weights)
+        return sums
+    hits = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float32), axis=[1, 2])
+    sums["top1"] = tf.reduce_sum(hits * weights)
+    per_pixel = weights[:, None, None]
+    foreground = tf.cast(labels > 0, tf.float32) * per_pixel
+    claimed = tf.cast(predicted > 0, tf.float32) * per_pixel
+    right = tf.cast(tf.equal(predicted, labels), tf.float32) * foreground
+    sums["true_positives"] = tf.reduce_sum(right)
+    sums["predicted"] = tf.reduce_sum(claimed)
+    sums["actual"] = tf.reduce_sum(foreground)
+    return sums
+
+
+@dataclass
+class MetricTotals:
+    """Float64 totals over batches."""
+
+    totals: Dict[str, float] = field(default_factory=dict)
+
+    def add(self, sums: Dict[str, Any]) -> None:
+        """Adds what :func:`batch_sums` returned."""
+        for key, value in sums.items():
+            self.totals[key] = self.totals.get(key, 0.0) + float(np.asarray(value))
+
+    def result(self) -> Dict[str, float]:
+        """Means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``."""
+        t = self.totals
+        n = t.get("samples", 0.0)
+        if not n:
+            return {"samples": 0.0}
+        result = {"samples": n, "loss": t["loss"] / n, "accuracy": t["top1"] / n}
+        if "top5" in t:
+            result["top5"] = t["top5"] / n
+        if "true_positives" in t:
+            both = t["predicted"] + t["actual"]
+            union = both - t["true_positives"]
+            result["dice"] = 2 * t["true_positives"] / both if both else 1.0
+            result["iou"] = t["true_positives"] / union if union else 1.0
+        return result

@@ -1,0 +1,218 @@
+"""Optimizers of the host session: Keras' formulas over TensorFlow's kernels, with state that can be saved.
+
+Keras 2.6 and Keras 3 keep optimizer state in different classes and orders; here a slot is a variable named
+after its weight, so one checkpoint serves both.  The settings are checked without TensorFlow.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+# Per optimizer: parameter -> default.  None: no default, and not needed.
+_PARAMETERS: Dict[str, Dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "nesterov": False},
+    "lars": {"momentum": 0.9, "weight_decay": 1e-4, "eeta": 1e-3, "epsilon": 0.0, "nesterov": False},
+    "adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
+    "adamw": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
+    "rmsprop": {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "base_decay_exponent": None},
+}
+_SLOTS = {
+    "sgd": ("momentum",),
+    "lars": ("momentum",),
+    "adam": ("m", "v"),
+    "adamw": ("m", "v"),
+    "rmsprop": ("mean_square", "momentum"),
+}
+OPTIMIZERS = tuple(_PARAMETERS)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """A checked optimizer configuration.
+
+    Attributes:
+        name: one of OPTIMIZERS.
+        params: its own parameters, complete.
+        weight_decay: decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
+        l2_regularization: added to the gradient of every trainable weight: g += l2 * w.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    weight_decay: float = 0.0
+    l2_regularization: float = 0.0
+
+
+def make_settings(
+    name: str,
+    params: Mapping[str, Any],
+    *,
+    global_batch_size: int,
+    weight_decay: float = 0.0,
+    l2_regularization: float = 0.0,
+) -> OptimizerSettings:
+    """Checks an optimizer's parameters and fills in the defaults.
+
+    ``base_decay_exponent`` of RMSprop gives rho = 1 - 2**exponent * global batch size, so that the memory
+    is the same number of samples at any batch size (Masters et al. 2021, arXiv:2106.03640).
+
+    Raises:
+        ConfigurationError: unknown optimizer or parameter, or one that is out of range.
+    """
+    if name not in _PARAMETERS:
+        hint = did_you_mean(name, OPTIMIZERS) or f"one of {', '.join(OPTIMIZERS)}"
+        raise ConfigurationError(f"optimizer '{name}' does not exist", hint)
+    known = _PARAMETERS[name]
+    values = dict(known)
+    for key, value in params.items():
+        if key not in known:
+            if key == "momentum" and not value:
+                continue  # the general default {"momentum": 0} says nothing to an optimizer without momentum
+            raise ConfigurationError(
+                f"optimizer {name} has no parameter '{key}'",
+                did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
+            )
+        if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigurationError(f"optimizer parameter {key} is '{value}', not a number", f"give {key} a number")
+        values[key] = value
+    exponent = values.pop("base_decay_exponent", None)
+    if exponent is not None:
+        values["rho"] = 1.0 - 2.0**exponent * global_batch_size
+    for key in ("momentum", "rho", "beta_1", "beta_2"):
+        if key in values and not 0 <= values[key] < 1:
+            raise ConfigurationError(
+                f"optimizer parameter {key} is {values[key]:g}", f"{key} must be at least 0 and below 1"
+            )
+    return OptimizerSettings(name, values, weight_decay, l2_regularization)
+
+
+class Optimizer:
+    """Applies gradients to variables; every slot is a float32 variable of the weight's shape.
+
+    Args:
+        settings: from :func:`make_settings`.
+        variables: the tf.Variables to train.
+        names: their canonical names, unique.
+    """
+
+    def __init__(self, settings: OptimizerSettings, variables: Sequence[Any], names: Sequence[str]) -> None:
+        import tensorflow as tf
+
+        self.settings = settings
+        self._variables = list(variables)
+        self._names = list(names)
+        self._adaptive = [v.shape.rank > 1 for v in self._variables]
+        self.slots: Dict[str, Any] = {}
+        for slot in _SLOTS[settings.name]:
+            if slot == "momentum" and settings.name != "rmsprop" and not settings.params["momentum"]:
+                continue
+            for variable, name in zip(self._variables, self._names):
+                self.slots[f"{name}/{slot}"] = tf.Variable(
+                    tf.zeros(variable.shape, tf.float32), trainable=False, name=f"{slot}_slot"
+                )
+
+    def apply(self, gradients: Sequence[Any], learning_rate: Any, weight_update: Any) -> List[Any]:
+        """One weight update.
+
+        Args:
+            gradients: one per variable, in their order.
+            learning_rate: scalar float32 tensor.
+            weight_update: scalar int tensor, updates done before this one (Adam's bias correction).
+
+        Returns:
+            The operations, for control dependencies in graph mode.
+        """
+        import tensorflow as tf
+
+        s = self.settings
+        step = {"sgd": self._sgd, "lars": self._lars, "rmsprop": self._rmsprop}.get(s.name, self._adam)
+        done = []
+        count = tf.cast(weight_update, tf.float32) + 1.0
+        for index, (variable, gradient) in enumerate(zip(self._variables, gradients)):
+            if s.l2_regularization:
+                gradient = gradient + s.l2_regularization * variable
+            if s.weight_decay and s.name != "lars":
+                with tf.control_dependencies([gradient]):
+                    decayed = variable.assign_sub(learning_rate * s.weight_decay * variable)
+                with tf.control_dependencies([decayed]):
+                    done.append(step(index, variable, gradient, learning_rate, count))
+            else:
+                done.append(step(index, variable, gradient, learning_rate, count))
+        return done
+
+    def _slot(self, index: int, slot: str) -> Any:
+        return self.slots[f"{self._names[index]}/{slot}"].handle
+
+    def _sgd(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+        import tensorflow as tf
+
+        momentum = self.settings.params["momentum"]
+        if not momentum:
+            return tf.raw_ops.ResourceApplyGradientDescent(
+                var=variable.handle, alpha=learning_rate, delta=gradient
+            )
+        return tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=self._slot(index, "momentum"),
+            lr=learning_rate,
+            grad=gradient,
+            momentum=momentum,
+            use_nesterov=bool(self.settings.params["nesterov"]),
+        )
+
+    def _lars(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+        """You et al. 2017, arXiv:1708.03888; biases and norm scales (vectors) take the plain rate."""
+        import tensorflow as tf
+
+        p = self.settings.params
+        rate = learning_rate
+        if self._adaptive[index]:
+            weight_norm, gradient_norm = tf.norm(variable), tf.norm(gradient)
+            decay = p["weight_decay"]
+            gradient = gradient + decay * variable
+            denominator = gradient_norm + decay * weight_norm + (p["epsilon"] or 1e-7)
+            usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
+            rate = rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
+        if not p["momentum"]:
+            return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+        return tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=self._slot(index, "momentum"),
+            lr=rate,
+            grad=gradient,
+            momentum=p["momentum"],
+            use_nesterov=bool(p["nesterov"]),
+        )
+
+    def _adam(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+        import tensorflow as tf
+
+        p = self.settings.params
+        return tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._slot(index, "m"),
+            v=self._slot(index, "v"),
+            beta1_power=tf.pow(p["beta_1"], count),
+            beta2_power=tf.pow(p["beta_2"], count),
+            lr=learning_rate,
+            beta1=p["beta_1"],
+            beta2=p["beta_2"],
+            epsilon=p["epsilon"],
+            grad=gradient,
+        )
+
+    def _rmsprop(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+        import tensorflow as tf
+
+        p = self.settings.params
+        return tf.raw_ops.ResourceApplyRMSProp(
+            var=variable.handle,
+            ms=self._slot(index, "mean_square"),
+            mom=self._slot(index, "momentum"),
+            lr=learning_rate,
+            rho=p["rho"],
+            momentum=p["momentum"],
+            epsilon=p["epsilon"],
+            grad=gradient,
+        )

@@ -1,0 +1,276 @@
+"""The Program: exactly what will execute, computed before anything does.
+
+Both sessions take the same Program; it is printed, saved with the run as ``program.json`` and compared on
+resume.  No TensorFlow here.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError
+from ipucnn.training import batching as arithmetic
+from ipucnn.training.batching import Batching
+
+
+@dataclass(frozen=True)
+class Program:
+    """What executes. Counts are per run unless the name says otherwise; sizes in samples."""
+
+    # Batch arithmetic
+    micro_batch_size: int
+    gradient_accumulation_count: int
+    num_replicas: int
+    global_batch_size: int
+    gradient_accumulation_reduction_method: str
+    dbn_replica_group_size: int
+    # Epochs and executions
+    num_epochs: int
+    weight_updates_per_epoch: int
+    samples_per_epoch: int
+    samples_discarded_per_epoch: int
+    weight_updates_per_execution: int
+    steps_per_execution: int
+    num_executions: int
+    # Host events, in executions; 0: never
+    executions_per_checkpoint: int
+    first_checkpoint_execution: int
+    executions_per_validation: int
+    # Validation
+    validation_micro_batch_size: int
+    validation_num_replicas: int
+    # Pipeline
+    num_stages: int
+    pipeline_splits: Tuple[str, ...]
+    device_mapping: Tuple[int, ...]
+    pipeline_schedule: str
+    recomputation: bool
+    available_memory_proportion: Tuple[float, ...]
+    ipus_per_replica: int
+    num_ipus: int
+    # Numbers
+    precision: str
+    loss_scaling: float
+    seed: int
+    # The host's choice of how many micro-batches to compute as one (0: not chosen yet)
+    fused_micro_batches: int = 0
+    warnings: Tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def num_weight_updates(self) -> int:
+        """Weight updates of the whole run."""
+        return self.weight_updates_per_epoch * self.num_epochs
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per weight update over all replicas."""
+        return self.gradient_accumulation_count * self.num_replicas
+
+    @property
+    def batching(self) -> Batching:
+        """The three factors of the global batch."""
+        return Batching(self.micro_batch_size, self.gradient_accumulation_count, self.num_replicas)
+
+    def with_splits(self, splits: Sequence[str]) -> "Program":
+        """The same program with the pipeline splits filled in (their number is checked)."""
+        if len(splits) != self.num_stages - 1:
+            raise ValueError(f"{len(splits)} splits for {self.num_stages} stages")
+        return replace(self, pipeline_splits=tuple(splits))
+
+    def with_fused(self, fused_micro_batches: int) -> "Program":
+        """The same program with the host's choice filled in."""
+        return replace(self, fused_micro_batches=fused_micro_batches)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """The program as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Dict[str, Any]) -> "Program":
+        """The inverse of :meth:`to_dict`; raises ``TypeError`` on unknown or missing keys."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def _stages(config: RunConfig) -> int:
+    """Number of pipeline stages the configuration asks for."""
+    splits = len(config.pipeline_splits)
+    wanted = config.ipus_per_replica
+    if config.device_mapping:
+        stages = len(config.device_mapping)
+        if splits and splits + 1 != stages:
+            raise ConfigurationError(
+                f"--device-mapping names {stages} stage(s), but {splits} pipeline split(s) make {splits + 1}",
+                f"give {splits + 1} numbers in --device-mapping",
+            )
+        return stages
+    if splits:
+        if wanted not in (None, 1, splits + 1):
+            raise ConfigurationError(
+                f"--ipus-per-replica {wanted} does not suit {splits} pipeline split(s), which make "
+                f"{splits + 1} stages",
+                f"use --ipus-per-replica {splits + 1}, or drop --pipeline-splits to have them chosen",
+            )
+        return splits + 1
+    return wanted or 1
+
+
+def _mapping(config: RunConfig, num_stages: int) -> Tuple[int, ...]:
+    mapping = tuple(config.device_mapping) if config.device_mapping else tuple(range(num_stages))
+    used = sorted(set(mapping))
+    if used != list(range(len(used))):
+        raise ConfigurationError(
+            f"--device-mapping {' '.join(map(str, mapping))} leaves IPUs out",
+            "number the IPUs of a replica from 0 without gaps, for example 0 1 1 0",
+        )
+    return mapping
+
+
+def _check_pipeline(config: RunConfig, num_stages: int) -> None:
+    if num_stages == 1:
+        if config.recomputation:
+            raise ConfigurationError(
+                "--recomputation needs a pipeline: it recomputes stages",
+                "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
+            )
+    proportions = config.available_memory_proportion
+    if len(proportions) not in (0, 1, num_stages, 2 * num_stages):
+        raise ConfigurationError(
+            f"--available-memory-proportion has {len(proportions)} values for {num_stages} stage(s)",
+            f"give 1, {num_stages} (per stage) or {2 * num_stages} (forward and backward of each stage)",
+        )
+
+
+def _periods(config: RunConfig, updates_per_epoch: int, per_execution: int, warn: Any) -> Tuple[int, int, int]:
+    """(executions per checkpoint, first checkpoint execution, executions per validation)."""
+    executions_per_epoch = Fraction(updates_per_epoch, per_execution)
+    checkpoint = 0
+    frequency = arithmetic.parse_frequency(config.ckpts_per_epoch)
+    if config.checkpoints and frequency > 0:
+        exact = executions_per_epoch / frequency
+        checkpoint = max(1, round(exact))
+        if checkpoint != exact and not (exact < 1 and frequency == 1):
+            possible = float(executions_per_epoch / checkpoint)
+            warn(
+                f"{float(frequency):g} checkpoints per epoch do not fall on the end of an execution: "
+                f"writing {possible:.4g} per epoch"
+            )
+    first = -(-(config.first_ckpt_epoch * updates_per_epoch) // per_execution)
+    validation = 0
+    if config.validation and config.validation_freq > 0:
+        validation = max(1, round(executions_per_epoch * config.validation_freq))
+    return checkpoint, first, validation
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of a Program needs no data set: batch, pipeline and IPUs."""
+
+    batching: Batching
+    num_stages: int
+    device_mapping: Tuple[int, ...]
+    ipus_per_replica: int
+    warnings: Tuple[str, ...]
+
+
+def make_layout(config: RunConfig) -> Layout:
+    """Checks and computes the part of the Program that needs no data set.
+
+    Raises:
+        ConfigurationError: an illegal combination, with the nearest legal values.
+    """
+    warnings: List[str] = []
+    warn = warnings.append
+    stages = _stages(config)
+    _check_pipeline(config, stages)
+    mapping = _mapping(config, stages)
+    ipus_per_replica = arithmetic.next_power_of_two(max(mapping) + 1)
+    if ipus_per_replica != max(mapping) + 1:
+        warn(f"a replica of {max(mapping) + 1} IPUs occupies {ipus_per_replica}: IPUs come in powers of two")
+    replicas = config.num_replicas
+    if config.ipus is not None:
+        filled = arithmetic.replicas_for_ipus(config.ipus, ipus_per_replica)
+        if replicas not in (1, filled):
+            raise ConfigurationError(
+                f"--ipus {config.ipus} makes {filled} replica(s) of {ipus_per_replica} IPU(s), but "
+                f"--num-replicas is {replicas}",
+                f"drop one of them, or use --ipus {replicas * ipus_per_replica}",
+            )
+        replicas = filled
+    batch = arithmetic.make_batching(
+        config.micro_batch_size,
+        replicas,
+        config.gradient_accumulation_count,
+        config.global_batch_size,
+        schedule=config.pipeline_schedule,
+        num_stages=stages,
+        warn=warn,
+    )
+    arithmetic.check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
+    return Layout(batch, stages, mapping, ipus_per_replica, tuple(warnings))
+
+
+def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
+    """Turns a configuration and a training-set size into the Program.
+
+    Args:
+        config: validated option by option; combinations are checked here.
+        num_samples: training samples.
+        seed: the run's seed (drawn by the caller if the configuration has none).
+
+    Raises:
+        ConfigurationError: an illegal combination, with the nearest legal values.
+    """
+    layout = make_layout(config)
+    batch, stages, replicas = layout.batching, layout.num_stages, layout.batching.num_replicas
+    ipus_per_replica = layout.ipus_per_replica
+    warnings = list(layout.warnings)
+    warn = warnings.append
+    epoch = arithmetic.make_epoch(num_samples, batch, config.weight_updates_per_epoch)
+    updates = _execution_length(config, batch, epoch.weight_updates, warn)
+    checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, warn)
+    return Program(
+        micro_batch_size=batch.micro_batch_size,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        num_replicas=replicas,
+        global_batch_size=batch.global_batch_size,
+        gradient_accumulation_reduction_method=config.gradient_accumulation_reduction_method,
+        dbn_replica_group_size=config.dbn_replica_group_size,
+        num_epochs=config.num_epochs,
+        weight_updates_per_epoch=epoch.weight_updates,
+        samples_per_epoch=epoch.samples,
+        samples_discarded_per_epoch=epoch.samples_discarded,
+        weight_updates_per_execution=updates,
+        steps_per_execution=updates * batch.gradient_accumulation_count,
+        num_executions=epoch.weight_updates * config.num_epochs // updates,
+        executions_per_checkpoint=checkpoint,
+        first_checkpoint_execution=first,
+        executions_per_validation=validation,
+        validation_micro_batch_size=config.validation_micro_batch_size or batch.micro_batch_size,
+        validation_num_replicas=config.validation_num_replicas or replicas * ipus_per_replica,
+        num_stages=stages,
+        pipeline_splits=tuple(config.pipeline_splits),
+        device_mapping=layout.device_mapping,
+        pipeline_schedule=config.pipeline_schedule,
+        recomputation=config.recomputation,
+        available_memory_proportion=tuple(config.available_memory_proportion),
+        ipus_per_replica=ipus_per_replica,
+        num_ipus=replicas * ipus_per_replica,
+        precision=config.precision,
+        loss_scaling=config.loss_scaling,
+        seed=seed,
+        warnings=tuple(warnings),
+    )
+
+
+def _execution_length(config: RunConfig, batch: Batching, updates_per_epoch: int, warn: Any) -> int:
+    steps: Optional[int] = config.steps_per_execution
+    if steps is not None:
+        return arithmetic.updates_from_steps_per_execution(steps, batch, updates_per_epoch, config.num_epochs)
+    frequency = arithmetic.parse_frequency(config.logs_per_epoch)
+    return arithmetic.weight_updates_per_execution(updates_per_epoch, config.num_epochs, frequency, warn)

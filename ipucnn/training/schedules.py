@@ -1,0 +1,156 @@
+"""Learning-rate schedules as pure functions of the weight update; NumPy only.
+
+``initial_learning_rate`` is per sample, as in the public Graphcore CNN application: it is multiplied by the
+global batch size (linear scaling, Goyal et al. 2017, arXiv:1706.02677).  ``--learning-rate`` is absolute.
+"""
+
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+
+import numpy as np
+
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+Schedule = Callable[[Any], Any]
+
+_REQUIRED: Dict[str, Sequence[str]] = {
+    "const": ("initial_learning_rate",),
+    "cosine": ("initial_learning_rate", "epochs_to_total_decay"),
+    "stepped": ("boundaries", "values"),
+    "polynomial": ("initial_learning_rate", "epochs_to_total_decay", "end_learning_rate_ratio", "power"),
+    "exponential": ("initial_learning_rate", "epochs_to_decay", "decay_rate"),
+}
+
+
+def _check_keys(what: str, params: Mapping[str, Any], required: Sequence[str]) -> None:
+    missing = [key for key in required if key not in params]
+    unknown = [key for key in params if key not in required]
+    if missing or unknown:
+        found = f"lacks {', '.join(missing)}" if missing else f"has an unknown key '{unknown[0]}'"
+        hint = did_you_mean(unknown[0], required) if unknown and not missing else None
+        raise ConfigurationError(f"{what} {found}", hint or f"its keys are {', '.join(required)}")
+
+
+def _number(what: str, key: str, value: Any, minimum: Optional[float] = None) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError(f"{key} of {what} is '{value}', not a number", f"give {key} a number")
+    if minimum is not None and value < minimum:
+        raise ConfigurationError(f"{key} of {what} is {value}", f"use {minimum} or more")
+    return float(value)
+
+
+def make_schedule(
+    name: str,
+    params: Mapping[str, Any],
+    *,
+    global_batch_size: int,
+    weight_updates_per_epoch: int,
+    num_epochs: int,
+    learning_rate: Optional[float] = None,
+    warmup: Optional[Mapping[str, Any]] = None,
+    staircase: bool = False,
+) -> Schedule:
+    """The learning rate as a function of the number of weight updates done.
+
+    Args:
+        name: const, cosine, stepped, polynomial or exponential.
+        params: the schedule's own parameters, lengths in epochs.  ``epochs_to_total_decay`` defaults to
+            the run's epochs less the shifted warm-up.
+        global_batch_size: samples per weight update.
+        weight_updates_per_epoch: weight updates per epoch.
+        num_epochs: epochs of the run.
+        learning_rate: absolute initial rate, instead of ``initial_learning_rate`` per sample.
+        warmup: ``warmup_mode`` shift (the schedule starts after the warm-up) or mask (the schedule runs
+            from the start under a rising ramp), and ``warmup_epochs``.
+        staircase: hold the rate through each epoch.
+
+    Returns:
+        A function from an integer array of weight updates to float32 rates of the same shape.
+
+    Raises:
+        ConfigurationError: a missing, unknown or impossible parameter.
+    """
+    values = dict(params)
+    what = f"lr-schedule '{name}'"
+    if learning_rate is not None:
+        values["initial_learning_rate"] = learning_rate
+        scale = 1.0
+    else:
+        scale = float(global_batch_size)
+    warmup_epochs = 0.0
+    mode = "mask"
+    if warmup:
+        _check_keys("lr-warmup-params", warmup, ("warmup_mode", "warmup_epochs"))
+        mode = str(warmup["warmup_mode"])
+        if mode not in ("shift", "mask"):
+            raise ConfigurationError(f"warmup_mode '{mode}' does not exist", "use shift or mask")
+        warmup_epochs = _number("lr-warmup-params", "warmup_epochs", warmup["warmup_epochs"], 0)
+    if name in ("cosine", "polynomial") and "epochs_to_total_decay" not in values:
+        # Decay until the end of the run: what a user who names no length means.
+        values["epochs_to_total_decay"] = max(num_epochs - (warmup_epochs if mode == "shift" else 0), 1e-9)
+    if name == "polynomial":
+        values.setdefault("end_learning_rate_ratio", 0.0)
+        values.setdefault("power", 1.0)
+    _check_keys(what, values, _REQUIRED[name])
+    schedule = _base_schedule(name, what, values, scale, weight_updates_per_epoch)
+    if warmup_epochs:
+        schedule = _with_warmup(schedule, mode, int(warmup_epochs * weight_updates_per_epoch))
+
+    def rates(updates: Any) -> Any:
+        steps = np.asarray(updates, dtype=np.float64)
+        if staircase:
+            steps = steps // weight_updates_per_epoch * weight_updates_per_epoch
+        return schedule(steps).astype(np.float32)
+
+    return rates
+
+
+def _base_schedule(
+    name: str, what: str, values: Dict[str, Any], scale: float, weight_updates_per_epoch: int
+) -> Schedule:
+    if name == "stepped":
+        boundaries, rates = list(values["boundaries"]), list(values["values"])
+        if len(boundaries) != len(rates) - 1:
+            raise ConfigurationError(
+                f"{what} has {len(boundaries)} boundaries and {len(rates)} values",
+                f"give {len(rates) - 1} boundaries, one less than values",
+            )
+        edges = np.array([_number(what, "boundaries", b, 0) for b in boundaries])
+        edges = np.floor(edges * weight_updates_per_epoch)
+        levels = np.array([_number(what, "values", v, 0) for v in rates])
+        # Keras' PiecewiseConstantDecay: the boundary itself still has the value before it.
+        return lambda steps: levels[np.searchsorted(edges, steps, side="left")]
+    initial = _number(what, "initial_learning_rate", values["initial_learning_rate"], 0) * scale
+    if name == "const":
+        return lambda steps: np.full(np.shape(steps), initial)
+    if name == "exponential":
+        length = _number(what, "epochs_to_decay", values["epochs_to_decay"]) * weight_updates_per_epoch
+        rate = _number(what, "decay_rate", values["decay_rate"], 0)
+        if length <= 0:
+            raise ConfigurationError(f"epochs_to_decay of {what} must be above 0", "give it 1 or more")
+        return lambda steps: initial * rate ** (steps / length)
+    length = _number(what, "epochs_to_total_decay", values["epochs_to_total_decay"]) * weight_updates_per_epoch
+    if length <= 0:
+        raise ConfigurationError(
+            f"epochs_to_total_decay of {what} must be above 0", "give it the number of epochs to decay over"
+        )
+    if name == "cosine":
+        length = max(1.0, np.floor(length))
+        return lambda steps: initial * 0.5 * (1 + np.cos(np.pi * np.minimum(steps, length) / length))
+    end = initial * _number(what, "end_learning_rate_ratio", values["end_learning_rate_ratio"], 0)
+    power = _number(what, "power", values["power"], 0)
+    return lambda steps: end + (initial - end) * (1 - np.minimum(steps, length) / length) ** power
+
+
+def _with_warmup(schedule: Schedule, mode: str, warmup_updates: int) -> Schedule:
+    """A linear ramp over ``warmup_updates``; its first rate is 1/(n+1) of the target, not zero."""
+
+    def shifted(steps: Any) -> Any:
+        ramp = (steps + 1) / (warmup_updates + 1)
+        after = schedule(np.maximum(steps - warmup_updates, 0))
+        return np.where(steps >= warmup_updates, after, schedule(np.zeros_like(steps)) * ramp)
+
+    def masked(steps: Any) -> Any:
+        ramp = np.minimum((steps + 1) / (warmup_updates + 1), 1.0)
+        return schedule(steps) * np.where(steps >= warmup_updates, 1.0, ramp)
+
+    return shifted if mode == "shift" else masked

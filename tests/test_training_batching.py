@@ -1,0 +1,254 @@
+"""Batch and program arithmetic: the public application's examples, and properties over random numbers."""
+
+import dataclasses
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError
+from ipucnn.training import batching
+from ipucnn.training.program import Program, make_layout, make_program
+
+CIFAR = 50_000
+
+
+def configure(**values) -> RunConfig:
+    return dataclasses.replace(RunConfig(), **values)
+
+
+def cifar_program(epochs, logs, **values) -> Program:
+    config = configure(
+        micro_batch_size=8, gradient_accumulation_count=8, num_epochs=epochs, logs_per_epoch=logs, **values
+    )
+    return make_program(config, CIFAR, seed=0)
+
+
+# --- the seven examples: 50,000 images, micro-batch 8, gradient accumulation 8 -> 781 weight updates an epoch
+
+
+@pytest.mark.parametrize(
+    "epochs, logs, per_execution, executions, warning",
+    [
+        (6, 1.0, 781, 6, None),  # one epoch per execution, one log per epoch
+        (6, 2.0, 781, 6, "logging 1 time"),  # half an epoch would end inside a weight update
+        (6, 10.0, 71, 66, "logging 11 time"),  # the closest to 1/10 is 1/11
+        (6, 0.5, 2 * 781, 3, None),  # two epochs per execution, repeated three times
+        (6, 1 / 3, 3 * 781, 2, None),  # three epochs per execution, repeated twice
+        (6, 0.0, 6 * 781, 1, "the entire training run"),
+    ],
+)
+def test_logs_per_epoch_on_cifar10(epochs, logs, per_execution, executions, warning):
+    program = cifar_program(epochs, logs)
+    assert program.weight_updates_per_epoch == 781
+    assert program.samples_discarded_per_epoch == CIFAR - 781 * 64 == 16
+    assert (program.weight_updates_per_execution, program.num_executions) == (per_execution, executions)
+    assert program.steps_per_execution == per_execution * 8
+    assert [w for w in program.warnings if "logging" in w or "execution" in w] == (
+        [] if warning is None else [w for w in program.warnings if warning in w]
+    )
+    assert (warning is None) == (not program.warnings)
+
+
+def test_logging_two_epochs_at_a_time_for_five_epochs_is_refused():
+    with pytest.raises(ConfigurationError, match="not possible to log 2 epochs at a time for 5 epochs") as error:
+        cifar_program(5, 0.5)
+    assert "1/5" in error.value.hint
+
+
+@pytest.mark.parametrize("text, value", [("1/4", Fraction(1, 4)), ("2", 2), (0.5, Fraction(1, 2)), ("0", 0)])
+def test_frequencies_are_exact(text, value):
+    assert batching.parse_frequency(text) == value
+    assert batching.parse_frequency(1 / 3) == Fraction(1, 3)
+
+
+@pytest.mark.parametrize("text", ["1/0", "many", "-1", "1/2/3", ""])
+def test_frequencies_that_are_none_are_refused(text):
+    with pytest.raises(ConfigurationError):
+        batching.parse_frequency(text)
+
+
+# --- batching ---------------------------------------------------------------------------------------------
+
+SIZES = st.integers(1, 64)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_global_batch_and_accumulation_are_each_others_inverse(size, count, replicas):
+    forward = batching.make_batching(size, replicas, gradient_accumulation_count=count)
+    backward = batching.make_batching(size, replicas, global_batch_size=forward.global_batch_size)
+    assert forward == backward
+    assert forward.global_batch_size == size * count * replicas
+
+
+@given(SIZES, st.integers(1, 16), st.integers(1, 5000))
+def test_the_nearest_global_batch_is_taken_and_both_numbers_are_named(size, replicas, wanted):
+    warnings = []
+    got = batching.make_batching(size, replicas, global_batch_size=wanted, warn=warnings.append)
+    step = size * replicas
+    best = min(abs(n * step - wanted) for n in range(1, wanted // step + 2))
+    assert abs(got.global_batch_size - wanted) == best
+    if wanted % step:
+        assert str(wanted) in warnings[0] and str(got.global_batch_size) in warnings[0]
+    else:
+        assert not warnings
+
+
+@given(st.integers(2, 16), st.sampled_from(["Grouped", "Interleaved", "Sequential"]), st.integers(1, 200))
+def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count):
+    base = {"Grouped": 2 * stages, "Interleaved": stages, "Sequential": 1}[schedule]
+    make = lambda c: batching.make_batching(  # noqa: E731
+        1, 1, gradient_accumulation_count=c, schedule=schedule, num_stages=stages
+    )
+    if count % base == 0:
+        assert make(count).gradient_accumulation_count == count
+        return
+    with pytest.raises(ConfigurationError) as error:
+        make(count)
+    legal = [int(word) for word in error.value.hint.split() if word.isdigit()]
+    assert legal and all(make(n).gradient_accumulation_count == n for n in legal)
+    assert min(abs(n - count) for n in legal) == min(abs(n - count) for n in range(base, count + 2 * base, base))
+
+
+def test_a_pipeline_without_counts_takes_the_smallest_legal_one():
+    assert batching.make_batching(1, 1, schedule="Grouped", num_stages=4).gradient_accumulation_count == 8
+
+
+def test_both_counts_are_refused():
+    with pytest.raises(ConfigurationError, match="both given"):
+        batching.make_batching(2, 2, gradient_accumulation_count=4, global_batch_size=16)
+
+
+@given(st.integers(1, 10**6), SIZES, SIZES, st.integers(1, 8))
+def test_an_epoch_uses_whole_weight_updates(samples, size, count, replicas):
+    batch = batching.Batching(size, count, replicas)
+    if samples < batch.global_batch_size:
+        with pytest.raises(ConfigurationError, match="larger than the training set"):
+            batching.make_epoch(samples, batch)
+        return
+    epoch = batching.make_epoch(samples, batch)
+    assert epoch.samples + epoch.samples_discarded == samples
+    assert 0 <= epoch.samples_discarded < batch.global_batch_size
+    assert epoch.samples == epoch.weight_updates * batch.global_batch_size
+
+
+@given(st.integers(1, 400), st.integers(1, 12), st.fractions(min_value=0, max_value=50, max_denominator=12))
+def test_executions_are_equal_and_the_frequency_is_the_closest(updates, epochs, logs):
+    total = updates * epochs
+    try:
+        per_execution = batching.weight_updates_per_execution(updates, epochs, logs)
+    except ConfigurationError:
+        assert 0 < logs < 1 and (logs * epochs).denominator != 1
+        return
+    assert total % per_execution == 0
+    if logs >= 1:
+        assert updates % per_execution == 0
+        reached = updates // per_execution
+        assert all(abs(reached - logs) <= abs(d - logs) for d in range(1, updates + 1) if updates % d == 0)
+    elif logs:
+        reached = total // per_execution
+        assert all(abs(reached - logs * epochs) <= abs(d - logs * epochs) for d in batching.divisors(total))
+
+
+@given(st.integers(1, 12), st.integers(1, 60), st.integers(1, 4), st.integers(1, 800))
+def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones(count, updates, epochs, steps):
+    batch = batching.Batching(1, count, 1)
+    make = lambda s: batching.updates_from_steps_per_execution(s, batch, updates, epochs)  # noqa: E731
+    try:
+        per_execution = make(steps)
+    except ConfigurationError as error:
+        legal = [int(word) for word in error.hint.replace(",", " ").split() if word.isdigit()]
+        assert legal
+        if steps % count == 0:  # the other refusal only promises whole weight updates
+            assert all(make(s) for s in legal)
+        return
+    assert per_execution * count == steps
+    assert updates * epochs % per_execution == 0
+
+
+@given(st.integers(1, 10**5))
+def test_divisors(number):
+    assume(number < 5000)
+    assert batching.divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+# --- pipelines, IPUs and replicas in the Program ------------------------------------------------------------
+
+
+def test_ipus_are_replicas_times_ipus_per_replica():
+    program = make_program(configure(pipeline_splits=("a", "b", "c"), num_replicas=2), 1000, seed=0)
+    assert (program.num_stages, program.ipus_per_replica, program.num_ipus) == (4, 4, 8)
+    assert program.gradient_accumulation_count == 8  # Grouped: 2 x stages
+
+
+def test_three_stages_occupy_four_ipus():
+    program = make_program(configure(pipeline_splits=("a", "b")), 1000, seed=0)
+    assert program.ipus_per_replica == 4
+    assert any("powers of two" in w for w in program.warnings)
+
+
+def test_stages_may_share_an_ipu():
+    program = make_program(configure(pipeline_splits=("a", "b", "c"), device_mapping=(0, 1, 1, 0)), 100, seed=0)
+    assert (program.num_stages, program.ipus_per_replica) == (4, 2)
+
+
+@given(st.integers(1, 64), st.sampled_from([1, 2, 4]))
+def test_ipus_are_filled_with_replicas(ipus, stages):
+    splits = tuple(f"layer{i}" for i in range(stages - 1))
+    config = configure(pipeline_splits=splits, ipus=ipus)
+    if ipus % stages:
+        with pytest.raises(ConfigurationError, match="not a multiple"):
+            make_layout(config)
+    else:
+        assert make_layout(config).batching.num_replicas == ipus // stages
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"gradient_accumulation_count": 2, "global_batch_size": 8}, "both given"),
+        ({"ipus": 4, "num_replicas": 3}, "makes 4 replica"),
+        ({"pipeline_splits": ("a",), "gradient_accumulation_count": 3}, "multiple of 4"),
+        ({"pipeline_splits": ("a",), "ipus_per_replica": 4}, "2 stages"),
+        ({"pipeline_splits": ("a",), "device_mapping": (0, 1, 2)}, "make 2"),
+        ({"pipeline_splits": ("a", "b"), "device_mapping": (0, 2, 0)}, "leaves IPUs out"),
+        ({"recomputation": True}, "needs a pipeline"),
+        ({"dbn_replica_group_size": 2}, "does not divide"),
+        ({"dbn_replica_group_size": 3, "num_replicas": 4}, "does not divide"),
+        ({"dbn_replica_group_size": 2, "num_replicas": 2, "pipeline_splits": ("a",)}, "one IPU"),
+        ({"available_memory_proportion": (10.0, 20.0, 30.0), "pipeline_splits": ("a",)}, "3 values"),
+    ],
+)
+def test_illegal_combinations_are_refused_before_data(values, message):
+    with pytest.raises(ConfigurationError, match=message) as error:
+        make_layout(configure(**values))
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("values, message", [
+    ({"steps_per_execution": 5, "gradient_accumulation_count": 2}, "not a multiple"),
+    ({"global_batch_size": 2048}, "larger than the training set"),
+    ({"weight_updates_per_epoch": 0}, "at least 1"),
+])  # fmt: skip
+def test_illegal_combinations_with_the_data_are_refused(values, message):
+    with pytest.raises(ConfigurationError, match=message) as error:
+        make_program(configure(**values), 1000, seed=0)
+    assert error.value.hint
+
+
+def test_checkpoints_and_validations_fall_on_executions():
+    program = cifar_program(6, 11.0, ckpts_per_epoch=2.0, first_ckpt_epoch=3, validation_freq=2)
+    assert program.executions_per_checkpoint == 6  # 5.5 executions are not possible
+    assert any("checkpoints per epoch" in w for w in program.warnings)
+    assert program.first_checkpoint_execution == 33
+    assert program.executions_per_validation == 22
+    assert cifar_program(6, 1.0, checkpoints=False).executions_per_checkpoint == 0
+
+
+def test_the_program_survives_json():
+    import json
+
+    program = cifar_program(2, 1.0, pipeline_splits=("a",), num_replicas=2)
+    assert Program.from_dict(json.loads(program.to_json())) == program

@@ -1,0 +1,114 @@
+"""Checkpoints: what goes in comes out, and what is damaged is said to be."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ipucnn.errors import DataError
+from ipucnn.runs.files import write_atomically, write_text
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, save_checkpoint
+
+NAMES = st.text("abc/_0", min_size=1, max_size=8).filter(lambda n: "//" not in n and n.strip("/") == n)
+ARRAYS = arrays.arrays(np.float32, arrays.array_shapes(min_dims=0, max_dims=3, max_side=3))
+
+
+@given(weights=st.dictionaries(NAMES, ARRAYS, max_size=4), slots=st.dictionaries(NAMES, ARRAYS, max_size=2))
+def test_round_trip(tmp_path_factory, weights, slots):
+    path = tmp_path_factory.mktemp("ckpt") / "a.npz"
+    save_checkpoint(path, weights, slots, {"model": "m", "weight_updates": 3})
+    read = load_checkpoint(path)
+    assert read.meta == {"model": "m", "weight_updates": 3}
+    for ours, theirs in ((weights, read.weights), (slots, read.slots)):
+        assert set(ours) == set(theirs)
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+            assert theirs[name].shape == ours[name].shape
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        save_checkpoint(tmp_path / name, {"w": np.arange(5.0)}, {}, {"model": "m"})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@given(position=st.floats(0, 1, exclude_max=True), cut=st.booleans())
+def test_damage_is_recognised(tmp_path_factory, position, cut):
+    path = tmp_path_factory.mktemp("ckpt") / "a.npz"
+    save_checkpoint(path, {"w": np.arange(64, dtype=np.float32)}, {}, {"model": "m"})
+    data = bytearray(path.read_bytes())
+    where = int(position * len(data))
+    if cut:
+        data = data[:where]
+    else:
+        data[where] ^= 0xFF
+    path.write_bytes(bytes(data))
+    try:
+        read = load_checkpoint(path)
+    except DataError:
+        return
+    # A byte that carries nothing (an archive's attributes) may change; the contents may not.
+    np.testing.assert_array_equal(read.weights["w"], np.arange(64, dtype=np.float32))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04", b"\x80\x04K\x01."])
+def test_other_files_are_refused(tmp_path, content):
+    path = tmp_path / "x.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        load_checkpoint(path)
+    assert error.value.hint
+
+
+def test_a_pickle_in_the_archive_is_not_executed(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "executed"), "w"))
+
+    path = tmp_path / "x.npz"
+    np.savez(path, meta=np.array([Bomb()], dtype=object))
+    with pytest.raises(DataError):
+        load_checkpoint(path)
+    assert not (tmp_path / "executed").exists()
+
+
+class Variable:
+    """What assign_weights needs of a tf.Variable."""
+
+    def __init__(self, value):
+        self.value = np.asarray(value)
+        self.shape = self.value.shape
+
+    def assign(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        ({"a": [1.0]}, "no weight b"),
+        ({"a": [1.0], "b": [1.0, 2.0], "c": [0.0]}, "has a weight c"),
+        ({"a": [1.0], "b": [1.0]}, "b is \\(1,\\)"),
+    ],
+)
+def test_weights_of_another_model_are_refused_and_change_nothing(weights, message):
+    variables = {"a": Variable([0.0]), "b": Variable([0.0, 0.0])}
+    checkpoint = Checkpoint({k: np.array(v) for k, v in weights.items()}, {})
+    with pytest.raises(DataError, match=message):
+        assign_weights(variables, checkpoint, what="x")
+    assert variables["a"].value == [0.0]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match="No space left"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
