@@ -1,0 +1,192 @@
+"""Batch norm per micro-batch (ghost batch norm) and group norm.
+
+Ghost batch norm: Hoffer et al. 2017, arXiv:1705.08741, section 4.  Its statistics are those of one
+micro-batch, as on an IPU, however many micro-batches the session computes at once.
+"""
+
+from typing import Any, Dict, Tuple
+
+import tensorflow as tf
+from tensorflow import keras
+
+from ipucnn.models.layers.context import current_context
+
+
+def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
+    """Normalises each of ``num_groups`` equal parts of the batch by its own statistics.
+
+    The gradient is written out (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3) because every pass
+    over the activations counts on a CPU: forward reads x three times, backward x and dy three times, about
+    half of what automatic differentiation of the same formula touches.
+
+    Args:
+        x: (num_groups * b, ..., channels).
+        gamma, beta: (channels,).
+        epsilon: added to the variance.
+        num_groups: parts, laid one after the other in the batch.
+
+    Returns:
+        The normalised x; mean and biased variance, each (num_groups, channels), without gradients.
+    """
+    channels = x.shape[-1]
+
+    @tf.custom_gradient
+    def normalise(x: Any, gamma: Any, beta: Any) -> Any:
+        grouped = tf.reshape(x, [num_groups, -1, channels])
+        count = tf.cast(tf.shape(grouped)[1], x.dtype)
+        mean = tf.reduce_sum(grouped, axis=1, keepdims=True) / count
+        variance = tf.reduce_sum(tf.math.squared_difference(grouped, mean), axis=1, keepdims=True) / count
+        inverse = tf.math.rsqrt(variance + epsilon)
+        factor = inverse * gamma
+        y = tf.reshape(grouped * factor + (beta - mean * factor), tf.shape(x))
+
+        def gradient(dy: Any, *_: Any) -> Any:
+            dy = tf.reshape(dy, [num_groups, -1, channels])
+            centred = grouped - mean
+            sum_dy = tf.reduce_sum(dy, axis=1, keepdims=True)
+            sum_dy_x = tf.reduce_sum(dy * centred, axis=1, keepdims=True) * inverse
+            dx = factor * (dy - sum_dy / count) - centred * (factor * inverse * sum_dy_x / count)
+            return (
+                tf.reshape(dx, tf.shape(x)),
+                tf.reduce_sum(sum_dy_x, axis=[0, 1]),
+                tf.reduce_sum(sum_dy, axis=[0, 1]),
+            )
+
+        return (y, tf.stop_gradient(mean[:, 0]), tf.stop_gradient(variance[:, 0])), gradient
+
+    y, mean, variance = normalise(x, gamma, beta)
+    y.set_shape(x.shape)
+    return y, mean, variance
+
+
+class BatchNormalization(keras.layers.Layer):
+    """Batch norm over each micro-batch; weights in Keras' order (gamma, beta, moving mean, moving variance).
+
+    In a session the moving statistics are left to it (it knows the order of the micro-batches); outside,
+    the layer is Keras' batch norm and updates them itself.  The moving variance takes the unbiased
+    estimate, as the fused kernel of the SDK's TensorFlow does (``FusedBatchNormV3``).
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.97,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        axis: int = -1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must be in [0, 1], got {momentum}")
+        self.momentum = float(momentum)
+        self.epsilon = float(epsilon)
+        self.center = bool(center)
+        self.scale = bool(scale)
+        self.axis = axis
+
+    def build(self, input_shape: Any) -> None:
+        if self.axis not in (-1, len(input_shape) - 1):
+            raise ValueError(f"only the last axis is normalised (channels last), got axis {self.axis}")
+        channels = (int(input_shape[-1]),)
+        self.gamma = self.add_weight(name="gamma", shape=channels, initializer="ones") if self.scale else None
+        self.beta = self.add_weight(name="beta", shape=channels, initializer="zeros") if self.center else None
+        self.moving_mean = self.add_weight(
+            name="moving_mean", shape=channels, initializer="zeros", trainable=False
+        )
+        self.moving_variance = self.add_weight(
+            name="moving_variance", shape=channels, initializer="ones", trainable=False
+        )
+        super().build(input_shape)
+
+    def _affine(self, x: Any, mean: Any, variance: Any) -> Any:
+        factor = tf.math.rsqrt(variance + self.epsilon)
+        if self.gamma is not None:
+            factor = factor * tf.convert_to_tensor(self.gamma)
+        offset = -mean * factor
+        if self.beta is not None:
+            offset = offset + tf.convert_to_tensor(self.beta)
+        return x * factor + offset
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if not training:
+            return self._affine(
+                inputs, tf.convert_to_tensor(self.moving_mean), tf.convert_to_tensor(self.moving_variance)
+            )
+        context = current_context()
+        groups = context.num_groups if context is not None else 1
+        dtype = inputs.dtype
+        channels = inputs.shape[-1]
+        gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
+        beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
+        outputs, mean, variance = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
+        count = tf.cast(tf.size(inputs) // (groups * channels), dtype)
+        unbiased = variance * (count / tf.maximum(count - 1.0, 1.0))
+        if context is not None:
+            context.batch_statistics.append((self, mean, unbiased))
+        else:
+            self._move(self.moving_mean, mean[0])
+            self._move(self.moving_variance, unbiased[0])
+        return outputs
+
+    def _move(self, moving: Any, batch: Any) -> None:
+        current = tf.convert_to_tensor(moving)
+        moving.assign(current * self.momentum + batch * (1.0 - self.momentum))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> Dict[str, Any]:
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "epsilon": self.epsilon,
+            "center": self.center,
+            "scale": self.scale,
+            "axis": self.axis,
+        }
+
+
+class GroupNormalization(keras.layers.Layer):
+    """Group norm, Wu and He 2018, arXiv:1803.08494: statistics over H, W and the channels of a group.
+
+    Keras 2.6 has none.  Groups are neighbouring channels, as in the paper; each sample stands alone, so
+    micro-batches can be fused freely.
+
+    Raises:
+        ValueError: if the number of channels is not a multiple of ``groups``.
+    """
+
+    def __init__(self, groups: int = 32, epsilon: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.groups = int(groups)
+        self.epsilon = float(epsilon)
+
+    def build(self, input_shape: Any) -> None:
+        channels = int(input_shape[-1])
+        if self.groups < 1 or channels % self.groups:
+            raise ValueError(f"{channels} channels of {self.name} are not a multiple of {self.groups} groups")
+        self.gamma = self.add_weight(name="gamma", shape=(channels,), initializer="ones")
+        self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros")
+        super().build(input_shape)
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        channels = inputs.shape[-1]
+        per_group = channels // self.groups
+        batch = tf.shape(inputs)[0]
+        grouped = tf.reshape(inputs, [batch, -1, self.groups, per_group])
+        mean, variance = tf.nn.moments(grouped, axes=[1, 3])
+        factor = tf.math.rsqrt(variance + self.epsilon)
+        # Per sample and channel, so that the large tensor is touched by one multiply-add only.
+        wide = tf.reshape(tf.repeat(factor, per_group, axis=1), [batch, channels])
+        factor = wide * tf.convert_to_tensor(self.gamma)
+        offset = tf.convert_to_tensor(self.beta) - tf.repeat(mean, per_group, axis=1) * factor
+        spatial = [1] * (len(inputs.shape) - 2)
+        shape = tf.concat([[batch], tf.constant(spatial, tf.int32), [channels]], axis=0)
+        return inputs * tf.reshape(factor, shape) + tf.reshape(offset, shape)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> Dict[str, Any]:
+        return {**super().get_config(), "groups": self.groups, "epsilon": self.epsilon}

@@ -1,0 +1,70 @@
+"""Imports TensorFlow for the host session: settings that must precede the import, and a quiet import."""
+
+import os
+import sys
+import tempfile
+from typing import Any
+
+
+def import_tensorflow(verbose: bool = False) -> Any:
+    """TensorFlow, configured for the host session; later calls return the same module.
+
+    - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
+      once depthwise weight gradients are computed otherwise (``ipucnn.models.layers.depthwise``).
+    - Operations are asked to be deterministic.
+    - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
+      ``verbose`` or the import fails.
+
+    Raises:
+        MissingError: TensorFlow is not installed.
+    """
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+        os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+        if not verbose:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        if verbose or "tensorflow" in sys.modules:
+            import tensorflow as tf
+        else:
+            tf = _quiet_import()
+    except ImportError as error:
+        from ipucnn.errors import MissingError
+
+        raise MissingError(
+            f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
+        ) from None
+    from ipucnn.compat import enable_determinism
+
+    enable_determinism()
+    tf.get_logger().setLevel("ERROR")
+    return tf
+
+
+def _quiet_import() -> Any:
+    """Imports with file descriptor 2 turned aside: the messages come from C++, before any log level counts."""
+    try:
+        saved = os.dup(2)
+    except OSError:
+        import tensorflow as tf
+
+        return tf
+    with tempfile.TemporaryFile() as aside:
+        sys.stderr.flush()
+        os.dup2(aside.fileno(), 2)
+        failed = True
+        try:
+            import tensorflow as tf
+            from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
+
+            # Looking for GPUs is what prints most on a machine without one; the first look is here.
+            tf.config.list_logical_devices()
+            failed = False
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            if failed:
+                aside.seek(0)
+                os.write(2, aside.read())
+    return tf

@@ -1,0 +1,238 @@
+"""The host session: any CPU or GPU, with the IPU's semantics."""
+
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn.errors import UserError
+from ipucnn.models.arithmetic import count_macs
+from ipucnn.models.weight_names import named_weights
+from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
+from ipucnn.sessions.host.step import Evaluation, UpdateLoop
+from ipucnn.sessions.session import (
+    CheckpointDue,
+    CompilationReport,
+    DeviceInfo,
+    Event,
+    ExecutionFinished,
+    Progress,
+    Session,
+    TrainState,
+    ValidationDue,
+)
+from ipucnn.training.metrics import MetricTotals
+from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.program import Program
+
+# An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
+SLICE_S = 1.0
+
+
+class NotFiniteError(UserError):
+    """The loss became NaN or infinite."""
+
+
+class HostSession(Session):
+    """Runs Programs through stock TensorFlow; see :class:`ipucnn.sessions.session.Session`.
+
+    Args:
+        device: what is reported.
+        place: TensorFlow's name of the device, for example ``/CPU:0``.
+    """
+
+    def __init__(self, device: DeviceInfo, place: str = "/CPU:0") -> None:
+        self.device = device
+        self._place = place
+        self.state = TrainState()
+        self.program: Optional[Program] = None
+        self._loop: Optional[UpdateLoop] = None
+        self._evaluation: Optional[Evaluation] = None
+        self._schedule: Callable[[Any], Any] = np.zeros_like
+
+    def compile(
+        self,
+        model: Any,
+        program: Program,
+        optimizer: OptimizerSettings,
+        loss: Any,
+        schedule: Callable[[Any], Any],
+        make_dataset: Optional[Callable[[int, int], Any]] = None,
+    ) -> CompilationReport:
+        """Builds the update loop and traces it.
+
+        Args:
+            model: functional Keras model; its weights are trained in place.
+            program: ``fused_micro_batches`` 0 lets the session choose; see ``self.program`` afterwards.
+            optimizer: from ``make_settings``.
+            loss: from ``make_loss``.
+            schedule: weight updates (int array) -> learning rates.
+            make_dataset: as for :meth:`train`; its element shapes are what the function is traced for.
+        """
+        if program.fused_micro_batches == 0:
+            fused = choose_fused(
+                program.num_micro_batches,
+                program.micro_batch_size,
+                program.dbn_replica_group_size,
+                activation_bytes_per_sample(model),
+                self.device.memory_bytes,
+            )
+            program = program.with_fused(fused)
+        self.program = program
+        self._schedule = schedule
+        with tf.device(self._place):
+            weights = named_weights(model)
+            trained = {id(v) for v in self._trainable(model)}
+            names = [name for name, v in weights.items() if id(v) in trained]
+            variables = [weights[name] for name in names]
+            opt = Optimizer(optimizer, variables, names)
+            self.state = TrainState(weights, opt.slots, 0)
+            self._loop = UpdateLoop(model, program, opt, loss, variables)
+        self._evaluation = Evaluation(model, loss)
+        trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
+        parameters = sum(int(np.prod(v.shape)) for v in weights.values())
+        return CompilationReport(
+            device=self.device,
+            num_layers=len(model.layers),
+            num_parameters=parameters,
+            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in variables),
+            macs_per_sample=count_macs(model),
+            num_graph_operations=operations,
+            trace_s=trace_s,
+            first_update_s=0.0,
+            fused_micro_batches=program.fused_micro_batches,
+        )
+
+    @staticmethod
+    def _trainable(model: Any) -> List[Any]:
+        from ipucnn.compat import tf_variable
+
+        return [tf_variable(w) for w in model.trainable_weights]
+
+    @property
+    def samples_per_element(self) -> int:
+        """Samples of one element of the training data set."""
+        assert self.program is not None
+        return self.program.fused_micro_batches * self.program.micro_batch_size
+
+    def _trace(self, make_dataset: Callable[[int, int], Any]) -> Tuple[float, int]:
+        assert self._loop is not None
+        started = time.perf_counter()
+        iterator = iter(make_dataset(0, self.samples_per_element))
+        with tf.device(self._place):
+            concrete = self._loop.run.get_concrete_function(
+                iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
+            )
+        return time.perf_counter() - started, _count_operations(concrete.graph)
+
+    def train(self, make_dataset: Callable[[int, int], Any]) -> Iterator[Event]:
+        """See the contract.  The first event is the first weight update's Progress (compilation included).
+
+        Raises:
+            NotFiniteError: the loss is NaN or infinite; the weights are then those after that slice.
+        """
+        p, loop = self.program, self._loop
+        if p is None or loop is None:
+            raise RuntimeError("compile() comes before train()")
+        iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))
+        update_s: Optional[float] = None
+        total = p.num_weight_updates
+        while self.state.weight_updates < total:
+            execution = self.state.weight_updates // p.weight_updates_per_execution
+            end = (execution + 1) * p.weight_updates_per_execution
+            losses: List[float] = []
+            hits: List[float] = []
+            busy_s, timed_updates = 0.0, 0
+            rate = 0.0
+            while self.state.weight_updates < end:
+                first = self.state.weight_updates
+                count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
+                count = min(count, end - first)
+                rates = self._schedule(np.arange(first, first + count))
+                started = time.perf_counter()
+                with tf.device(self._place):
+                    slice_losses, slice_hits = loop.run(
+                        iterator, tf.constant(rates, tf.float32), tf.constant(first, tf.int64)
+                    )
+                    losses.extend(slice_losses.numpy().tolist())
+                    hits.extend(slice_hits.numpy().tolist())
+                spent = time.perf_counter() - started
+                self.state.weight_updates = first + count
+                rate = float(rates[-1])
+                if update_s is None:
+                    # The first update tells nothing, it compiles; the second runs alone and is timed.
+                    update_s, self.first_update_s = SLICE_S, spent
+                else:
+                    busy_s += spent
+                    timed_updates += count
+                    update_s = spent / count
+                _require_finite(losses[-count:], first, rate)
+                speed = p.global_batch_size * timed_updates / busy_s if busy_s else 0.0
+                yield Progress(
+                    self.state.weight_updates,
+                    float(np.mean(losses[-count:])),
+                    float(np.mean(hits[-count:])),
+                    speed,
+                )
+            yield ExecutionFinished(
+                execution=execution,
+                weight_updates=self.state.weight_updates,
+                samples=self.state.weight_updates * p.global_batch_size,
+                epoch=self.state.weight_updates / p.weight_updates_per_epoch,
+                metrics={"loss": float(np.mean(losses)), "accuracy": float(np.mean(hits))},
+                learning_rate=rate,
+                wall_s=busy_s,
+                images_per_s=p.global_batch_size * timed_updates / busy_s if busy_s else 0.0,
+            )
+            yield from self._host_events(execution)
+
+    first_update_s = 0.0
+
+    def _host_events(self, execution: int) -> Iterator[Event]:
+        p = self.program
+        assert p is not None
+        done = execution + 1
+        last = done == p.num_executions
+        if p.executions_per_validation and (done % p.executions_per_validation == 0 or last):
+            yield ValidationDue(self.state.weight_updates, execution)
+        if p.executions_per_checkpoint:
+            due = done > p.first_checkpoint_execution and done % p.executions_per_checkpoint == 0
+            if due or last:
+                yield CheckpointDue(self.state.weight_updates, execution)
+
+    def prepare_evaluation(self, model: Any, loss: Any) -> None:
+        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
+        self._evaluation = Evaluation(model, loss)
+
+    def evaluate(self, dataset: Any) -> Dict[str, float]:
+        """See the contract; every sample of weight 1 counts exactly once."""
+        if self._evaluation is None:
+            raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
+        totals = MetricTotals()
+        with tf.device(self._place):
+            for images, labels, weights in dataset:
+                totals.add(self._evaluation.run(images, labels, weights))
+        return totals.result()
+
+    def predict(self, dataset: Any) -> List[Any]:
+        """See the contract."""
+        if self._evaluation is None:
+            raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
+        with tf.device(self._place):
+            return [self._evaluation.predict(images).numpy() for images in dataset]
+
+
+def _count_operations(graph: Any) -> int:
+    """Operations of a function graph and of the functions it calls."""
+    definition = graph.as_graph_def()
+    return len(definition.node) + sum(len(f.node_def) for f in definition.library.function)
+
+
+def _require_finite(losses: List[float], first: int, rate: float) -> None:
+    bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
+    if bad:
+        raise NotFiniteError(
+            f"the loss became {losses[bad[0]]} at weight update {first + bad[0] + 1}",
+            f"lower the learning rate (it was {rate:.4g}); the last checkpoint of the run is kept",
+        )

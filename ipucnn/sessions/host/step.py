@@ -1,0 +1,163 @@
+"""The compiled part of the host session: weight updates in a loop inside one TensorFlow function.
+
+A weight update over R replicas x G micro-batches of B samples is one gradient over R*G*B samples, except
+where a layer mixes samples; batch norm's statistics are therefore computed per micro-batch (or group of
+replicas) inside the fused batch.  Micro-batches are ordered as an IPU's replicas take them from the
+infeed: accumulation step by accumulation step, replica by replica.
+"""
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
+from ipucnn.models.weight_names import named_weights
+from ipucnn.training.program import Program
+
+SEED_MASK = 0x7FFFFFFF
+
+
+class UpdateLoop:
+    """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
+
+    Args:
+        model: functional Keras model with logits as output.
+        program: batch arithmetic, with ``fused_micro_batches`` chosen.
+        optimizer: ``ipucnn.training.optimizers.Optimizer`` over ``trainable``.
+        loss: (logits, labels, micro-batches) -> one value per micro-batch.
+        trainable: the tf.Variables the optimizer updates, in its order.
+    """
+
+    def __init__(
+        self, model: Any, program: Program, optimizer: Any, loss: Any, trainable: Sequence[Any]
+    ) -> None:
+        self._model = model
+        self._program = program
+        self._optimizer = optimizer
+        self._loss = loss
+        self._trainable = list(trainable)
+        self._fused = program.fused_micro_batches
+        self._chunks = program.num_micro_batches // self._fused
+        self._scale = program.loss_scaling or 1.0
+        weights = named_weights(model)
+        self._norms: Dict[str, Tuple[Any, Any, float]] = {
+            layer.name: (
+                weights[f"{layer.name}/moving_mean"],
+                weights[f"{layer.name}/moving_variance"],
+                layer.momentum,
+            )
+            for layer in model.layers
+            if isinstance(layer, BatchNormalization)
+        }
+        self.run = tf.function(self._run, autograph=False)
+
+    def _run(self, iterator: Any, rates: Any, first: Any) -> Tuple[Any, Any]:
+        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on."""
+        count = tf.shape(rates)[0]
+        losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
+        hits = tf.TensorArray(tf.float32, size=count, element_shape=[])
+
+        def body(i: Any, losses: Any, hits: Any) -> Tuple[Any, Any, Any]:
+            loss, hit = self._update(iterator, rates[i], first + tf.cast(i, tf.int64))
+            return i + 1, losses.write(i, loss), hits.write(i, hit)
+
+        _, losses, hits = tf.while_loop(
+            lambda i, *_: i < count, body, (tf.constant(0), losses, hits), parallel_iterations=1
+        )
+        return losses.stack(), hits.stack()
+
+    def _update(self, iterator: Any, rate: Any, update: Any) -> Tuple[Any, Any]:
+        """One weight update; returns its mean loss and accuracy."""
+        total = float(self._program.num_micro_batches)
+        if self._chunks == 1:
+            gradients, loss, hits = self._chunk(iterator, update, tf.constant(0, tf.int64))
+        else:
+            gradients, loss, hits = self._accumulate(iterator, update)
+        if self._scale != 1.0:
+            gradients = [g / self._scale for g in gradients]
+        self._optimizer.apply(gradients, rate, update)
+        return loss / total, hits / (total * self._program.micro_batch_size)
+
+    def _accumulate(self, iterator: Any, update: Any) -> Tuple[List[Any], Any, Any]:
+        running = self._program.gradient_accumulation_reduction_method == "running_mean"
+
+        def body(c: Any, sums: Any, loss: Any, hits: Any) -> Any:
+            gradients, chunk_loss, chunk_hits = self._chunk(iterator, update, c)
+            if running:
+                # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
+                n = tf.cast(c, tf.float32)
+                sums = [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
+            else:
+                sums = [s + g for s, g in zip(sums, gradients)]
+            return c + 1, sums, loss + chunk_loss, hits + chunk_hits
+
+        start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
+        zero = tf.constant(0.0)
+        _, sums, loss, hits = tf.while_loop(
+            lambda c, *_: c < self._chunks,
+            body,
+            (tf.constant(0, tf.int64), start, zero, zero),
+            parallel_iterations=1,
+        )
+        return sums, loss, hits
+
+    def _gradient_weight(self) -> float:
+        """What a micro-batch's loss counts for in the gradient of its chunk."""
+        method = self._program.gradient_accumulation_reduction_method
+        if method == "sum":  # the sum over accumulation steps of the mean over replicas
+            return 1.0 / self._program.num_replicas
+        if method == "running_mean":
+            return 1.0 / self._fused
+        return 1.0 / self._program.num_micro_batches
+
+    def _chunk(self, iterator: Any, update: Any, chunk: Any) -> Tuple[List[Any], Any, Any]:
+        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
+        images, labels = iterator.get_next()
+        stream = update * self._chunks + chunk
+        seed = tf.stack([self._program.seed & SEED_MASK, tf.cast(stream % SEED_MASK, tf.int32)])
+        context = ExecutionContext(self._fused // self._program.dbn_replica_group_size, seed)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._trainable)
+            with execution_context(context):
+                logits = self._model(images, training=True)
+            losses = self._loss(logits, labels, self._fused)
+            objective = tf.reduce_sum(losses) * (self._gradient_weight() * self._scale)
+        gradients = tape.gradient(objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        self._move_statistics(context, chunk)
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
+        pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
+        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
+
+    def _move_statistics(self, context: ExecutionContext, chunk: Any) -> None:
+        """Moving statistics after this chunk, in closed form.
+
+        One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
+        statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
+        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
+        """
+        p = self._program
+        group = p.dbn_replica_group_size
+        groups = self._fused // group
+        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(group)
+        step = tf.floor(position / float(p.num_replicas))
+        for layer, mean, variance in context.batch_statistics:
+            moving_mean, moving_variance, momentum = self._norms[layer.name]
+            count = float(p.gradient_accumulation_count)
+            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
+            decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
+            for moving, statistic in ((moving_mean, mean), (moving_variance, variance)):
+                moving.assign(moving * decay + tf.linalg.matvec(statistic, weight, transpose_a=True))
+
+
+class Evaluation:
+    """``run(images, labels, weights)``: what one batch adds to the metrics; ``predict(images)``: logits."""
+
+    def __init__(self, model: Any, loss: Any) -> None:
+        from ipucnn.training.metrics import batch_sums
+
+        def sums(images: Any, labels: Any, weights: Any) -> Dict[str, Any]:
+            logits = model(images, training=False)
+            return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
+
+        self.run = tf.function(sums, autograph=False)
+        self.predict = tf.function(lambda images: model(images, training=False), autograph=False)

@@ -1,0 +1,150 @@
+"""The contract both sessions keep: compile a Program, then train, evaluate and predict as events."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+
+from ipucnn.training.program import Program
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What the session runs on: ``kind`` is cpu, gpu or ipu."""
+
+    kind: str
+    name: str
+    num_cores: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class CompilationReport:
+    """What was compiled and how long it took; every figure is of the device named."""
+
+    device: DeviceInfo
+    num_layers: int
+    num_parameters: int
+    num_trainable_parameters: int
+    macs_per_sample: int
+    num_graph_operations: int
+    trace_s: float
+    first_update_s: float
+    fused_micro_batches: int
+
+    @property
+    def compile_s(self) -> float:
+        """Time before the steady state: tracing and the first weight update."""
+        return self.trace_s + self.first_update_s
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {**asdict(self), "compile_s": self.compile_s}
+
+
+@dataclass(frozen=True)
+class ExecutionFinished:
+    """One execution is over: metrics are means over its samples, ``wall_s`` is its time without compiling."""
+
+    execution: int
+    weight_updates: int
+    samples: int
+    epoch: float
+    metrics: Dict[str, float]
+    learning_rate: float
+    wall_s: float
+    images_per_s: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Part of an execution is done (for progress bars); ``loss`` is of that part."""
+
+    weight_updates: int
+    loss: float
+    accuracy: float
+    images_per_s: float
+
+
+@dataclass(frozen=True)
+class CheckpointDue:
+    """The Program has a checkpoint here."""
+
+    weight_updates: int
+    execution: int
+
+
+@dataclass(frozen=True)
+class ValidationDue:
+    """The Program has a validation here."""
+
+    weight_updates: int
+    execution: int
+
+
+Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
+
+
+@dataclass
+class TrainState:
+    """Everything a training step changes, by name; variables are tf.Variables.
+
+    Attributes:
+        weights: trainable and moving-statistics weights by canonical name, in the model's order.
+        slots: optimizer state by ``<weight name>/<slot>``.
+        weight_updates: weight updates done.
+    """
+
+    weights: Dict[str, Any] = field(default_factory=dict)
+    slots: Dict[str, Any] = field(default_factory=dict)
+    weight_updates: int = 0
+
+
+class Session:
+    """Base of the sessions; see design: a Program in, events out."""
+
+    device: DeviceInfo
+
+    def compile(
+        self, model: Any, program: Program, optimizer: Any, loss: Any, schedule: Callable[[Any], Any]
+    ) -> CompilationReport:
+        """Builds what :meth:`train` runs.  Must be called once, before it."""
+        raise NotImplementedError
+
+    def train(self, make_dataset: Callable[[int, int], Any]) -> Iterator[Event]:
+        """Runs the Program from ``state.weight_updates`` on.
+
+        Args:
+            make_dataset: (weight update to start from, samples per element) -> infinite tf.data.Dataset.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, dataset: Any) -> Dict[str, float]:
+        """Metrics over a finite data set of (images, labels, weights)."""
+        raise NotImplementedError
+
+    def predict(self, dataset: Any) -> List[Any]:
+        """Logits of every element of a data set of images, one array per element."""
+        raise NotImplementedError
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of the host, 0 where the system does not tell."""
+    import os
+
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def cpu_name() -> Optional[str]:
+    """The CPU's model name as Linux reports it, else what Python knows."""
+    import platform
+
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or None

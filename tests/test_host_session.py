@@ -1,0 +1,352 @@
+"""The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
+
+from dataclasses import dataclass
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow import keras
+
+from ipucnn.models.layers import BatchNormalization, GroupNormalization
+from ipucnn.models.weight_names import named_weights
+from ipucnn.sessions.host.session import HostSession, NotFiniteError
+from ipucnn.sessions.session import CheckpointDue, DeviceInfo, ExecutionFinished, ValidationDue
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import make_settings
+from ipucnn.training.program import Program
+
+CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)
+SIZE, CLASSES, MOMENTUM, EPSILON = 6, 3, 0.8, 1e-3
+
+
+def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
+    updates = changes.pop("updates_per_epoch", 4)
+    per_execution = changes.pop("weight_updates_per_execution", updates)
+    values: Dict[str, Any] = dict(
+        micro_batch_size=batch,
+        gradient_accumulation_count=accumulate,
+        num_replicas=replicas,
+        global_batch_size=batch * accumulate * replicas,
+        gradient_accumulation_reduction_method="mean",
+        dbn_replica_group_size=1,
+        num_epochs=1,
+        weight_updates_per_epoch=updates,
+        samples_per_epoch=updates * batch * accumulate * replicas,
+        samples_discarded_per_epoch=0,
+        weight_updates_per_execution=per_execution,
+        steps_per_execution=per_execution * accumulate,
+        num_executions=updates // per_execution,
+        executions_per_checkpoint=0,
+        first_checkpoint_execution=0,
+        executions_per_validation=0,
+        validation_micro_batch_size=batch,
+        validation_num_replicas=1,
+        num_stages=1,
+        pipeline_splits=(),
+        device_mapping=(0,),
+        pipeline_schedule="Grouped",
+        recomputation=False,
+        available_memory_proportion=(),
+        ipus_per_replica=1,
+        num_ipus=replicas,
+        precision="32.32",
+        loss_scaling=0.0,
+        seed=1,
+    )
+    values.update(changes)
+    return Program(**values)
+
+
+def make_model(norm: str, seed: int) -> Any:
+    """Two convolutions, a depthwise one, a norm after each; no dropout."""
+    keras.backend.clear_session()
+    inputs = keras.Input((SIZE, SIZE, 2))
+    x = inputs
+    for i in range(2):
+        x = keras.layers.Conv2D(4, 3, padding="same", use_bias=norm == "none", name=f"conv{i}")(x)
+        if norm == "batch":
+            x = BatchNormalization(momentum=MOMENTUM, epsilon=EPSILON, name=f"norm{i}")(x)
+        elif norm == "group":
+            x = GroupNormalization(groups=2, epsilon=EPSILON, name=f"norm{i}")(x)
+        x = keras.layers.ReLU(name=f"relu{i}")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        if not weight.name.split("/")[-1].startswith("moving"):
+            weight.assign(rng.normal(0.3, 0.4, weight.shape))
+    return model
+
+
+def data(samples: int, seed: int):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.normal(0.5, 1.0, (samples, SIZE, SIZE, 2)).astype(np.float32),
+        rng.integers(0, CLASSES, samples).astype(np.int32),
+    )
+
+
+def run_session(norm, program, optimizer, images, labels, fused, learning_rate=0.05, seed=3):
+    """Final weights and slots by name, and the events, of the host session."""
+    model = make_model(norm, seed)
+    session = HostSession(CPU)
+    settings_ = make_settings(optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2])
+    session.compile(
+        model,
+        program.with_fused(fused),
+        settings_,
+        make_loss("cross_entropy"),
+        lambda updates: np.full(np.shape(updates), learning_rate, np.float32) / (1 + np.asarray(updates)),
+    )
+
+    def dataset(first, per_element):
+        skip = first * program.global_batch_size
+        both = tf.data.Dataset.from_tensor_slices((images[skip:], labels[skip:]))
+        return both.batch(per_element, drop_remainder=True)
+
+    events = list(session.train(dataset))
+    weights = {k: v.numpy() for k, v in session.state.weights.items()}
+    return weights, {k: v.numpy() for k, v in session.state.slots.items()}, events
+
+
+# --- the naive version ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Naive:
+    """Replicas one after the other, micro-batches one after the other, every formula written out."""
+
+    norm: str
+    weights: Dict[str, np.ndarray]
+    slots: Dict[str, np.ndarray]
+    replica_moving: List[Dict[str, np.ndarray]]
+
+    def forward(self, values: Dict[str, Any], images: np.ndarray, group: int):
+        """Logits and batch statistics of ``group`` replicas' micro-batches normalised together."""
+        x, statistics = tf.constant(images), {}
+        for i in range(2):
+            x = tf.nn.conv2d(x, values[f"conv{i}/kernel"], 1, "SAME")
+            if self.norm == "none":
+                x = x + values[f"conv{i}/bias"]
+            elif self.norm == "batch":
+                x, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+                    x, values[f"norm{i}/gamma"], values[f"norm{i}/beta"], epsilon=EPSILON, is_training=True
+                )[:3]
+                statistics[f"norm{i}"] = (mean.numpy(), variance.numpy())
+            else:
+                per_group = []
+                for channels in (slice(0, 2), slice(2, 4)):
+                    part = x[..., channels]
+                    mean = tf.reduce_mean(part, axis=[1, 2, 3], keepdims=True)
+                    variance = tf.reduce_mean((part - mean) ** 2, axis=[1, 2, 3], keepdims=True)
+                    per_group.append((part - mean) / tf.sqrt(variance + EPSILON))
+                x = tf.concat(per_group, -1) * values[f"norm{i}/gamma"] + values[f"norm{i}/beta"]
+            x = tf.nn.relu(x)
+        return tf.reduce_mean(x, axis=[1, 2]) @ values["logits/kernel"] + values["logits/bias"], statistics
+
+    def update(self, program, optimizer, images, labels, rate, count):
+        p = program
+        trainable = [k for k in self.weights if "moving" not in k]
+        accumulated: Dict[str, np.ndarray] = {}
+        size, losses = p.micro_batch_size, []
+        for g in range(p.gradient_accumulation_count):
+            gradient = {k: np.zeros_like(self.weights[k]) for k in trainable}
+            for r in range(0, p.num_replicas, p.dbn_replica_group_size):
+                # The replicas of one distributed batch norm group normalise together.
+                start = (g * p.num_replicas + r) * size
+                stop = start + size * p.dbn_replica_group_size
+                values = {k: tf.Variable(np.float32(self.weights[k])) for k in trainable}
+                with tf.GradientTape() as tape:
+                    logits, statistics = self.forward(values, images[start:stop], p.dbn_replica_group_size)
+                    loss = tf.reduce_mean(
+                        tf.nn.sparse_softmax_cross_entropy_with_logits(labels[start:stop], logits)
+                    )
+                for k, d in zip(trainable, tape.gradient(loss, [values[k] for k in trainable])):
+                    gradient[k] += d.numpy() * p.dbn_replica_group_size / p.num_replicas
+                losses += [float(loss)] * p.dbn_replica_group_size
+                for member in range(r, r + p.dbn_replica_group_size):
+                    for name, pair in statistics.items():
+                        for kind, value in zip(("moving_mean", "moving_variance"), pair):
+                            old = self.replica_moving[member][f"{name}/{kind}"]
+                            self.replica_moving[member][f"{name}/{kind}"] = MOMENTUM * old + (1 - MOMENTUM) * value
+            for k, d in gradient.items():
+                if p.gradient_accumulation_reduction_method == "running_mean":
+                    accumulated[k] = accumulated.get(k, 0.0) * (g / (g + 1)) + d / (g + 1)
+                else:
+                    accumulated[k] = accumulated.get(k, 0.0) + d
+        if p.gradient_accumulation_reduction_method == "mean":
+            accumulated = {k: d / p.gradient_accumulation_count for k, d in accumulated.items()}
+        for k, d in accumulated.items():
+            self.weights[k] = self.step(optimizer, k, d, rate, count)
+        for k in self.weights:
+            if "moving" in k:
+                self.weights[k] = np.mean([m[k] for m in self.replica_moving], axis=0)
+        return np.mean(losses)
+
+    def slot(self, key, like):
+        return self.slots.setdefault(key, np.zeros_like(like))
+
+    def step(self, optimizer, name, gradient, rate, count):
+        kind, params, extra = optimizer
+        w = self.weights[name]
+        gradient = gradient + extra.get("l2_regularization", 0.0) * w
+        if kind != "lars":
+            w = w - rate * extra.get("weight_decay", 0.0) * w
+        if kind == "lars":
+            original = w
+            if w.ndim > 1:
+                norms = np.linalg.norm(original.ravel()), np.linalg.norm(gradient.ravel())
+                decay = params["weight_decay"]
+                gradient = gradient + decay * original
+                if norms[0] > 0 and norms[1] > 0:
+                    rate = rate * params["eeta"] * norms[0] / (norms[1] + decay * norms[0] + 1e-7)
+        if kind in ("sgd", "lars"):
+            m = params.get("momentum", 0.0)
+            if not m:
+                return w - rate * gradient
+            velocity = m * self.slot(f"{name}/momentum", w) - rate * gradient
+            self.slots[f"{name}/momentum"] = velocity
+            return w + (m * velocity - rate * gradient if params.get("nesterov") else velocity)
+        if kind in ("adam", "adamw"):
+            first = 0.9 * self.slot(f"{name}/m", w) + 0.1 * gradient
+            second = 0.999 * self.slot(f"{name}/v", w) + 0.001 * gradient**2
+            self.slots[f"{name}/m"], self.slots[f"{name}/v"] = first, second
+            corrected = rate * np.sqrt(1 - 0.999 ** (count + 1)) / (1 - 0.9 ** (count + 1))
+            return w - corrected * first / (np.sqrt(second) + 1e-7)
+        rho, m = params["rho"], params.get("momentum", 0.0)
+        square = rho * self.slot(f"{name}/mean_square", w) + (1 - rho) * gradient**2
+        velocity = m * self.slot(f"{name}/momentum", w) + rate * gradient / np.sqrt(square + params["epsilon"])
+        self.slots[f"{name}/mean_square"], self.slots[f"{name}/momentum"] = square, velocity
+        return w - velocity
+
+
+def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3):
+    start = {k: v.numpy().astype(np.float64).astype(np.float32) for k, v in named_weights(make_model(norm, seed)).items()}
+    moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
+    naive = Naive(norm, start, {}, moving)
+    losses = []
+    for u in range(program.num_weight_updates):
+        part = slice(u * program.global_batch_size, (u + 1) * program.global_batch_size)
+        rate = np.float32(learning_rate) / np.float32(1 + u)
+        losses.append(naive.update(program, optimizer, images[part], labels[part], rate, u))
+    return naive.weights, naive.slots, losses
+
+
+def assert_close(ours: Dict[str, np.ndarray], theirs: Dict[str, np.ndarray], tolerance=2e-4) -> None:
+    assert set(ours) == set(theirs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+SGD = ("sgd", {"momentum": 0.9}, {})
+OPTIMIZERS = [
+    ("sgd", {"momentum": 0.0}, {"weight_decay": 0.1}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}, {"l2_regularization": 0.01}),
+    ("lars", {"momentum": 0.9, "weight_decay": 1e-2, "eeta": 0.1, "epsilon": 0}, {}),
+    ("adam", {}, {}),
+    ("adamw", {}, {"weight_decay": 0.05}),
+    ("rmsprop", {"rho": 0.9, "momentum": 0.5, "epsilon": 1e-2}, {}),
+]
+
+
+def compare(norm, program, optimizer, fused, seed=3):
+    images, labels = data(program.num_weight_updates * program.global_batch_size, seed)
+    weights, slots, events = run_session(norm, program, optimizer, images, labels, fused, seed=seed)
+    naive_weights, naive_slots, losses = run_naive(norm, program, optimizer, images, labels, seed=seed)
+    assert_close(weights, naive_weights)
+    assert_close(slots, naive_slots)
+    executions = [e for e in events if isinstance(e, ExecutionFinished)]
+    per = program.weight_updates_per_execution
+    np.testing.assert_allclose(
+        [e.metrics["loss"] for e in executions],
+        [np.mean(losses[i : i + per]) for i in range(0, len(losses), per)],
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+@pytest.mark.parametrize("method", ["mean", "sum", "running_mean"])
+def test_fused_equals_naive_for_every_norm_and_reduction(norm, method):
+    program = make_program(2, 3, 2, gradient_accumulation_reduction_method=method)
+    for fused in (6, 2):
+        compare(norm, program, SGD, fused)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o[0])
+def test_fused_equals_naive_for_every_optimizer(optimizer):
+    compare("batch", make_program(3, 2, 2), optimizer, 4)
+
+
+@pytest.mark.parametrize("group, fused", [(2, 4), (2, 2), (4, 8), (4, 4)])
+def test_distributed_batch_norm_equals_naive(group, fused):
+    compare("batch", make_program(2, 2, 4, dbn_replica_group_size=group), SGD, fused)
+
+
+@settings(max_examples=8)
+@given(
+    batch=st.integers(1, 4),
+    accumulate=st.integers(1, 4),
+    replicas=st.integers(1, 3),
+    executions=st.sampled_from([1, 2]),
+    norm=st.sampled_from(["batch", "group", "none"]),
+    data_=st.data(),
+)
+def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, norm, data_):
+    count = accumulate * replicas
+    fused = data_.draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
+    program = make_program(
+        batch, accumulate, replicas, updates_per_epoch=2, weight_updates_per_execution=2 // executions,
+        num_executions=executions,
+    )
+    compare(norm, program, SGD, fused, seed=data_.draw(st.integers(0, 99)))
+
+
+def test_loss_scaling_leaves_the_result_unchanged():
+    program = make_program(2, 2, 1)
+    images, labels = data(16, 0)
+    plain = run_session("batch", program, SGD, images, labels, 2)[0]
+    scaled = run_session("batch", make_program(2, 2, 1, loss_scaling=128.0), SGD, images, labels, 2)[0]
+    for name in plain:  # a power of two: not even the rounding changes
+        np.testing.assert_array_equal(plain[name], scaled[name], err_msg=name)
+
+
+def test_slices_do_not_change_a_byte(monkeypatch):
+    from ipucnn.sessions.host import session as module
+
+    program = make_program(2, 2, 2, updates_per_epoch=12)
+    images, labels = data(12 * 8, 5)
+    whole = run_session("batch", program, SGD, images, labels, 4)
+    monkeypatch.setattr(module, "SLICE_S", 1e-9)
+    sliced = run_session("batch", program, SGD, images, labels, 4)
+    assert len(sliced[2]) > len(whole[2])
+    for name in whole[0]:
+        np.testing.assert_array_equal(whole[0][name], sliced[0][name], err_msg=name)
+    assert [e.metrics for e in whole[2] if isinstance(e, ExecutionFinished)] == [
+        e.metrics for e in sliced[2] if isinstance(e, ExecutionFinished)
+    ]
+
+
+def test_events_come_where_the_program_has_them():
+    program = make_program(
+        2, updates_per_epoch=8, weight_updates_per_execution=2, num_executions=4,
+        executions_per_checkpoint=2, executions_per_validation=3,
+    )
+    images, labels = data(16, 0)
+    events = run_session("none", program, SGD, images, labels, 1)[2]
+    finished = [e for e in events if isinstance(e, ExecutionFinished)]
+    assert [e.weight_updates for e in finished] == [2, 4, 6, 8]
+    assert [e.samples for e in finished] == [4, 8, 12, 16]
+    assert [e.execution for e in events if isinstance(e, CheckpointDue)] == [1, 3]
+    assert [e.execution for e in events if isinstance(e, ValidationDue)] == [2, 3]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    program = make_program(2, updates_per_epoch=6)
+    images, labels = data(12, 0)
+    images[7] = np.inf
+    with pytest.raises(NotFiniteError, match="loss became nan at weight update 4"):
+        run_session("none", program, SGD, images, labels, 1)
