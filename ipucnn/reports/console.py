@@ -1,0 +1,54 @@
+"""Where text goes: results to stdout, everything else to stderr, bars and colour only on a terminal."""
+
+import os
+import sys
+from typing import Any, TextIO
+
+PIPE_WIDTH = 120
+
+
+def is_interactive(stream: TextIO) -> bool:
+    """Whether a person watches the stream: a terminal, and neither CI nor a dumb terminal."""
+    return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+def console(stream: TextIO) -> Any:
+    """A Rich console for a stream; in a pipe it is plain and of fixed width (COLUMNS overrides)."""
+    from rich.console import Console
+
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    return Console(file=stream, highlight=False, soft_wrap=False, width=width)
+
+
+def note(message: str) -> None:
+    """One line on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def human_bytes(number: float) -> str:
+    """12345678 -> ``11.8 MiB``."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def human_count(number: float) -> str:
+    """4049571 -> ``4.05 M``; three significant digits."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def human_time(seconds: float) -> str:
+    """75.2 -> ``1 min 15 s``; below a minute with one decimal."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

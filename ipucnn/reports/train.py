@@ -1,0 +1,160 @@
+"""What ``ipucnn train`` shows: the program, progress, and the report at the end."""
+
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
+
+
+def program_line(program: Any) -> str:
+    """The batch arithmetic of a Program in one line."""
+    parts = [
+        f"global batch {program.global_batch_size} = micro-batch {program.micro_batch_size} x "
+        f"{program.gradient_accumulation_count} accumulated x {program.num_replicas} replica(s)",
+        f"{program.weight_updates_per_epoch} weight updates per epoch x {program.num_epochs} epoch(s)",
+        f"{program.num_executions} execution(s) of {program.weight_updates_per_execution}",
+    ]
+    if program.num_stages > 1:
+        parts.append(
+            f"{program.num_stages} stages ({program.pipeline_schedule}) opened by "
+            f"{', '.join(program.pipeline_splits)}"
+        )
+    if program.num_ipus > 1:
+        parts.append(f"{program.num_ipus} IPUs")
+    return "; ".join(parts)
+
+
+class TrainProgress:
+    """A progress bar on a terminal; in a pipe one line per validation or execution."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self._bar: Optional[Any] = None
+        self._task: Any = None
+        self._execution = ""
+        if is_interactive(sys.stderr):
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(compact=True),
+                console=console(sys.stderr),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=program.num_weight_updates, epoch="0", figures="compiling")
+
+    def __enter__(self) -> "TrainProgress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _epoch(self, weight_updates: int) -> str:
+        return f"{weight_updates / self._program.weight_updates_per_epoch:.1f}/{self._program.num_epochs}"
+
+    def progress(self, event: Any) -> None:
+        """Part of an execution is done."""
+        if self._bar is not None:
+            speed = f" {event.images_per_s:.0f} img/s" if event.images_per_s else ""
+            self._bar.update(
+                self._task,
+                completed=event.weight_updates,
+                epoch=self._epoch(event.weight_updates),
+                figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
+            )
+
+    def execution(self, event: Any) -> None:
+        """An execution is over; its line waits for a validation that may follow."""
+        self.flush()
+        m = event.metrics
+        self._execution = (
+            f"epoch {self._epoch(event.weight_updates)}  loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}  "
+            f"{event.images_per_s:.0f} images/s"
+        )
+
+    def validation(self, event: Any) -> None:
+        """A validation is over."""
+        m = event.metrics
+        text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
+        if "dice" in m:
+            text += f"  Dice {m['dice']:.4f}"
+        self._print(f"{self._execution}  {text}" if self._execution else text)
+        self._execution = ""
+
+    def flush(self) -> None:
+        """Prints a waiting line."""
+        if self._execution:
+            self._print(self._execution)
+            self._execution = ""
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False)
+        else:
+            note(line)
+
+
+def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) -> List[Tuple[str, str]]:
+    """The end report as (name, value) rows."""
+    rows: List[Tuple[str, str]] = []
+    data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
+    rows.append(("data set", f"{data['name']}, {data['location']}: {data['train']} train, {data['evaluation']} evaluation"))
+    validation = report["validation"]
+    if validation:
+        line = f"{validation['accuracy']:.2%} of {validation['samples']:.0f} held-out samples"
+        if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
+            line += f" (best {report['best_validation']['accuracy']:.2%})"
+        rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
+        if "dice" in validation:
+            rows.append(("Dice, IoU", f"{validation['dice']:.4f}, {validation['iou']:.4f}"))
+        rows.append(("validation loss", f"{validation['loss']:.4f}"))
+    if baseline is not None:
+        rows.append(("3-nearest-neighbours", f"{baseline:.2%} on the same split, for comparison"))
+    device = compiled["device"]
+    if measured["images_per_s"]:
+        rows.append(("throughput", f"{measured['images_per_s']:.0f} images/s steady, measured on {device['kind'].upper()}"))
+        total = report["trained_samples"] / max(measured["train_s"] + compiled["first_update_s"], 1e-9)
+        rows.append(("with compilation", f"{total:.0f} images/s"))
+        rows.append(("arithmetic", f"{human_count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
+    rows.append(
+        (
+            "compile time",
+            f"{human_time(compiled['compile_s'])} ({compiled['num_graph_operations']} graph operations, "
+            f"{compiled['num_layers']} layers)",
+        )
+    )
+    rows.append(("time", human_time(measured["wall_s"])))
+    rows.append(
+        (
+            "model",
+            f"{human_count(compiled['num_parameters'])} parameters, "
+            f"{human_count(compiled['macs_per_sample'])} MACs per sample, "
+            f"{compiled['fused_micro_batches']} micro-batch(es) computed as one",
+        )
+    )
+    rows.append(("saved in", folder))
+    return rows
+
+
+def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float]) -> None:
+    """The end report on stdout, and the command that evaluates the result."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, title_justify="left", title_style="bold")
+    table.title = f"{report['model']} on {report['dataset']['name']}"
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in report_rows(report, folder, baseline):
+        table.add_row(Text(name, style="bold"), Text(value))
+    out.print(table)
+    out.print(Text(f"evaluate it: ipucnn evaluate {folder}"), soft_wrap=True)

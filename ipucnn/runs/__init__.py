@@ -1,0 +1,1 @@
+"""Runs: what commands share between a configuration and a session (folder, checkpoints, training, loading)."""

@@ -1,0 +1,116 @@
+"""Opening what a training run left: a run folder, one of its checkpoints, or Keras weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import DataError
+from ipucnn.runs.folder import BEST, CHECKPOINTS, LAST, RunFolder
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
+
+
+@dataclass
+class TrainedRun:
+    """A run folder with the checkpoint chosen from it.
+
+    Attributes:
+        folder: the run.
+        config: its resolved configuration.
+        checkpoint: weights and facts.
+        path: the checkpoint's file.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    checkpoint: Checkpoint
+    path: Path
+
+    @property
+    def input_shape(self) -> Tuple[int, int, int]:
+        """(height, width, channels) the network was trained with."""
+        height, width, channels = self.checkpoint.meta["input_shape"]
+        return int(height), int(width), int(channels)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes the network was trained with."""
+        return int(self.checkpoint.meta["num_classes"])
+
+
+def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
+    """Opens a run folder, or a checkpoint inside one.
+
+    Args:
+        path: ``runs/NAME``, or ``runs/NAME/checkpoints/best.npz``.
+        which: "best", "last" or the name of a checkpoint file in the run; by default the best where there
+            is one, else the last.  Not with a checkpoint's own path.
+
+    Raises:
+        DataError: not a run, no checkpoint, or a damaged one.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
+        return TrainedRun(folder, folder.read_config(), load_checkpoint(path), path)
+    if not path.exists():
+        raise DataError(f"run folder {path} does not exist", "train one with: ipucnn train toy_model")
+    folder = RunFolder(path)
+    config = folder.read_config()
+    folder = RunFolder(path, config.checkpoint_dir)
+    names = [BEST, LAST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
+    for name in names:
+        candidate = folder.checkpoints / name
+        if candidate.is_file():
+            return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
+    there = sorted(p.name for p in folder.checkpoints.glob("*.npz")) if folder.checkpoints.is_dir() else []
+    wanted = " or ".join(names)
+    hint = f"there are: {', '.join(there)}" if there else "the run ended before its first checkpoint; train again"
+    raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
+
+
+def load_weights(model: Any, checkpoint: Checkpoint, what: str) -> None:
+    """Copies all weights of a checkpoint into a model.
+
+    Raises:
+        DataError: they are another model's.
+    """
+    from ipucnn.models.weight_names import named_weights
+
+    assign_weights(named_weights(model), checkpoint, what=what)
+
+
+def load_starting_weights(model: Any, path: Path) -> Tuple[str, ...]:
+    """Loads the backbone, and the head where its shape is the same, from a checkpoint or run folder.
+
+    Returns:
+        The names of the weights left at their initial values (a new head), in the model's order.
+
+    Raises:
+        DataError: the backbone does not fit.
+    """
+    from ipucnn.models.weight_names import named_weights
+
+    checkpoint = open_run(path).checkpoint if path.is_dir() else load_checkpoint(path)
+    weights = named_weights(model)
+    skip = _new_head(weights, checkpoint)
+    assign_weights(weights, checkpoint, what=str(path), skip=skip)
+    return skip
+
+
+def _new_head(weights: Mapping[str, Any], checkpoint: Checkpoint) -> Tuple[str, ...]:
+    """Weights of the last layer with weights, if their shapes differ from the checkpoint's."""
+    names = list(weights)
+    layer = names[-1].split("/")[0]
+    head = [name for name in names if name.split("/")[0] == layer]
+    differ = any(
+        name in checkpoint.weights and tuple(checkpoint.weights[name].shape) != tuple(weights[name].shape)
+        for name in head
+    )
+    return tuple(head) if differ else ()
+
+
+def summary(run: TrainedRun) -> Dict[str, Any]:
+    """What identifies the weights that were used, for reports."""
+    meta = run.checkpoint.meta
+    return {"checkpoint": str(run.path), "model": meta["model"], "weight_updates": meta["weight_updates"]}

@@ -1,0 +1,186 @@
+"""From a resolved configuration to what a session runs on: data set, shapes, model, pipeline splits."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import Resolved
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+Warn = Callable[[str], None]
+
+# What a run's norm-layer is called in BuildOptions.
+_NORMS = {"batch_norm": "batch", "custom_batch_norm": "batch", "group_norm": "group", "none": "none"}
+
+
+@dataclass
+class Setup:
+    """A run's data and shapes, before TensorFlow is imported.
+
+    Attributes:
+        resolved: configuration, model record, data set choice.
+        source: the opened data set.
+        input_shape: (height, width, channels) the network is built for.
+        output_shape: (height, width) of a segmentation network's logits, None for classification.
+        seed: of the run.
+    """
+
+    resolved: Resolved
+    source: Any
+    input_shape: Tuple[int, int, int]
+    output_shape: Optional[Tuple[int, int]]
+    seed: int
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.resolved.config
+
+    @property
+    def record(self) -> Any:
+        """The model's registry record."""
+        return self.resolved.record
+
+
+def check_supported(config: RunConfig) -> None:
+    """Refuses what this version cannot do, rather than doing something else.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    if config.precision != "32.32":
+        raise ConfigurationError(
+            f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host", "use --precision 32.32"
+        )
+    if config.wandb:
+        raise ConfigurationError(
+            "--wandb: logging to Weights & Biases is not built yet",
+            "drop it; metrics go to metrics.jsonl and TensorBoard",
+        )
+    if config.clean_dir and not config.checkpoints:
+        raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
+
+
+def input_shape_for(config: RunConfig, record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+    """The network's input: ``--image-size``, else the data set's size, at least the network's smallest.
+
+    Data sets of many sizes or of any size, and the model's home data set, take the model's own size.
+    """
+    channels = record.input_shape[2]
+    if config.image_size is not None:
+        height, width = config.image_size
+        return height, width, channels
+    if image_shape[0] is None or image_shape[1] is None:
+        height, width, _ = record.input_shape
+        return height, width, channels
+    smallest = record.min_size
+    return max(image_shape[0], smallest), max(image_shape[1], smallest), channels
+
+
+def prepare(resolved: Resolved, seed: int) -> Setup:
+    """Opens the data set and fixes the shapes.
+
+    Raises:
+        ConfigurationError: an image size the network cannot take.
+        DataError: files absent or damaged.
+    """
+    from ipucnn.datasets.registry import open_dataset
+    from ipucnn.models.shapes import output_shape, validate_input_shape
+
+    config, record = resolved.config, resolved.record
+    if config.image_size is not None:
+        validate_input_shape(record, (*config.image_size, record.input_shape[2]))
+    wanted = (*config.image_size, record.input_shape[2]) if config.image_size else record.input_shape
+    source = open_dataset(
+        resolved.choice,
+        download=config.download,
+        limit_train=config.limit_train,
+        limit_eval=config.limit_eval,
+        seed=seed,
+        image_shape=wanted,
+        num_classes=record.num_classes,
+    )
+    shape = input_shape_for(config, record, source.info.image_shape)
+    if resolved.choice.name == record.home_dataset and config.image_size is None:
+        shape = record.input_shape
+    validate_input_shape(record, shape)
+    outputs = output_shape(record, shape) if record.task == "segmentation" else None
+    return Setup(resolved, source, shape, outputs, seed)
+
+
+def build(setup: Setup) -> Any:
+    """Builds the model of a run (imports TensorFlow)."""
+    from ipucnn.models.build import BuildOptions, build_model
+
+    config = setup.config
+    norm: Dict[str, Any] = dict(config.norm_layer)
+    options = BuildOptions(
+        input_shape=setup.input_shape,
+        num_classes=setup.source.info.num_classes,
+        norm=_NORMS[norm["name"]],
+        norm_momentum=float(norm.get("momentum", config.bn_momentum)),
+        norm_epsilon=norm.get("epsilon"),
+        norm_groups=norm.get("num_groups"),
+        norm_channels_per_group=norm.get("channels_per_group"),
+        dropout=config.dropout,
+        base_filters=config.base_filters,
+        seed=setup.seed,
+    )
+    return build_model(setup.record, options)
+
+
+def loss_name(config: RunConfig, task: str) -> str:
+    """The loss ``auto`` stands for, checked against the task.
+
+    Raises:
+        ConfigurationError: a Dice loss for classification.
+    """
+    if config.loss == "auto":
+        return "bce_dice" if task == "segmentation" else "cross_entropy"
+    if config.loss == "bce_dice" and task != "segmentation":
+        raise ConfigurationError("--loss bce_dice needs a segmentation network", "use --loss cross_entropy")
+    return config.loss
+
+
+def check_splits(splits: Sequence[str], layer_names: Sequence[str]) -> None:
+    """Checks pipeline splits against the model's layers in the order in which they run.
+
+    Args:
+        splits: names of the layers that open a stage.
+        layer_names: canonical names; the first is the input, which cannot open a later stage.
+
+    Raises:
+        ConfigurationError: an unknown layer, or splits out of order.
+    """
+    order = {name: i for i, name in enumerate(layer_names)}
+    for split in splits:
+        if order.get(split, 0) == 0:
+            what = "is the input" if split in order else "is not a layer of the model"
+            raise ConfigurationError(
+                f"pipeline split '{split}' {what}",
+                did_you_mean(split, layer_names[1:]) or "list the layers with: ipucnn models NAME --summary",
+            )
+    for before, after in zip(splits, splits[1:]):
+        if order[before] >= order[after]:
+            raise ConfigurationError(
+                f"pipeline splits are out of order: '{after}' runs before '{before}'",
+                "order them as they run: " + " ".join(sorted(set(splits), key=order.__getitem__)),
+            )
+
+
+def choose_splits(model: Any, num_stages: int) -> List[str]:
+    """Splits that make the largest stage as small as possible in multiply-accumulates.
+
+    Raises:
+        ConfigurationError: more stages than layers.
+    """
+    from ipucnn.models.arithmetic import layer_macs
+    from ipucnn.planning.partition import balanced_partition
+
+    layers = model.layers[1:]
+    if num_stages > len(layers):
+        raise ConfigurationError(
+            f"{num_stages} stages, but the model has only {len(layers)} layers", f"use at most {len(layers)}"
+        )
+    starts = balanced_partition([layer_macs(layer) for layer in layers], num_stages)
+    return [layers[i].name for i in starts[1:]]

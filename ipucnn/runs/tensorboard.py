@@ -1,0 +1,38 @@
+"""TensorBoard event files: scalars only, written with TensorFlow's record writer (no TensorBoard needed)."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Dict
+
+
+class EventWriter:
+    """One event file in ``folder``; usable once TensorFlow may be imported."""
+
+    def __init__(self, folder: Path) -> None:
+        import tensorflow as tf
+
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
+        self._writer = tf.io.TFRecordWriter(str(folder / name))
+        self._event = tf.compat.v1.Event
+        # The first record names the format's version; TensorBoard refuses a file without it.
+        self._write(self._event(wall_time=now, file_version="brain.Event:2"))
+
+    def _write(self, event: object) -> None:
+        self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
+        self._writer.flush()
+
+    def scalars(self, step: int, values: Dict[str, float]) -> None:
+        """Adds one point to each named curve."""
+        import tensorflow as tf
+
+        points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
+        self._write(
+            self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points))
+        )
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
