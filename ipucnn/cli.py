@@ -1,0 +1,131 @@
+"""The command line: finds the command, renders errors, sets exit codes.
+
+Only the command that runs is imported.  The root help page and ``--version`` do not even need Typer.
+"""
+
+import os
+import sys
+from typing import Any, List, NoReturn, Optional, Sequence
+
+from ipucnn import __version__
+from ipucnn.command_table import print_root_help
+from ipucnn.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_SIGINT,
+    ConfigurationError,
+    UserError,
+    did_you_mean,
+)
+
+COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
+
+
+def main(args: Optional[Sequence[str]] = None) -> NoReturn:
+    """Runs the command line and exits with the code that says how it went."""
+    sys.exit(run(list(sys.argv[1:] if args is None else args)))
+
+
+def run(args: List[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        _print_error(error, verbose="-v" in args or "--verbose" in args)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _print_line("interrupted")
+        return EXIT_SIGINT
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_OK
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        _print_line("error: this is a bug in ipucnn; the lines above say where")
+        return EXIT_BUG
+
+
+def _silence_stdout() -> None:
+    """After the reader of stdout went away (``| head``) nothing is wrong, and there is nobody to tell."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _dispatch(args: List[str]) -> int:
+    if COMPLETE_VARIABLE not in os.environ:
+        first = next((arg for arg in args if arg not in ("-v", "--verbose")), "--help")
+        if first in ("--help", "-h"):
+            print_root_help()
+            return EXIT_OK
+        if first == "--version":
+            print(f"ipucnn {__version__}")
+            return EXIT_OK
+    import typer
+
+    from ipucnn.command_group import build_root
+
+    root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in args[0])
+    if COMPLETE_VARIABLE in os.environ:
+        root.main(args=args, prog_name="ipucnn", complete_var=COMPLETE_VARIABLE)
+        return EXIT_OK
+    # Typer exports no base of its usage errors, and which click they come from depends on its version.
+    usage_error: Any = typer.BadParameter.__mro__[1]
+    try:
+        with root.make_context("ipucnn", args) as ctx:
+            root.invoke(ctx)
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        return EXIT_SIGINT
+    except usage_error as error:
+        raise _as_user_error(error) from None
+    return EXIT_OK
+
+
+def _as_user_error(error: Any) -> UserError:
+    """A Typer usage error in this program's own form, with a hint."""
+    ctx = getattr(error, "ctx", None)
+    if ctx is None:
+        return ConfigurationError(_sentence(error), "`ipucnn --help` lists the commands")
+    path = ctx.command_path
+    params = ctx.command.get_params(ctx)
+    hint = f"`{path} --help` lists the options"
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
+        close = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
+        return ConfigurationError(f"{path}: no option {error.option_name}", close or hint)
+    if kind == "MissingParameter":
+        names = [
+            param.metavar or param.name.upper() for param in params if param.param_type_name == "argument"
+        ]
+        hint = f"usage: {path} [OPTIONS] {' '.join(names)}"
+    return ConfigurationError(f"{path}: {_sentence(error)}", hint)
+
+
+def _sentence(error: Any) -> str:
+    """The error's message on one line, without a full stop."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return message[:1].lower() + message[1:]
+
+
+def _print_error(error: UserError, verbose: bool) -> None:
+    _print_line(f"error: {error.message}")
+    if error.hint:
+        _print_line(f"hint: {error.hint}")
+    cause = error.__cause__
+    while verbose and cause is not None:
+        _print_line(f"caused by: {type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+
+
+def _print_line(line: str) -> None:
+    """A line on stderr, its word before the colon coloured on a terminal."""
+    word, colon, rest = line.partition(":")
+    if colon and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        colour = "31" if word == "error" else "36"
+        line = f"\033[1;{colour}m{word}:\033[0m{rest}"
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,191 @@
+"""``ipucnn models``: the registry as a table or JSON, and the layers of one model."""
+
+import json
+import sys
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import typer
+
+from ipucnn.errors import ConfigurationError
+from ipucnn.models.registry import ModelRecord, get_model, list_models
+
+# Column titles, whether they are numbers, and the terminal width from which on they are shown.
+_RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
+    ("model", False, 0),
+    ("home data set", False, 0),
+    ("input", True, 0),
+    ("classes", True, 0),
+    ("parameters", True, 0),
+    ("MACs", True, 0),
+    ("norm", False, 100),
+    ("smallest", True, 100),
+    ("paper", False, 140),
+)
+_LAYER_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
+    ("layer", False, 0),
+    ("type", False, 0),
+    ("output", True, 0),
+    ("parameters", True, 0),
+    ("MACs", True, 0),
+)
+
+
+def models(
+    pattern: str = typer.Argument(
+        "*", metavar="[PATTERN]", help="Name of a model, or a wildcard such as 'efficientnet*' (quoted)."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    summary: bool = typer.Option(
+        False, "--summary", help="Build the model PATTERN names and list its layers."
+    ),
+    image_size: Optional[str] = typer.Option(
+        None, "--image-size", metavar="N|HxW", help="Input size for --summary. [default: the model's own]"
+    ),
+) -> None:
+    """List the networks, or show the layers of one.
+
+    Parameters are the trainable ones, MACs the multiply-accumulates of one sample's forward pass, both at the
+    model's home data set. The layer names --summary prints are what --pipeline-splits takes.
+    """
+    if summary:
+        rows, report = _summarise(get_model(pattern), image_size)
+        if as_json:
+            _print_json(report)
+            return
+        _print_table(_LAYER_COLUMNS, rows)
+        print(
+            f"{report['model']}: {len(rows)} layers, {report['parameters']:,} trainable parameters, "
+            f"{report['macs']:,} MACs per image of {_dimensions(report['input_shape'])}"
+        )
+        return
+    if image_size is not None:
+        raise ConfigurationError("--image-size needs --summary", f"ipucnn models {pattern} --summary")
+    wildcard = any(mark in pattern for mark in "*?[")
+    records = list_models(pattern) if wildcard else [get_model(pattern)]
+    if not records:
+        raise ConfigurationError(f"no model matches '{pattern}'", "ipucnn models lists them all")
+    if as_json:
+        _print_json([_as_dict(record) for record in records])
+    else:
+        _print_table(_RECORD_COLUMNS, [_record_row(record) for record in records])
+
+
+def _as_dict(record: ModelRecord) -> Dict[str, Any]:
+    """The record without what only the builder needs."""
+    hidden = ("builder", "builder_args")
+    return {key: value for key, value in vars(record).items() if key not in hidden}
+
+
+def _dimensions(shape: Sequence[Any]) -> str:
+    return "x".join("?" if n is None else str(n) for n in shape)
+
+
+def _short(count: int) -> str:
+    """A count with three significant digits and k, M or G."""
+    for unit, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= unit * 0.9995:
+            number = count / unit
+            digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2
+            return f"{number:.{digits}f}{letter}"
+    return str(count)
+
+
+def _record_row(record: ModelRecord) -> List[str]:
+    return [
+        record.name,
+        record.home_dataset,
+        _dimensions(record.input_shape),
+        str(record.num_classes),
+        _short(record.parameters),
+        _short(record.macs),
+        record.default_norm,
+        str(record.min_size),
+        record.paper,
+    ]
+
+
+def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[List[str]], Dict[str, Any]]:
+    """Table rows and the JSON report of a model's layers."""
+    from ipucnn.config.values import parse_image_size
+    from ipucnn.models.build import BuildOptions, build_model, validate_input_shape
+
+    height, width, channels = record.input_shape
+    if image_size is not None:
+        try:
+            height, width = parse_image_size(image_size)
+        except ValueError as error:
+            raise ConfigurationError(f"--image-size {image_size}: {error}", "--image-size 32") from error
+    shape = (height, width, channels)
+    validate_input_shape(record, shape)
+    from ipucnn.sessions.host.environment import import_tensorflow
+
+    import_tensorflow()
+    model = build_model(record, BuildOptions(input_shape=shape, num_classes=record.num_classes))
+    from ipucnn.models.arithmetic import layer_macs, layer_parameters
+
+    rows, layers = [], []
+    for layer in model.layers:
+        output = layer.output[0] if isinstance(layer.output, list) else layer.output
+        output_shape = [None if n is None else int(n) for n in output.shape[1:]]
+        parameters, macs = layer_parameters(layer), layer_macs(layer)
+        kind = type(layer).__name__
+        rows.append(
+            [
+                layer.name,
+                kind,
+                _dimensions(output_shape),
+                f"{parameters:,}" if parameters else "",
+                _short(macs) if macs else "",
+            ]
+        )
+        layers.append(
+            {
+                "name": layer.name,
+                "type": kind,
+                "output_shape": output_shape,
+                "parameters": parameters,
+                "macs": macs,
+            }
+        )
+    report = {
+        "model": record.name,
+        "input_shape": list(shape),
+        "num_classes": record.num_classes,
+        "parameters": sum(entry["parameters"] for entry in layers),
+        "macs": sum(entry["macs"] for entry in layers),
+        "layers": layers,
+    }
+    return rows, report
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]) -> None:
+    """A Rich table on a terminal; aligned columns, all of them and never cut, elsewhere."""
+    if not sys.stdout.isatty():
+        titles = [title for title, _, _ in columns]
+        widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(columns))]
+        for row in [titles, *rows]:
+            cells = [
+                cell.rjust(width) if number else cell.ljust(width)
+                for cell, width, (_, number, _) in zip(row, widths, columns)
+            ]
+            print("  ".join(cells).rstrip())
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    shown = [i for i, (_, _, width) in enumerate(columns) if console.width >= width]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i in shown:
+        title, number, _ = columns[i]
+        table.add_column(
+            title, justify="right" if number else "left", overflow="fold", no_wrap=number or i == 0
+        )
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    console.print(table)

@@ -1,0 +1,69 @@
+"""``ipucnn train``: train a network."""
+
+import json
+from typing import Any, Dict, Optional
+
+from ipucnn.config.resolve import Resolved
+from ipucnn.config.signature import with_run_options
+
+
+@with_run_options("train")
+def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
+    """Train a network: on IPUs, or with their semantics on a CPU or GPU.
+
+    Options not given come from the preset of the model and data set. The run folder holds the resolved
+    configuration, metrics, checkpoints and report.
+    """
+    from ipucnn.reports.console import note
+    from ipucnn.reports.train import TrainProgress, print_report, program_line
+    from ipucnn.runs import train as runs
+
+    note(resolved.choice.message)
+    effect = resolved.host_note()
+    if effect:
+        note(effect)
+    run = runs.TrainingRun(resolved, verbose)
+    for warning in run.warnings:
+        note(f"warning: {warning}")
+    preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
+    note(f"{resolved.record.name} ({preset}), seed {run.seed}; {program_line(run.program)}")
+    progress: Optional[TrainProgress] = None
+    try:
+        for event in run.events():
+            if isinstance(event, runs.Started):
+                note(f"run folder {event.folder}; compiling")
+                progress = TrainProgress(event.program)
+                progress.__enter__()
+            elif progress is not None:
+                _show(progress, event)
+    finally:
+        if progress is not None:
+            progress.flush()
+            progress.__exit__()
+    report = run.final_report
+    baseline = _baseline(run)
+    if json_output:
+        print(json.dumps({**report, "run_dir": str(run.folder.path), "knn_accuracy": baseline}, indent=2))
+    else:
+        print_report(report, str(run.folder.path), baseline)
+
+
+def _show(progress: Any, event: Any) -> None:
+    from ipucnn.runs import train as runs
+
+    if isinstance(event, runs.Progress):
+        progress.progress(event)
+    elif isinstance(event, runs.ExecutionFinished):
+        progress.execution(event)
+    elif isinstance(event, runs.Validated):
+        progress.validation(event)
+
+
+def _baseline(run: Any) -> Optional[float]:
+    """3-nearest-neighbours on the same split, where that takes no time: the yardstick of the embedded digits."""
+    validation: Optional[Dict[str, float]] = run.last_validation
+    if run.info.name != "digits" or validation is None:
+        return None
+    from ipucnn.datasets.baseline import knn_accuracy
+
+    return float(knn_accuracy(run.setup.source))

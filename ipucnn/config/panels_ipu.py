@@ -1,0 +1,137 @@
+"""Options of a run that concern devices: pipelines, and what only one kind of session acts on."""
+
+import dataclasses
+from typing import ClassVar, Optional, Tuple
+
+from ipucnn.config import values
+from ipucnn.config.spec import PLAN, option
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Splitting the model over the IPUs of a replica."""
+
+    PANEL: ClassVar[str] = "Pipeline"
+
+    pipeline_splits: Tuple[str, ...] = option(
+        (),
+        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out.",
+        metavar="LAYER...",
+        commands=PLAN,
+    )
+    device_mapping: Optional[Tuple[int, ...]] = option(
+        None,
+        "IPU of each stage within the replica, e.g. 0 1 1 0.",
+        minimum=0,
+        commands=PLAN,
+        default_text="stage N on IPU N",
+    )
+    pipeline_schedule: str = option(
+        "Grouped", "Pipeline schedule.", choices=("Grouped", "Interleaved", "Sequential"), commands=PLAN
+    )
+    ipus_per_replica: Optional[int] = option(
+        None,
+        "IPUs of one replica: pipelines into as many stages.",
+        aliases=("nb-ipus-per-replica",),
+        minimum=1,
+        commands=PLAN,
+        default_text="as many as the stages need",
+    )
+    ipus: Optional[int] = option(
+        None,
+        "IPUs in all: fills them with replicas.",
+        minimum=1,
+        commands=PLAN,
+        default_text="replicas x IPUs per replica",
+    )
+    recomputation: bool = option(
+        False,
+        "Recompute activations in the backward pass instead of stashing them; needs a pipeline.",
+        commands=PLAN,
+    )
+    available_memory_proportion: Tuple[float, ...] = option(
+        (),
+        "Percent of an IPU's memory for convolutions and matrix products; one value, or one per stage.",
+        parse=values.parse_percent,
+        metavar="PERCENT...",
+        commands=PLAN,
+        host_effect=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class IpuOnly:
+    """What only the Poplar session acts on: recorded, without effect on the host."""
+
+    PANEL: ClassVar[str] = "IPU only"
+
+    on_demand: bool = option(True, "Attach to IPUs only when they are needed.", host_effect=False)
+    stochastic_rounding: str = option(
+        "OFF",
+        "Stochastic rounding of 16-bit values: ON, OFF, or RI (the same in all replicas).",
+        parse=values.parse_rounding,
+        metavar="ON|OFF|RI",
+        host_effect=False,
+    )
+    optimizer_state_offloading: bool = option(
+        True, "Keep the optimizer state in remote memory.", host_effect=False, commands=PLAN
+    )
+    fp_exceptions: bool = option(False, "Stop at floating-point exceptions.", host_effect=False)
+    half_partials: bool = option(
+        False,
+        "Accumulate partial results of convolutions and matrix products in 16 bits.",
+        host_effect=False,
+        commands=PLAN,
+    )
+    internal_exchange_optimization_target: Optional[str] = option(
+        None,
+        "What Poplar's internal exchange is optimised for.",
+        choices=("cycles", "memory", "balanced"),
+        host_effect=False,
+        default_text="Poplar's",
+    )
+    max_cross_replica_buffer_size: int = option(
+        0,
+        "Bytes that may wait before a cross-replica sum is scheduled; 0 is at once.",
+        minimum=0,
+        host_effect=False,
+    )
+    max_reduce_many_buffer_size: int = option(
+        0, "Bytes a cluster of reductions may reach before it is scheduled.", minimum=0, host_effect=False
+    )
+    gather_conv_output: bool = option(
+        False, "Gather convolution outputs to save small all-reduces.", host_effect=False
+    )
+    stable_norm: bool = option(False, "Numerically stabler, less parallel normalisation.", host_effect=False)
+    conv_dithering: bool = option(False, "Spread convolutions over different first tiles.", host_effect=False)
+    min_remote_tensor_size: int = option(
+        128, "Bytes from which a tensor may be kept in remote memory.", minimum=0, host_effect=False
+    )
+    scheduling_algorithm: str = option(
+        "CHOOSE_BEST",
+        "Poplar's scheduling algorithm.",
+        metavar="NAME",
+        host_effect=False,
+        choices=("CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"),
+    )
+    fused_preprocessing: bool = option(
+        False, "Preprocess on the IPU in one fused operation.", host_effect=False
+    )
+    accelerator_side_reduction: bool = option(
+        False, "Reduce metrics over replicas on the IPU.", host_effect=False
+    )
+    compile_only: bool = option(False, "Compile for IPUs without attaching to any.", host_effect=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSession:
+    """What only the host session acts on."""
+
+    PANEL: ClassVar[str] = "Host session"
+
+    fused_micro_batches: Optional[int] = option(
+        None,
+        "Micro-batches the host session computes as one.",
+        minimum=1,
+        default_text="from memory and cache",
+    )

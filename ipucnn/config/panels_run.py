@@ -1,0 +1,189 @@
+"""Options of a run that concern its data, model, evaluation and files; declared as ``options`` describes."""
+
+# ruff: noqa: RUF009 - option() returns a dataclasses.field with a default_factory for mutable defaults
+import dataclasses
+from typing import Any, ClassVar, Dict, Optional, Tuple
+
+from ipucnn.config import values
+from ipucnn.config.spec import DATA, DEVICE, PLAN, RUN, TRAIN, option
+
+
+@dataclasses.dataclass(frozen=True)
+class General:
+    """What to run, where, and where to put it."""
+
+    PANEL: ClassVar[str] = "General"
+
+    model_name: str = option(
+        "toy_model",
+        "Network to train, see `ipucnn models`; also the argument MODEL.",
+        aliases=("model",),
+        metavar="NAME",
+        commands=PLAN,
+    )
+    dataset: Optional[str] = option(
+        None,
+        "Data set: digits, membranes, mnist, fashion_mnist, cifar10, cifar100, tfds:NAME, "
+        "imagefolder, random, or an image folder.",
+        metavar="NAME",
+        commands=(*DATA, "plan-splits"),
+        default_text="the model's own if in --dataset-path, else an embedded one",
+    )
+    dataset_path: str = option(".", "Folder the data set's files lie in.", metavar="DIR", commands=DATA)
+    download: bool = option(
+        False, "Download the data set if it is not there; nothing is downloaded otherwise.", commands=DATA
+    )
+    seed: Optional[int] = option(
+        None,
+        "Seed of weights, data order, augmentation and dropout; drawn and recorded if not given.",
+        minimum=0,
+        maximum=2**31 - 1,
+        commands=(*RUN, "evaluate", "plan-splits"),
+        default_text="drawn and recorded",
+    )
+    device: str = option(
+        "auto",
+        "Where to run: auto takes IPUs, then GPUs, then the CPU.",
+        choices=("auto", "ipu", "gpu", "cpu"),
+        commands=DEVICE,
+    )
+    run_dir: Optional[str] = option(
+        None, "Run folder to create.", metavar="DIR", default_text="runs/MODEL-DATASET[-N]"
+    )
+    overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, commands=TRAIN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The samples and how they are delivered."""
+
+    PANEL: ClassVar[str] = "Data"
+
+    image_size: Optional[Tuple[int, int]] = option(
+        None,
+        "Size of the network's input, 224 or 388x512 (height x width).",
+        metavar="SIZE",
+        parse=values.parse_image_size,
+        to_yaml=values.image_size_to_yaml,
+        commands=(*PLAN, "verify-dataset"),
+        default_text="the data set's, at least the model's smallest",
+    )
+    augment: bool = option(False, "Augment the training images, each data set in its own way.")
+    limit_train: Optional[str] = option(
+        None,
+        "Train on this many samples (500) or this share (10%).",
+        metavar="N|P%",
+        parse=values.parse_limit,
+        commands=(*RUN, "verify-dataset"),
+        default_text="all",
+    )
+    limit_eval: Optional[str] = option(
+        None,
+        "Evaluate on this many samples (500) or this share (10%).",
+        metavar="N|P%",
+        parse=values.parse_limit,
+        commands=DATA,
+        default_text="all",
+    )
+    shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
+    host_generated_data: bool = option(
+        False, "Random data generated on the host instead of a data set.", commands=(*RUN, "evaluate")
+    )
+    pipeline_num_parallel: int = option(
+        48,
+        "Images the input pipeline processes in parallel on the host.",
+        minimum=1,
+        commands=(*RUN, "evaluate", "infer"),
+    )
+    eight_bit_transfer: bool = option(False, "Send images to the device in 8 bits.")
+    accelerator_side_preprocess: bool = option(
+        False, "Normalise and cast images on the device instead of the host."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The network and its starting weights."""
+
+    PANEL: ClassVar[str] = "Model"
+
+    weights: Optional[str] = option(
+        None,
+        "Weights to start from: a checkpoint, a run folder, or imagenet.",
+        metavar="PATH|imagenet",
+        default_text="random from the seed",
+    )
+    norm_layer: Dict[str, Any] = option(
+        {"name": "batch_norm"},
+        "Normalisation: batch_norm, custom_batch_norm, group_norm or none, or a dictionary with name, "
+        "momentum, epsilon, num_groups, channels_per_group.",
+        metavar="NAME|DICT",
+        parse=values.parse_norm_layer,
+        commands=PLAN,
+    )
+    bn_momentum: float = option(
+        0.97, "Momentum of batch norm's moving statistics, unless norm-layer gives one.", minimum=0, below=1
+    )
+    dropout: Optional[float] = option(
+        None,
+        "Dropout rate in place of the network's own.",
+        minimum=0,
+        below=1,
+        default_text="the network's own",
+    )
+    base_filters: Optional[int] = option(
+        None,
+        "Filters of the U-Net's first block.",
+        minimum=1,
+        commands=PLAN,
+        default_text="the network's own",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Validation, checkpoints and trackers."""
+
+    PANEL: ClassVar[str] = "Evaluation and checkpoints"
+
+    validation: bool = option(True, "Validate during training.")
+    validation_micro_batch_size: Optional[int] = option(
+        None,
+        "Micro-batch size of validation.",
+        minimum=1,
+        commands=(*RUN, "evaluate"),
+        default_text="micro-batch-size",
+    )
+    validation_num_replicas: Optional[int] = option(
+        None,
+        "Replicas of validation.",
+        minimum=1,
+        commands=(*RUN, "evaluate"),
+        default_text="as many as the training's IPUs hold",
+    )
+    validation_freq: int = option(1, "Validate every so many epochs.", aliases=("eval-freq",), minimum=1)
+    pipeline_validation_model: bool = option(
+        False, "Pipeline the validation model too.", commands=(*RUN, "evaluate")
+    )
+    checkpoints: bool = option(True, "Save checkpoints.", commands=TRAIN)
+    checkpoint_dir: Optional[str] = option(
+        None, "Folder of the checkpoints.", metavar="DIR", commands=TRAIN, default_text="in the run folder"
+    )
+    ckpts_per_epoch: float = option(
+        1.0,
+        "Checkpoints per epoch, a number or a fraction such as 1/5.",
+        parse=values.parse_fraction,
+        minimum=0,
+        metavar="N|A/B",
+        commands=TRAIN,
+    )
+    first_ckpt_epoch: float = option(
+        0.0,
+        "Epoch of the first checkpoint.",
+        parse=values.parse_fraction,
+        minimum=0,
+        metavar="N|A/B",
+        commands=TRAIN,
+    )
+    clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
+    wandb: bool = option(False, "Log to Weights & Biases too.", commands=TRAIN)

@@ -1,0 +1,158 @@
+"""Presets: named sets of options in YAML files, the built-in ones and the user's own ``configs.yml``.
+
+A file's top level holds names; each name's mapping holds options.  Anchors and merges work, and names that
+only hold an anchor are allowed.  Built-in presets are called after their model, or ``MODEL@DATASET``.
+"""
+
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ipucnn.config import yaml_text
+from ipucnn.config.options import find_spec
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+# Data sets of small images share a preset, MODEL@small, for networks made for ImageNet.
+SMALL_IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
+BUILT_IN_FOLDER = Path(__file__).parent / "presets"
+
+
+class Preset(NamedTuple):
+    """A preset that was found.
+
+    Attributes:
+        name: what it is called in messages and origins.
+        source: the file it is in.
+        values: field name -> checked value.
+    """
+
+    name: str
+    source: str
+    values: Dict[str, Any]
+
+
+class PresetFile:
+    """One YAML file of presets; only the presets asked for are checked."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        self._node = yaml_text.compose(text, source)
+        self._nodes: Dict[str, Any] = {}
+        for key_node, value_node in self._node.value if self._node is not None else []:
+            name = str(key_node.value)
+            if name in self._nodes:
+                raise ConfigurationError(
+                    f"{source}, line {key_node.start_mark.line + 1}: preset '{name}' is there twice",
+                    "rename one of them",
+                )
+            self._nodes[name] = value_node
+
+    @property
+    def names(self) -> List[str]:
+        """The names whose value is a mapping, in the file's order."""
+        return [name for name, node in self._nodes.items() if node.id == "mapping"]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the file holds options rather than presets, as a run's ``config.yml`` does."""
+        return bool(self._nodes) and all(
+            find_spec(name) is not None for name, node in self._nodes.items() if name != "<<"
+        )
+
+    def get(self, name: str) -> Optional[Preset]:
+        """The preset of that name, checked, or None."""
+        node = self._nodes.get(name)
+        if node is None or node.id != "mapping":
+            return None
+        source = f"{self.source}, preset {name}"
+        return Preset(name, self.source, yaml_text.convert(yaml_text.entries_of(node, self.source), source))
+
+    def as_preset(self, name: str) -> Preset:
+        """The whole flat file as one preset."""
+        entries = yaml_text.entries_of(self._node, self.source)
+        return Preset(name, self.source, yaml_text.convert(entries, self.source))
+
+
+def read_file(path: Path) -> PresetFile:
+    """Reads a user's file of presets.
+
+    Raises:
+        ConfigurationError: if it is not there or not YAML.
+    """
+    try:
+        return PresetFile(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"--config-path {path}: there is no such file", "give the path of a YAML file of presets"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"--config-path {path}: not readable: {error}", "give the path of a YAML file of presets"
+        ) from None
+
+
+def built_in_files() -> List[PresetFile]:
+    """The preset files shipped with the package."""
+    return [
+        PresetFile(path.read_text(encoding="utf-8"), path.name)
+        for path in sorted(BUILT_IN_FOLDER.glob("*.yml"))
+    ]
+
+
+def built_in_names() -> List[str]:
+    """The names of all built-in presets."""
+    return [name for file in built_in_files() for name in file.names]
+
+
+def candidates(model: str, dataset: str) -> List[str]:
+    """The built-in presets that suit a model and data set, the best first."""
+    small = [f"{model}@small"] if dataset in SMALL_IMAGES else []
+    return [f"{model}@{dataset}", *small, model]
+
+
+def find_built_in(*names: str) -> Optional[Preset]:
+    """The first of ``names`` that is a built-in preset, or None."""
+    files = built_in_files()
+    for name in names:
+        for file in files:
+            preset = file.get(name)
+            if preset is not None:
+                return preset
+    return None
+
+
+def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
+    """The preset that ``--config NAME`` and ``--config-path FILE`` ask for, or None if neither is given.
+
+    Raises:
+        ConfigurationError: for a name that is not there (did you mean), or a file without a name.
+    """
+    if path is None:
+        if name is None:
+            return None
+        preset = find_built_in(name)
+        if preset is not None:
+            return preset
+        raise ConfigurationError(
+            f"--config {name}: no built-in preset of this name",
+            did_you_mean(name, built_in_names()) or "add --config-path FILE for a preset of your own",
+        )
+    file = read_file(Path(path))
+    if name is None:
+        if file.is_flat:
+            return file.as_preset(path)
+        raise ConfigurationError(
+            f"--config-path {path}: no preset named from it", f"add --config NAME, one of {_some(file.names)}"
+        )
+    preset = file.get(name)
+    if preset is not None:
+        return preset
+    raise ConfigurationError(
+        f"--config {name}: no such preset in {path}",
+        did_you_mean(name, file.names) or f"it has {_some(file.names)}",
+    )
+
+
+def _some(names: List[str], count: int = 8) -> str:
+    if not names:
+        return "(none: the file has no presets)"
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")

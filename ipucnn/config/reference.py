@@ -1,0 +1,66 @@
+"""The option reference in Markdown: ``python -m ipucnn.config.reference`` prints it."""
+
+from typing import List
+
+from ipucnn.config.options import PANELS, SPECS
+from ipucnn.config.signature import default_text
+from ipucnn.config.spec import OptionSpec
+
+BEGIN = "<!-- options: begin (written by python -m ipucnn.config.reference) -->"
+END = "<!-- options: end -->"
+
+
+def reference() -> str:
+    """A table per panel: key, what it takes, default, meaning and the commands that take it."""
+    lines: List[str] = [BEGIN, ""]
+    for panel in PANELS:
+        lines += [f"### {panel.PANEL}", "", str(panel.__doc__), ""]
+        lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_row(spec) for spec in SPECS if spec.panel == panel.PANEL]
+        lines.append("")
+    lines += [END, ""]
+    return "\n".join(lines)
+
+
+def _row(spec: OptionSpec) -> str:
+    notes = [_escape(spec.help)]
+    if spec.aliases:
+        notes.append("Also " + ", ".join(f"`{alias}`" for alias in spec.aliases) + ".")
+    if not spec.in_yaml:
+        notes.append("A flag only.")
+    if not spec.host_effect and spec.panel != "IPU only":
+        notes.append("No effect on the host.")
+    if "train" in spec.commands and len(spec.commands) > 1:
+        notes.append("Commands: " + ", ".join(spec.commands) + ".")
+    value = spec.metavar or "True, False"
+    default = default_text(spec)
+    shown = _escape(default) if spec.default is None else f"`{_escape(default)}`"
+    return f"| `{spec.key}` | {_escape(value)}{_bounds(spec)} | {shown} | {' '.join(notes)} |"
+
+
+def _bounds(spec: OptionSpec) -> str:
+    bounds = []
+    if spec.minimum is not None:
+        bounds.append(f"at least {spec.minimum:g}")
+    if spec.above is not None:
+        bounds.append(f"above {spec.above:g}")
+    if spec.below is not None:
+        bounds.append(f"below {spec.below:g}")
+    return (", " + ", ".join(bounds)) if bounds else ""
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def insert(document: str) -> str:
+    """The document with the part between the two markers replaced by the current reference."""
+    before, _, rest = document.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"the document has no {BEGIN} ... {END}")
+    return before + reference().rstrip("\n") + after
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,249 @@
+"""From flags, a preset and the defaults to one RunConfig, with where each value came from.
+
+Defaults < preset < flags.  The preset is the one ``--config`` names, else the built-in one of the model and
+data set.  Of options that stand in for each other, one given in a higher layer drops the lower layer's.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from ipucnn.config.checks import check
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
+from ipucnn.config.spec import convert_value
+from ipucnn.errors import ConfigurationError
+
+DEFAULT = "default"
+FLAG = "flag"
+RUN_ORIGIN = "run"
+
+# Options that take each other's place: the first in a higher layer drops the second from the lower ones.
+_REPLACES = (
+    ("gradient_accumulation_count", "global_batch_size"),
+    ("global_batch_size", "gradient_accumulation_count"),
+    ("logs_per_epoch", "steps_per_execution"),
+    ("pipeline_splits", "device_mapping"),
+    ("pipeline_splits", "ipus_per_replica"),
+    ("lr_schedule_params", "learning_rate"),
+)
+_NORMS = {"batch": "batch_norm", "group": "group_norm", "none": "none"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A run's configuration and what it was resolved to.
+
+    Attributes:
+        command: the command it is for, e.g. ``train``.
+        config: every option, validated.
+        origins: field name -> "default", "preset NAME", "flag" (or "run": the run folder's config.yml).
+        record: the model's registry record.
+        choice: the data set that was chosen; its ``message`` says which, and how to get another.  None for
+            commands that read no data set (infer, plan-splits).
+        preset: the name of the preset that was applied, or None.
+        without_effect: keys the user gave that only an IPU acts on, in order of declaration.
+    """
+
+    command: str
+    config: RunConfig
+    origins: Dict[str, str]
+    record: Any
+    choice: Any
+    preset: Optional[str]
+    without_effect: Tuple[str, ...]
+
+    def given(self, name: str) -> bool:
+        """Whether a preset or flag gave the field ``name``."""
+        return self.origins[name] != DEFAULT
+
+    def host_note(self) -> Optional[str]:
+        """The one line to print before a host run about options without effect there, or None."""
+        if not self.without_effect:
+            return None
+        return "note: recorded, but without effect on the host: " + ", ".join(self.without_effect)
+
+
+def resolve(
+    command: str,
+    flags: Mapping[str, Any],
+    *,
+    model: Optional[str] = None,
+    config_name: Optional[str] = None,
+    config_path: Optional[str] = None,
+) -> Resolved:
+    """Resolves a run's configuration before TensorFlow is imported.
+
+    Args:
+        command: the command that runs it.
+        flags: field name -> text (or value) of the flags that were given.
+        model: the positional MODEL, if given.
+        config_name: ``--config``.
+        config_path: ``--config-path``.
+
+    Raises:
+        ConfigurationError: for a wrong value, key, name or combination.
+        DataError: if a data set that was asked for is not there.
+    """
+    from ipucnn.config import presets
+    from ipucnn.models.registry import get_model
+
+    given = convert_flags(flags)
+    if model is not None:
+        _add_model(given, model)
+    elif "model_name" not in given:
+        _check_swallowed_model(command, given)
+    chosen = presets.load_preset(config_name, config_path)
+    in_file = dict(chosen.values) if chosen is not None else {}
+    record = get_model(str(_first("model_name", given, in_file)))
+    choice = _choose_dataset(command, record, given, in_file)
+    dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
+    preset = chosen or presets.find_built_in(f"{record.name}@{dataset}", record.name)
+    layers = [(FLAG, given)]
+    if preset is not None:
+        layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
+    settings, origins = overlay(layers)
+    settings["model_name"] = record.name
+    if settings["dataset"] is None and not settings["host_generated_data"]:
+        settings["dataset"] = dataset
+    if origins["norm_layer"] == DEFAULT:
+        settings["norm_layer"] = {"name": _NORMS[record.default_norm]}
+    config = RunConfig(**settings)
+    check(config)
+    by_user = {**in_file, **given}
+    return Resolved(
+        command=command,
+        config=config,
+        origins=origins,
+        record=record,
+        choice=choice,
+        preset=preset.name if preset is not None else None,
+        without_effect=_without_effect(config, by_user),
+    )
+
+
+def resolve_saved(command: str, config: RunConfig, flags: Mapping[str, Any]) -> Resolved:
+    """Resolves a command on an existing run: its ``config.yml``, overridden by flags (evaluate, infer).
+
+    The data set is chosen again, so that a flag can point to another one or another place.
+    """
+    from ipucnn.models.registry import get_model
+
+    given = convert_flags(flags)
+    saved = {spec.name: getattr(config, spec.name) for spec in SPECS}
+    settings, origins = overlay([(RUN_ORIGIN, saved), (FLAG, given)])
+    record = get_model(settings["model_name"])
+    choice = _choose_dataset(command, record, given, saved)
+    merged = RunConfig(**settings)
+    check(merged)
+    return Resolved(command, merged, origins, record, choice, None, _without_effect(merged, given))
+
+
+def convert_flags(flags: Mapping[str, Any]) -> Dict[str, Any]:
+    """Field name -> checked value of the flags, whose values are text (or lists of it) as typed.
+
+    Raises:
+        ConfigurationError: naming the flag, its value, the reason and the nearest legal value.
+    """
+    return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
+
+
+def overlay(layers: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """Lays (origin, values) pairs over the defaults, later ones over earlier ones.
+
+    Returns:
+        settings: field name -> value, for every field.
+        origins: field name -> origin.
+    """
+    settings = {spec.name: spec.default for spec in SPECS}
+    settings.update({name: dict(value) for name, value in settings.items() if isinstance(value, dict)})
+    origins = dict.fromkeys(settings, DEFAULT)
+    for origin, layer in layers:
+        layer = dict(layer)
+        for name, other in _REPLACES:
+            if name in layer and other not in layer and layer[name] is not None:
+                settings[other], origins[other] = BY_NAME[other].default, DEFAULT
+        stages = layer.get("ipus_per_replica")
+        if (
+            stages is not None
+            and "pipeline_splits" not in layer
+            and len(settings["pipeline_splits"]) + 1 != stages
+        ):
+            for name in ("pipeline_splits", "device_mapping"):
+                settings[name], origins[name] = BY_NAME[name].default, DEFAULT
+        _replace_parameters("optimizer", "optimizer_params", layer, settings, origins)
+        _replace_parameters("lr_schedule", "lr_schedule_params", layer, settings, origins)
+        if layer.get("learning_rate") is not None and "lr_schedule_params" not in layer:
+            # The absolute rate takes the place of the per-sample one below it; the other parameters stay.
+            kept = dict(settings["lr_schedule_params"])
+            kept.pop("initial_learning_rate", None)
+            settings["lr_schedule_params"] = kept
+        for name, value in layer.items():
+            settings[name], origins[name] = value, origin
+    return settings, origins
+
+
+def _replace_parameters(
+    name: str, params: str, layer: Dict[str, Any], settings: Dict[str, Any], origins: Dict[str, str]
+) -> None:
+    """Drops the parameters of a lower layer's optimizer or schedule when another one takes its place."""
+    if name not in layer or params in layer or layer[name] == settings[name]:
+        return
+    lower = settings[params]
+    settings[params], origins[params] = dict(BY_NAME[params].default), DEFAULT
+    if params == "lr_schedule_params":
+        # Every schedule starts from the initial learning rate.
+        settings[params] = {key: rate for key, rate in lower.items() if key == "initial_learning_rate"}
+
+
+def _add_model(given: Dict[str, Any], model: str) -> None:
+    named = given.get("model_name")
+    if named is not None and named.lower().replace("_", "-") != model.lower().replace("_", "-"):
+        raise ConfigurationError(
+            f"two models are given: MODEL {model} and --model-name {named}", "give one of them"
+        )
+    given["model_name"] = model
+
+
+def _check_swallowed_model(command: str, given: Mapping[str, Any]) -> None:
+    """A list option takes every word up to the next option, MODEL too if it comes last."""
+    from ipucnn.models.registry import list_models
+
+    splits = list(given.get("pipeline_splits") or ())
+    if splits and splits[-1] in {record.name for record in list_models()}:
+        raise ConfigurationError(
+            f"--pipeline-splits: '{splits[-1]}' is a model, not a layer",
+            f"put MODEL first: ipucnn {command} {splits[-1]} --pipeline-splits {' '.join(splits[:-1])}",
+        )
+
+
+def _first(name: str, *layers: Mapping[str, Any]) -> Any:
+    """The value of ``name`` in the first layer that has one, or its default."""
+    for layer in layers:
+        if layer.get(name) is not None:
+            return layer[name]
+    return BY_NAME[name].default
+
+
+def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> Any:
+    """The data set registry's choice; None for a command that reads no data, which may then be absent."""
+    if command not in BY_NAME["dataset_path"].commands:
+        return None
+    from ipucnn.datasets.registry import choose_dataset
+
+    name = "random" if _first("host_generated_data", *layers) else _first("dataset", *layers)
+    path = Path(_first("dataset_path", *layers)).expanduser()
+    return choose_dataset(
+        name,
+        path,
+        home=record.home_dataset,
+        task=record.task,
+        download=bool(_first("download", *layers)),
+    )
+
+
+def _without_effect(config: RunConfig, by_user: Mapping[str, Any]) -> Tuple[str, ...]:
+    return tuple(
+        spec.key
+        for spec in SPECS
+        if not spec.host_effect and spec.name in by_user and getattr(config, spec.name) != spec.default
+    )

@@ -1,0 +1,53 @@
+"""``--print-config``: every option's value and where it came from, on stdout."""
+
+import json
+import os
+import sys
+from typing import Any, Iterable
+
+from ipucnn.config.resolve import Resolved
+from ipucnn.config.spec import OptionSpec
+
+WIDTH_IN_A_PIPE = 140
+
+
+def value_text(spec: OptionSpec, value: Any) -> str:
+    """A value as the user would type it; ``-`` for none."""
+    plain = spec.yaml_value(value)
+    if isinstance(plain, dict):
+        return json.dumps(plain)
+    if isinstance(plain, list):
+        return " ".join(map(str, plain)) or "-"
+    return "-" if plain is None else str(plain)
+
+
+def print_config(resolved: Resolved, specs: Iterable[OptionSpec], as_json: bool) -> None:
+    """Prints key, value and origin of each option in ``specs``, as a table or JSON."""
+    rows = [(spec, getattr(resolved.config, spec.name), resolved.origins[spec.name]) for spec in specs]
+    if as_json:
+        options = {
+            spec.key: {"value": spec.yaml_value(value), "origin": origin} for spec, value, origin in rows
+        }
+        print(
+            json.dumps({"command": resolved.command, "preset": resolved.preset, "options": options}, indent=2)
+        )
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ipucnn.config.help_page import PipeConsole
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold", max_width=32)
+    panel = ""
+    for spec, value, origin in rows:
+        if spec.panel != panel:
+            panel = spec.panel
+            table.add_section()
+        style = "dim" if origin == "default" else ""
+        table.add_row(spec.key, Text(value_text(spec, value)), Text(origin), style=style)
+    narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    PipeConsole(highlight=False, width=None if narrow else WIDTH_IN_A_PIPE).print(table)

@@ -1,0 +1,195 @@
+"""The Typer signature of a command, derived from the declaration of the options.
+
+Every option of a run reaches Typer as text and is converted by its own declaration, so that flags and YAML
+are held to the same rules.  ``arguments.RunCommand`` rewrites what was typed into the forms Typer knows.
+"""
+
+import functools
+import inspect
+from typing import Any, Callable, Dict, List, Optional
+
+import typer
+
+from ipucnn.config.completion import complete_dataset, complete_model, complete_preset, completer
+from ipucnn.config.options import specs_for
+from ipucnn.config.spec import OptionSpec
+
+MODEL_ARGUMENT = "model"
+RUN_DEFAULT = "the run's"
+
+
+def with_run_options(
+    command: str, *, from_run: bool = False, from_flags: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a command's function so that Typer gives it all options of ``command``.
+
+    The function is called with keyword arguments: its own parameters, and
+
+    - ``resolved`` (a ``resolve.Resolved``), or with ``from_run`` or ``from_flags`` the ``flags`` alone (field
+      name -> text, for ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and presets;
+    - ``json_output`` and ``verbose`` if it has parameters of these names.
+
+    Args:
+        command: the command's name, which selects the options.
+        from_run: the command takes the configuration of a run folder, whose values are the defaults.
+        from_flags: the command takes nothing but its flags.
+    """
+
+    only_flags = from_run or from_flags
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        wanted = inspect.signature(function).parameters
+        specs = {spec.name: spec for spec in specs_for(command)}
+
+        @functools.wraps(function)
+        def run(**arguments: Any) -> Any:
+            flags = _given_flags(arguments, specs)
+            own = {name: arguments[name] for name in wanted if name in arguments}
+            if only_flags:
+                return function(flags=flags, **own)
+            from ipucnn.config.resolve import resolve
+
+            resolved = resolve(
+                command,
+                flags,
+                model=arguments.get(MODEL_ARGUMENT),
+                config_name=arguments["config"],
+                config_path=arguments["config_path"],
+            )
+            if arguments["print_config"]:
+                from ipucnn.config.show import print_config
+
+                print_config(resolved, specs.values(), as_json=arguments["json_output"])
+                return None
+            return function(resolved=resolved, **own)
+
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in wanted.items()
+            if name not in ("resolved", "flags", "json_output", "verbose")
+        ]
+        if not only_flags:
+            parameters.insert(0, _model_parameter())
+        parameters += _general_parameters(only_flags)
+        parameters += [_parameter(spec, from_run) for spec in specs.values()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _given_flags(arguments: Dict[str, Any], specs: Dict[str, OptionSpec]) -> Dict[str, Any]:
+    # Typer gives None or, for lists, an empty list for an option that was not typed.
+    return {
+        name: arguments[name] for name in specs if arguments.get(name) is not None and arguments[name] != []
+    }
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _model_parameter() -> inspect.Parameter:
+    argument = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="Network, see `ipucnn models`.  [default: the preset's, else toy_model]",
+        show_default=False,
+        autocompletion=complete_model,
+    )
+    return _keyword(MODEL_ARGUMENT, Optional[str], argument)
+
+
+def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
+    panel = "General"
+    parameters = [
+        _keyword(
+            "json_output",
+            bool,
+            typer.Option(False, "--json", help="Print the result as JSON.", rich_help_panel=panel),
+        ),
+        _keyword(
+            "verbose",
+            bool,
+            typer.Option(False, "--verbose", "-v", help="Say more on stderr.", rich_help_panel=panel),
+        ),
+    ]
+    if only_flags:
+        return parameters
+    return [
+        _keyword(
+            "config",
+            Optional[str],
+            typer.Option(
+                None,
+                "--config",
+                metavar="NAME",
+                help="Preset to start from; flags override it.  [default: the model's own]",
+                rich_help_panel=panel,
+                show_default=False,
+                autocompletion=complete_preset,
+            ),
+        ),
+        _keyword(
+            "config_path",
+            Optional[str],
+            typer.Option(
+                None,
+                "--config-path",
+                metavar="FILE",
+                help="YAML file to take the preset from.  [default: the built-in ones]",
+                rich_help_panel=panel,
+                show_default=False,
+            ),
+        ),
+        _keyword(
+            "print_config",
+            bool,
+            typer.Option(
+                False,
+                "--print-config",
+                help="Print every option's value and where it came from, and stop.",
+                rich_help_panel=panel,
+            ),
+        ),
+        *parameters,
+    ]
+
+
+def _parameter(spec: OptionSpec, from_run: bool) -> inspect.Parameter:
+    flags = ["--" + key for key in spec.keys]
+    details: Dict[str, Any] = {
+        "help": f"{spec.help}  [default: {RUN_DEFAULT if from_run else default_text(spec)}]",
+        "rich_help_panel": spec.panel,
+        "show_default": False,
+    }
+    if spec.is_bool:
+        flags[0] += f"/--no-{spec.key}"
+        return _keyword(spec.name, Optional[bool], typer.Option(None, *flags, **details))
+    details["metavar"] = spec.metavar
+    if spec.name == "model_name":
+        details["autocompletion"] = complete_model
+    elif spec.name == "dataset":
+        details["autocompletion"] = complete_dataset
+    elif spec.choices:
+        details["autocompletion"] = completer(spec.choices)
+    annotation = Optional[List[str]] if spec.kind.is_list else Optional[str]
+    return _keyword(spec.name, annotation, typer.Option(None, *flags, **details))
+
+
+def default_text(spec: OptionSpec) -> str:
+    """The default as a user would type it, or what happens without one."""
+    if spec.default is None:
+        return spec.default_text or "none"
+    value = spec.yaml_value(spec.default)
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or spec.default_text or "none"
+    if isinstance(value, dict):
+        import json
+
+        return json.dumps(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,276 @@
+"""The program as it is run: help pages, exit codes, `error:` and `hint:` lines, lazy imports."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from typing import Optional
+
+import pytest
+import typer
+
+from ipucnn import __version__, cli, errors
+from ipucnn.command_table import COMMANDS, Command
+from ipucnn.config.options import SPECS, specs_for
+from ipucnn.config.signature import with_run_options
+
+DERIVED = ["train", "benchmark", "plan-splits", "verify-dataset"]
+
+
+# The tests must not depend on the values of the shipped presets.
+BUILT_IN = """\
+lenet: {optimizer: adam, num-epochs: 5}
+cifar_resnet8: {micro-batch-size: 32, lr-warmup-params: {warmup_mode: shift, warmup_epochs: 1}}
+efficientnet-b0: &b0 {micro-batch-size: 8}
+efficientnet-b0@digits: {<<: *b0, image-size: 32}
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide_and_plain(monkeypatch, tmp_path):
+    (tmp_path / "built_in").mkdir()
+    (tmp_path / "built_in" / "presets.yml").write_text(BUILT_IN)
+    monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", tmp_path / "built_in")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def _run(capsys, *args):
+    code = cli.run(list(args))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_version(capsys):
+    assert _run(capsys, "--version") == (0, f"ipucnn {__version__}\n", "")
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("-v", "--help")])
+def test_root_help_lists_every_command(capsys, args):
+    code, out, err = _run(capsys, *args)
+    assert (code, err) == (0, "")
+    for command in COMMANDS.values():
+        assert command.name in out
+        assert command.summary in out
+
+
+@pytest.mark.parametrize("command", DERIVED)
+@pytest.mark.parametrize("width", ["80", "160"])
+def test_command_help_lists_its_options_in_panels(capsys, monkeypatch, command, width):
+    monkeypatch.setenv("COLUMNS", width)
+    code, out, err = _run(capsys, command, "--help")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= int(width)
+    for spec in SPECS:
+        flag = f"--[no-]{spec.key}" if spec.is_bool else spec.flag
+        listed = any(line.replace(",", " ").split()[1:2] == [flag] for line in out.splitlines())
+        assert listed == (command in spec.commands), spec.key
+        if listed:
+            assert spec.panel in out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "error", "hint"),
+    [
+        ("trian", 2, "no command 'trian'", "did you mean 'train'?"),
+        ("--versoin", 2, "no option --versoin", "did you mean '--version'"),
+        ("train --micro-bach-size 3", 2, "no option --micro-bach-size", "did you mean '--micro-batch-size'"),
+        ("train --num-epochs 0", 2, "--num-epochs 0: must be at least 1", "--num-epochs 1"),
+        ("train --num-epochs", 2, "requires an argument", "`ipucnn train --help`"),
+        ("train --seed abc", 2, "--seed abc: must be a whole number", "--seed INT"),
+        ("train --optimizer adm", 2, "must be one of sgd", "did you mean 'adam'"),
+        ("train --validation=maybe", 2, "must be True or False", "--no-validation"),
+        ("train a b", 2, "unexpected extra argument", "--help"),
+        ("train cifar_resnet88", 2, "cifar_resnet88", "did you mean 'cifar_resnet8'"),
+        ("train lenet --config lennet", 2, "no built-in preset", "did you mean 'lenet'?"),
+        ("train --config a --config-path absent.yml", 2, "no such file", "YAML"),
+        ("train lenet --dataset cifar10", 3, "cifar10", "--download"),
+        ("train --global-batch-size 8 --gradient-accumulation 2", 2, "both given", "give one of"),
+        ("train --pipeline-splits conv2d lenet", 2, "'lenet'", "ipucnn train lenet --pipeline-splits conv2d"),
+        ("train --device-mapping 0 1 lenet", 2, "must be a whole number", "--device-mapping INT..."),
+        ("benchmark lenet", 2, "not built yet", "train"),
+        ("plan-splits resnet50", 2, "not built yet", "--pipeline-splits"),
+        ("verify-dataset --dataset digits", 2, "not built yet", "train"),
+    ],
+)
+def test_what_users_get_wrong_is_explained(capsys, args, code, error, hint):
+    got, out, err = _run(capsys, *args.split())
+    lines = err.splitlines()
+    assert got == code, err
+    assert out == ""
+    assert len(lines) == 2, err
+    assert lines[0].startswith("error: ")
+    assert error in lines[0]
+    assert lines[1].startswith("hint: ")
+    assert hint in lines[1]
+
+
+def test_a_wrong_key_is_named_with_its_line(capsys, tmp_path):
+    (tmp_path / "mine.yml").write_text("a:\n  model: lenet\n  num-epoch: 3\n")
+    code, _, err = _run(capsys, "train", "--config", "a", "--config-path", "mine.yml")
+    assert code == 2
+    assert "mine.yml, preset a, line 3: unknown key 'num-epoch'" in err
+    assert "did you mean 'num-epochs'" in err
+
+
+def test_print_config_shows_values_and_origins(capsys):
+    code, out, _ = _run(capsys, "train", "lenet", "--num_epochs", "2", "--print-config")
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
+    assert rows["num-epochs"] == ["num-epochs", "2", "flag"]
+    assert rows["optimizer"][-2:] == ["preset", "lenet"]
+    assert rows["shuffle"] == ["shuffle", "True", "default"]
+
+
+def test_print_config_as_json_is_every_option(capsys):
+    code, out, _ = _run(capsys, "train", "lenet", "--no-shuffle", "--print-config", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["preset"] == "lenet"
+    assert set(result["options"]) == {spec.key for spec in specs_for("train")}
+    assert result["options"]["shuffle"] == {"value": False, "origin": "flag"}
+    assert result["options"]["dataset"]["value"] == "digits"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A command ``fake`` with the options of train, and the keyword arguments it was called with."""
+    found = []
+    module = types.ModuleType("ipucnn.commands.fake")
+
+    @with_run_options("train")
+    def fake(resolved, verbose, json_output, extra: Optional[str] = typer.Option(None, "--extra")):
+        found.append({"resolved": resolved, "verbose": verbose, "json_output": json_output, "extra": extra})
+
+    module.fake = fake
+    monkeypatch.setitem(sys.modules, "ipucnn.commands.fake", module)
+    monkeypatch.setitem(COMMANDS, "fake", Command("fake", "fake", "fake", "A command.", "Run"))
+    return found
+
+
+def test_a_command_gets_the_resolved_configuration(capsys, calls):
+    code, out, err = _run(
+        capsys,
+        *["-v", "fake", "--replicas", "4", "--pipeline_splits", "a", "b", "--device-mapping", "0", "1", "0"],
+        *["--model", "lenet", "--logs-per-epoch", "1/3", "--recomputation", "True", "--eval-freq", "2"],
+        *["--precision", "16.16", "--extra", "x_y", "--json"],
+    )
+    assert (code, out, err) == (0, "", "")
+    (call,) = calls
+    assert (call["verbose"], call["json_output"], call["extra"]) == (True, True, "x_y")
+    resolved = call["resolved"]
+    assert resolved.command == "train"
+    assert resolved.record.name == "lenet"
+    assert resolved.config.num_replicas == 4
+    assert resolved.config.pipeline_splits == ("a", "b")
+    assert resolved.config.device_mapping == (0, 1, 0)
+    assert resolved.config.logs_per_epoch == 1 / 3
+    assert resolved.config.recomputation is True
+    assert resolved.config.validation_freq == 2
+    assert resolved.config.precision == "16.16"
+    assert resolved.origins["num_replicas"] == "flag"
+
+
+def test_verbose_is_off_by_default(capsys, calls):
+    assert _run(capsys, "fake")[0] == 0
+    assert (calls[0]["verbose"], calls[0]["json_output"], calls[0]["extra"]) == (False, False, None)
+    assert calls[0]["resolved"].record.name == "toy_model"
+
+
+def test_none_undoes_a_preset_s_value(capsys, calls):
+    assert _run(capsys, "fake", "cifar_resnet8", "--lr-warmup-params", "none", "--pipeline-splits")[0] == 0
+    assert calls[0]["resolved"].config.lr_warmup_params is None
+    assert calls[0]["resolved"].config.pipeline_splits == ()
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "text"),
+    [
+        (
+            errors.DataError("no such file", "look elsewhere"),
+            3,
+            "error: no such file\nhint: look elsewhere\n",
+        ),
+        (errors.InfeasibleError("too big"), 4, "error: too big\n"),
+        (errors.MissingError("no IPU"), 6, "error: no IPU\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_exit_codes(capsys, monkeypatch, raised, code, text):
+    def fail(args):
+        raise raised
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    assert _run(capsys, "train") == (code, "", text)
+
+
+def test_a_bug_shows_its_traceback(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_dispatch", lambda args: 1 / 0)
+    code, _, err = _run(capsys, "train")
+    assert code == 1
+    assert "Traceback" in err
+    assert "ZeroDivisionError" in err
+    assert "bug" in err
+
+
+def test_verbose_names_the_cause(capsys, monkeypatch):
+    def fail(args):
+        try:
+            raise OSError("disk on fire")
+        except OSError as cause:
+            raise errors.DataError("unreadable") from cause
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert "caused by" not in _run(capsys, "train")[2]
+    assert "caused by: OSError: disk on fire" in _run(capsys, "train", "-v")[2]
+
+
+def _program(*args, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "ipucnn", *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )
+
+
+def test_the_program_exits_with_the_code():
+    done = _program("train", "--num-epochs", "0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --num-epochs 0")
+
+
+def test_completion_offers_options_models_and_choices():
+    def complete(line):
+        words = line.split(" ")
+        done = _program(_IPUCNN_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+        return done.stdout.split()
+
+    assert "train" in complete("ipucnn tr")
+    assert "cifar_resnet8" in complete("ipucnn train cifar_resnet")
+    assert "--micro-batch-size" in complete("ipucnn train --micro")
+    assert "cifar10" in complete("ipucnn train --dataset cifar")
+    assert "cosine" in complete("ipucnn train --lr-schedule cos")
+
+
+@pytest.mark.parametrize(
+    "line", ["", "train --help", "train lenet --print-config", "train nope", "plan-splits lenet"]
+)
+def test_tensorflow_is_not_imported(line):
+    code = (
+        "import sys; from ipucnn import cli; cli.run(sys.argv[1:]);"
+        "sys.exit(int(bool({'tensorflow', 'keras', 'numpy'} & set(sys.modules) - set(sys.argv[:1]))))"
+    )
+    if "lenet" in line:
+        code = code.replace(", 'numpy'", "")
+    done = subprocess.run([sys.executable, "-c", code, *line.split()], stdout=subprocess.DEVNULL)
+    assert done.returncode == 0
+
+
+def test_root_help_needs_no_typer():
+    code = "import sys; from ipucnn import cli; cli.run([]); sys.exit('typer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0

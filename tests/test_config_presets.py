@@ -1,0 +1,155 @@
+"""Preset files: anchors, merges, wrong keys with their line, and the layout public files have."""
+
+import pytest
+
+from ipucnn.config import presets
+from ipucnn.config.presets import PresetFile
+from ipucnn.errors import ConfigurationError
+
+# Written for this test in the layout of public CNN application files: anchor holders without a model, merges,
+# two `<<` in one mapping, unquoted precision, numbers YAML 1.1 reads as text.
+PUBLIC_STYLE = """\
+pets_config: &pets
+  dataset: pets
+  dataset-path: /data/pets
+
+small_config: &small
+  dataset: cifar10
+
+first_run: &first_run
+  <<: *small
+  model: cifar_resnet8
+  precision: 16.16
+  micro-batch-size: 4
+  norm-layer:
+    'name': 'custom_batch_norm'
+    'momentum': 0.9
+  lr-schedule: 'cosine'
+  lr-warmup-params:
+    'warmup_mode': 'shift'
+    'warmup_epochs': 2
+  lr-schedule-params:
+    'initial_learning_rate': 1e-4
+    'epochs_to_total_decay': 8
+  stochastic-rounding: 'ON'
+  l2-regularization: 1e-5
+  logs-per-epoch: 1/4
+  eight-bit-transfer: True
+
+second_run: &second_run
+  <<: *pets
+  <<: *first_run
+  model-name: resnet50
+  pipeline-splits: [
+    conv2_block2_out,
+    conv3_block1_out]
+  device-mapping: [0, 0, 0]
+  available-memory-proportion: [15]
+  norm-layer:
+    'name': 'group_norm'
+    'num_groups': 32
+
+third_run:
+  <<: [*first_run, *pets]
+  num_epochs: 3
+"""
+
+
+def test_public_layout_loads_unchanged():
+    file = PresetFile(PUBLIC_STYLE, "configs.yml")
+    assert file.names == ["pets_config", "small_config", "first_run", "second_run", "third_run"]
+    third = file.get("third_run").values
+    second = file.get("second_run").values
+    first = file.get("first_run").values
+    assert file.get("pets_config").values == {"dataset": "pets", "dataset_path": "/data/pets"}
+    assert first["model_name"] == "cifar_resnet8"
+    assert first["precision"] == "16.16"
+    assert first["stochastic_rounding"] == "ON"
+    assert first["l2_regularization"] == 1e-5
+    assert first["lr_schedule_params"] == {"initial_learning_rate": 1e-4, "epochs_to_total_decay": 8}
+    assert first["norm_layer"] == {"name": "custom_batch_norm", "momentum": 0.9}
+    assert first["logs_per_epoch"] == 0.25
+    # Of two `<<`, the later wins; of one `<<` with a list, the earlier wins; own keys win over both.
+    assert second["dataset"] == "cifar10"
+    assert second["dataset_path"] == "/data/pets"
+    assert second["model_name"] == "resnet50"
+    assert second["pipeline_splits"] == ("conv2_block2_out", "conv3_block1_out")
+    assert second["device_mapping"] == (0, 0, 0)
+    assert second["norm_layer"] == {"name": "group_norm", "num_groups": 32}
+    assert third["dataset"] == "cifar10"
+    assert third["num_epochs"] == 3
+
+
+def test_presets_do_not_disturb_each_other():
+    file = PresetFile(PUBLIC_STYLE, "configs.yml")
+    before = file.get("first_run")
+    file.get("second_run")
+    assert file.get("first_run") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("a:\n  micro-bach-size: 8\n", "line 2: unknown key 'micro-bach-size'", "micro-batch-size"),
+        ("a:\n  num-epochs: 0\n", "line 2: num-epochs: 0: must be at least 1", "num-epochs: 1"),
+        ("a:\n  seed: 1\n  seed: 2\n", "line 3: 'seed' is given twice, first on line 2", "keep one"),
+        ("a:\n  overwrite: True\n", "'overwrite' is a flag", "--overwrite"),
+        ("a:\n  seed: [1\n", "not readable as YAML", "indentation"),
+        ("a: 1\na:\n  seed: 1\n", "line 2: preset 'a' is there twice", "rename"),
+        ("- a\n", "top level is not a mapping", "key: value"),
+        ("a:\n  seed: !!python/object:os.system {}\n", "line 2", "no tags"),
+        ("a:\n  <<: 3\n", "line 2: '<<' must merge", "anchor"),
+        ("a: &a\n  <<: *a\n", "'<<' must merge", "anchor"),
+    ],
+)
+def test_wrong_files_are_refused_with_the_line(text, message, hint):
+    with pytest.raises(ConfigurationError) as caught:
+        PresetFile(text, "mine.yml").get("a")
+    assert "mine.yml" in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_only_the_chosen_preset_is_checked():
+    file = PresetFile("good:\n  seed: 1\nbad:\n  sede: 1\n", "mine.yml")
+    assert file.get("good").values == {"seed": 1}
+
+
+def test_unknown_preset_has_a_suggestion(tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text("resnet_fast:\n  seed: 1\n")
+    with pytest.raises(ConfigurationError) as caught:
+        presets.load_preset("resnet_fats", str(path))
+    assert caught.value.hint == "did you mean 'resnet_fast'?"
+    with pytest.raises(ConfigurationError) as caught:
+        presets.load_preset(None, str(path))
+    assert "resnet_fast" in caught.value.hint
+    with pytest.raises(ConfigurationError, match="no such file"):
+        presets.load_preset("a", str(tmp_path / "absent.yml"))
+    with pytest.raises(ConfigurationError, match="no built-in preset"):
+        presets.load_preset("cifar_resnet9", None)
+
+
+def test_a_saved_config_is_a_preset_of_its_own(tmp_path):
+    path = tmp_path / "config.yml"
+    path.write_text("model-name: lenet\nnum-epochs: 4\n")
+    assert presets.load_preset(None, str(path)).values == {"model_name": "lenet", "num_epochs": 4}
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "config.yml"
+    path.write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(ConfigurationError, match="not readable"):
+        presets.load_preset("a", str(path))
+
+
+def test_built_in_presets_are_valid_and_belong_to_models():
+    registry = pytest.importorskip("ipucnn.models.registry")
+    names = presets.built_in_names()
+    assert len(set(names)) == len(names)
+    for name in names:
+        preset = presets.find_built_in(name)
+        assert registry.get_model(name.split("@")[0]).name == name.split("@")[0]
+        # They are chosen by model and data set, so they must not name another.
+        assert not {"model_name", "dataset", "dataset_path"} & set(preset.values)

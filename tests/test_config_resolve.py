@@ -1,0 +1,236 @@
+"""Resolving: defaults < preset < flags, options that replace each other, and the round trip of config.yml."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.resolve import resolve, resolve_saved
+from ipucnn.errors import ConfigurationError
+
+# The tests must not depend on the values of the shipped presets.
+BUILT_IN = """\
+lenet: {optimizer: adam, num-epochs: 5}
+cifar_resnet8: {micro-batch-size: 32, lr-warmup-params: {warmup_mode: shift, warmup_epochs: 1}}
+efficientnet-b0: &b0 {micro-batch-size: 8}
+efficientnet-b0@digits: {<<: *b0, image-size: 32}
+"""
+
+
+@pytest.fixture(autouse=True)
+def datasets_here(monkeypatch, tmp_path):
+    """A data set registry that finds what is asked for, or else the embedded digits; few presets."""
+    (tmp_path / "built_in").mkdir()
+    (tmp_path / "built_in" / "presets.yml").write_text(BUILT_IN)
+    monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", tmp_path / "built_in")
+    module = types.ModuleType("ipucnn.datasets.registry")
+
+    def choose_dataset(name, path, *, home, task, **_):
+        assert isinstance(path, Path)
+        return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits")
+
+    module.choose_dataset = choose_dataset
+    monkeypatch.setitem(sys.modules, "ipucnn.datasets.registry", module)
+    monkeypatch.setattr("ipucnn.datasets.registry", module, raising=False)
+
+
+@pytest.fixture
+def preset_file(tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text(
+        "mine:\n"
+        "  model: resnet50\n"
+        "  global-batch-size: 64\n"
+        "  optimizer: rmsprop\n"
+        "  optimizer-params: {rho: 0.9}\n"
+        "  lr-schedule: cosine\n"
+        "  lr-schedule-params: {initial_learning_rate: 0.001, epochs_to_total_decay: 5}\n"
+        "  pipeline-splits: [conv2_block2_out, conv3_block1_out]\n"
+        "  device-mapping: [0, 1, 0]\n"
+        "  stochastic-rounding: 'ON'\n"
+    )
+    return str(path)
+
+
+def test_values_know_where_they_came_from(preset_file):
+    resolved = resolve("train", {"num_epochs": "3"}, config_name="mine", config_path=preset_file)
+    assert resolved.config.num_epochs == 3
+    assert resolved.origins["num_epochs"] == "flag"
+    assert resolved.origins["global_batch_size"] == "preset mine"
+    assert resolved.origins["seed"] == "default"
+    assert resolved.record.name == "resnet50"
+    assert resolved.preset == "mine"
+    assert resolved.config.dataset == "digits"
+    assert resolved.without_effect == ("stochastic-rounding",)
+    assert "stochastic-rounding" in resolved.host_note()
+
+
+def test_the_model_s_own_preset_is_found():
+    resolved = resolve("train", {}, model="cifar-resnet8")
+    assert resolved.preset == "cifar_resnet8"
+    assert resolved.config.model_name == "cifar_resnet8"
+    assert resolved.config.micro_batch_size == 32
+    assert resolved.origins["micro_batch_size"] == "preset cifar_resnet8"
+    assert resolved.host_note() is None
+
+
+def test_a_preset_for_the_data_set_comes_first():
+    assert resolve("train", {}, model="efficientnet-b0").preset == "efficientnet-b0@digits"
+    assert resolve("train", {"dataset": "cifar10"}, model="efficientnet-b0").preset == "efficientnet-b0"
+
+
+def test_accumulation_replaces_a_preset_s_global_batch(preset_file):
+    config = resolve(
+        "train", {"gradient_accumulation_count": "4"}, config_name="mine", config_path=preset_file
+    ).config
+    assert config.gradient_accumulation_count == 4
+    assert config.global_batch_size is None
+
+
+def test_both_batch_flags_are_refused():
+    with pytest.raises(ConfigurationError, match="both given"):
+        resolve("train", {"gradient_accumulation_count": "4", "global_batch_size": "8"})
+
+
+def test_learning_rate_replaces_the_preset_s_per_sample_rate(preset_file):
+    config = resolve("train", {"learning_rate": "0.1"}, config_name="mine", config_path=preset_file).config
+    assert config.learning_rate == 0.1
+    assert config.lr_schedule_params == {"epochs_to_total_decay": 5}
+    flags = {"learning_rate": "0.1", "lr_schedule_params": '{"initial_learning_rate": 0.1}'}
+    with pytest.raises(ConfigurationError, match="both given"):
+        resolve("train", flags)
+
+
+def test_parameters_of_another_optimizer_or_schedule_are_dropped(preset_file):
+    flags = {"optimizer": "sgd", "lr_schedule": "const"}
+    config = resolve("train", flags, config_name="mine", config_path=preset_file).config
+    assert config.optimizer_params == {"momentum": 0}
+    assert config.lr_schedule_params == {"initial_learning_rate": 0.001}
+
+
+def test_new_splits_drop_the_preset_s_device_mapping(preset_file):
+    config = resolve(
+        "train", {"pipeline_splits": ["conv4_block1_out"]}, config_name="mine", config_path=preset_file
+    ).config
+    assert config.pipeline_splits == ("conv4_block1_out",)
+    assert config.device_mapping is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"pipeline_splits": ["a", "b"], "device_mapping": ["0", "1"]}, "2 entries for 3 stages"),
+        ({"pipeline_splits": ["a"], "device_mapping": ["0", "2"]}, "but not IPU 1"),
+        ({"pipeline_splits": ["a", "a"]}, "opens two stages"),
+        ({"recomputation": True}, "not pipelined"),
+        ({"micro_batch_size": "0"}, "--micro-batch-size 0: must be at least 1"),
+        ({"optimizer": "adamm"}, "--optimizer adamm: must be one of"),
+    ],
+)
+def test_illegal_flags_are_refused(flags, message):
+    with pytest.raises(ConfigurationError) as caught:
+        resolve("train", flags)
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_two_different_models_are_refused():
+    assert resolve("train", {"model_name": "cifar-resnet8"}, model="cifar_resnet8").record.name
+    with pytest.raises(ConfigurationError, match="two models"):
+        resolve("train", {"model_name": "lenet"}, model="toy_model")
+
+
+def test_unknown_model_has_a_suggestion():
+    with pytest.raises(ConfigurationError) as caught:
+        resolve("train", {}, model="cifar_resnet9")
+    assert "cifar_resnet" in caught.value.hint
+
+
+def test_a_network_without_batch_norm_keeps_its_own_norm():
+    registry = pytest.importorskip("ipucnn.models.registry")
+    record = next(record for record in registry.list_models() if record.default_norm == "none")
+    assert resolve("train", {}, model=record.name).config.norm_layer == {"name": "none"}
+    assert resolve("train", {"norm_layer": "batch_norm"}, model=record.name).config.norm_layer == {
+        "name": "batch_norm"
+    }
+
+
+def test_a_saved_run_is_overridden_by_flags():
+    saved = resolve("train", {"seed": "7"}, model="lenet").config
+    resolved = resolve_saved("evaluate", RunConfig.from_yaml(saved.to_yaml()), {"limit_eval": "10%"})
+    assert resolved.config.seed == 7
+    assert resolved.config.limit_eval == "10%"
+    assert resolved.origins["limit_eval"] == "flag"
+    assert resolved.origins["seed"] == "run"
+    assert resolved.record.name == "lenet"
+
+
+def _is_word(text):
+    """Whether text is one word that stands for itself (not none, no list)."""
+    return text.split() == [text] and not set(",[]") & set(text) and text.lower() not in ("none", "null")
+
+
+_WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F), min_size=1, max_size=12).filter(
+    _is_word
+)
+_NUMBERS = st.one_of(st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False))
+_NAMES = st.text("abcdefgh_", min_size=1, max_size=8)
+_DICTS = st.dictionaries(
+    _NAMES,
+    st.one_of(_NUMBERS, st.booleans(), st.lists(_NUMBERS, max_size=3), st.sampled_from(["shift", "mask"])),
+)
+
+
+def _values(spec):
+    """Legal values of an option."""
+    special = {
+        "image_size": st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
+        "limit_train": st.sampled_from(["1", "500", "10%", "0.5%"]),
+        "limit_eval": st.sampled_from(["1", "500", "10%", "0.5%"]),
+        "precision": st.sampled_from(["16.16", "16.32", "32.32"]),
+        "stochastic_rounding": st.sampled_from(["ON", "OFF", "RI"]),
+        "weight_updates_per_epoch": st.sampled_from([-1, 1, 391]),
+        "available_memory_proportion": st.lists(st.floats(1, 100), max_size=4).map(tuple),
+        "device_mapping": st.lists(st.integers(0, 15), max_size=4).map(tuple),
+        "pipeline_splits": st.lists(_WORDS, max_size=4).map(tuple),
+        "norm_layer": st.sampled_from(
+            [
+                {"name": "none"},
+                {"name": "group_norm", "num_groups": 4},
+                {"name": "batch_norm", "epsilon": 1e-5},
+            ]
+        ),
+    }
+    if spec.name in special:
+        found = special[spec.name]
+    elif spec.choices:
+        found = st.sampled_from(spec.choices)
+    elif spec.is_bool:
+        found = st.booleans()
+    elif spec.kind.is_dict:
+        found = _DICTS
+    elif spec.kind.metavar == "INT":
+        found = st.integers(int(spec.minimum or 0), int(spec.maximum or 2**62))
+    elif spec.kind.metavar == "FLOAT":
+        below = 1e300 if spec.below is None else spec.below
+        found = st.floats(0, below, exclude_min=spec.above is not None, exclude_max=True)
+    else:
+        found = _WORDS
+    return st.none() | found if spec.optional else found
+
+
+@given(st.fixed_dictionaries({spec.name: _values(spec) for spec in SPECS if spec.in_yaml}))
+def test_config_yml_is_read_back_exactly(settings):
+    config = RunConfig(**settings)
+    text = config.to_yaml()
+    assert RunConfig.from_yaml(text) == config
+    for spec in SPECS:
+        assert (f"\n{spec.key}:" in "\n" + text) == spec.in_yaml
+
+
+def test_an_empty_config_is_the_defaults():
+    assert RunConfig.from_yaml("") == RunConfig()

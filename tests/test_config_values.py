@@ -1,0 +1,160 @@
+"""Values: what each option takes, the same from a flag's text and from YAML."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.config import values
+from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig, find_spec
+from ipucnn.config.values import BadValue
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("precision", 16.16, "16.16"),
+        ("precision", "16.32", "16.32"),
+        ("stochastic-rounding", True, "ON"),
+        ("stochastic-rounding", "off", "OFF"),
+        ("stochastic-rounding", "RI", "RI"),
+        ("l2-regularization", "1e-5", 1e-5),
+        ("logs-per-epoch", "1/4", 0.25),
+        ("logs-per-epoch", "0.3333333333333333333", 1 / 3),
+        ("weight-updates-per-epoch", "-1", -1),
+        ("available-memory-proportion", [13.5], (13.5,)),
+        ("available-memory-proportion", "15, 20", (15.0, 20.0)),
+        ("device-mapping", "0 1 1 0", (0, 1, 1, 0)),
+        ("device-mapping", ["0", "1 2"], (0, 1, 2)),
+        ("pipeline-splits", ["a,b", "c"], ("a", "b", "c")),
+        ("pipeline-splits", [""], ()),
+        ("image-size", 224, (224, 224)),
+        ("image-size", "388x512", (388, 512)),
+        ("limit-train", 500, "500"),
+        ("limit-eval", "12.5%", "12.5%"),
+        ("norm-layer", "group_norm", {"name": "group_norm"}),
+        ("norm-layer", "none", {"name": "none"}),
+        ("norm-layer", '{"name": "batch_norm", "momentum": 0.9}', {"name": "batch_norm", "momentum": 0.9}),
+        ("optimizer-params", {"weight_decay": "2.5e-6"}, {"weight_decay": 2.5e-6}),
+        ("optimizer-params", "{momentum: 0.9}", {"momentum": 0.9}),
+        ("lr-schedule-params", {"boundaries": ["1e1", 20]}, {"boundaries": [10.0, 20]}),
+        ("pipeline-schedule", "interleaved", "Interleaved"),
+        ("scheduling-algorithm", "post-order", "POST_ORDER"),
+        ("gradient-accumulation-count", "none", None),
+        ("validation", "ON", True),
+        ("micro-batch-size", 8.0, 8),
+    ],
+)  # fmt: skip
+def test_value_is_read(key, written, value):
+    assert BY_KEY[key].convert(written) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "reason", "nearest"),
+    [
+        ("micro-batch-size", "0", "at least 1", "1"),
+        ("micro-batch-size", "8.5", "whole number", "8"),
+        ("micro-batch-size", True, "whole number", None),
+        ("micro-batch-size", None, "needs a value", None),
+        ("available-memory-proportion", 0.6, "percentage", "60"),
+        ("available-memory-proportion", [150], "from 1 to 100", "100"),
+        ("weight-updates-per-epoch", 0, "at least 1, or -1", "-1"),
+        ("learning-rate", 0, "above 0", None),
+        ("label-smoothing", 1, "below 1", None),
+        ("loss-scaling", "nan", "finite", None),
+        ("precision", "8.8", "16.16, 16.32, 32.32", None),
+        ("optimizer", "sdg", "sgd, lars", None),
+        ("limit-train", "5 apples", "number of samples", None),
+        ("limit-train", "0", "at least 1 sample", "1"),
+        ("limit-eval", "120%", "up to 100%", "100%"),
+        ("logs-per-epoch", "1/0", "fraction", None),
+        ("optimizer-params", "[1, 2]", "dictionary", None),
+        ("optimizer-params", "{a: [", "neither JSON nor YAML", None),
+        ("image-size", "1x2x3", "height x width", None),
+        ("image-size", "0", "at least 1 pixel", None),
+        ("norm-layer", {"name": "group_norm", "groups": 8}, "no parameter 'groups'", None),
+        ("norm-layer", {"name": "group_norm", "num_groups": 0}, "num_groups 0 must be at least 1", None),
+        ("norm-layer", {"name": "batch_norm", "momentum": 1.5}, "below 1", None),
+        (
+            "norm-layer",
+            {"name": "group_norm", "num_groups": 4, "channels_per_group": 2},
+            "exclude each other",
+            None,
+        ),
+        ("dataset", ["a"], "must be text", None),
+        ("validation", "maybe", "True or False", None),
+    ],
+)
+def test_bad_value_gives_the_reason_and_the_nearest_legal_one(key, written, reason, nearest):
+    with pytest.raises(BadValue) as caught:
+        BY_KEY[key].convert(written)
+    assert reason in caught.value.reason
+    assert caught.value.nearest == nearest
+
+
+def test_typo_in_a_choice_is_named():
+    with pytest.raises(BadValue) as caught:
+        BY_KEY["optimizer"].convert("sdg")
+    assert caught.value.hint == "did you mean 'sgd'?"
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_image_sizes_survive_yaml(height, width):
+    assert values.parse_image_size(values.image_size_to_yaml((height, width))) == (height, width)
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_whole_numbers_are_exact(number):
+    assert values.parse_int(str(number)) == number
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_in_text_become_numbers(number):
+    assert values.numbers_in({"a": [repr(number), "b"]}) == {"a": [number, "b"]}
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000))
+def test_fractions_are_divided_once(numerator, denominator):
+    assert values.parse_fraction(f"{numerator}/{denominator}") == numerator / denominator
+
+
+def test_every_default_is_legal():
+    for spec in SPECS:
+        if spec.default is not None:
+            assert spec.convert(spec.yaml_value(spec.default)) == spec.default, spec.key
+
+
+def test_each_option_is_declared_once_and_described():
+    keys = [key for spec in SPECS for key in spec.keys]
+    assert len(set(keys)) == len(keys)
+    assert set(BY_NAME) == {field.name for field in dataclasses.fields(RunConfig)}
+    for spec in SPECS:
+        assert spec.help.endswith("."), spec.key
+        assert spec.commands, spec.key
+
+
+def test_spellings_of_a_key_are_the_same():
+    for key in ("num-replicas", "num_replicas", "replicas", "NUM-REPLICAS"):
+        assert find_spec(key) is BY_NAME["num_replicas"]
+    assert find_spec("nb-ipus-per-replica") is find_spec("ipus_per_replica")
+    assert find_spec("model") is find_spec("model-name")
+    assert find_spec("num-replica") is None
+
+
+PUBLIC_KEYS = """
+seed checkpoints checkpoint-dir clean-dir dataset dataset-path model-name eight-bit-transfer on-demand
+pipeline-num-parallel training micro-batch-size num-epochs logs-per-epoch weight-updates-per-epoch
+num-replicas gradient-accumulation-count global-batch-size precision pipeline-splits device-mapping
+pipeline-schedule optimizer optimizer-params loss-scaling weight-decay l2-regularization recomputation
+accelerator-side-preprocess stochastic-rounding optimizer-state-offloading fp-exceptions lr-schedule
+lr-warmup-params lr-schedule-params lr-staircase dbn-replica-group-size bn-momentum label-smoothing
+half-partials internal-exchange-optimization-target max-cross-replica-buffer-size
+max-reduce-many-buffer-size gather-conv-output stable-norm available-memory-proportion wandb validation
+validation-micro-batch-size validation-num-replicas norm-layer pipeline-validation-model
+min-remote-tensor-size fused-preprocessing
+"""
+
+
+def test_the_options_of_the_public_application_are_there():
+    assert [key for key in PUBLIC_KEYS.split() if find_spec(key) is None] == []
