@@ -98,7 +98,7 @@ def depthwise_conv2d(x: Any, kernel: Any, stride: int, padding: str) -> Any:
 class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
     """Keras' layer, with the weight gradient of :func:`tap_sum_filter_gradient` where it is the faster one."""
 
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: Any) -> Any:
         height, width = inputs.shape[1], inputs.shape[2]
         strides = tuple(self.strides)
         if (
@@ -110,8 +110,10 @@ class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
             or self.data_format != "channels_last"
             or self._output_pixels(height, width) > MAX_TAP_SUM_PIXELS
         ):
-            return super().call(inputs, *args, **kwargs)
-        kernel = tf.convert_to_tensor(self.depthwise_kernel if hasattr(self, "depthwise_kernel") else self.kernel)
+            return super().call(inputs)
+        kernel = tf.convert_to_tensor(
+            self.depthwise_kernel if hasattr(self, "depthwise_kernel") else self.kernel
+        )
         outputs = depthwise_conv2d(inputs, kernel, strides[0], self.padding.upper())
         if self.use_bias:
             outputs = outputs + tf.convert_to_tensor(self.bias)

@@ -22,7 +22,9 @@ class Dropout(keras.layers.Layer):
         noise_shape: mask shape, None for the input's size in that dimension; None for the full shape.
     """
 
-    def __init__(self, rate: float, noise_shape: Optional[Sequence[Optional[int]]] = None, **kwargs: Any) -> None:
+    def __init__(
+        self, rate: float, noise_shape: Optional[Sequence[Optional[int]]] = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
             raise ValueError(f"rate must be in [0, 1), got {rate}")

@@ -1,0 +1,182 @@
+"""A Keras functional model as plain data that can be edited and built again.
+
+``keras.models.clone_model`` can swap a layer for another one, but neither rewire nor rename on Keras 2.6
+and Keras 3 alike, and it stumbles over operations that are not layers (``x + 3`` in MobileNetV3).  A
+blueprint is read from the model's public configuration, edited as a list, and assembled into a new model.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+
+from tensorflow import keras
+
+
+@dataclass
+class Step:
+    """One layer and where its inputs come from.
+
+    Attributes:
+        name: name of the layer, unique in the blueprint.
+        kind: class name of the layer, or of the operation where Keras records a bare operation.
+        layer_class: class of the layer; None for a bare operation, which has to be edited away.
+        config: what ``layer_class.from_config`` takes.
+        inputs: names of the steps it reads, in the order of its arguments.
+        channels: last dimension of its output.
+        constants: numbers among a bare operation's arguments.
+    """
+
+    name: str
+    kind: str
+    layer_class: Optional[type]
+    config: Dict[str, Any]
+    inputs: List[str]
+    channels: Optional[int] = None
+    constants: List[float] = field(default_factory=list)
+
+
+@dataclass
+class Blueprint:
+    """Steps in topological order, the first the input; ``output`` names the one that is returned."""
+
+    steps: List[Step]
+    output: str
+
+    def __getitem__(self, name: str) -> Step:
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(name)
+
+    def consumers(self, name: str) -> List[Step]:
+        """The steps that read ``name``."""
+        return [step for step in self.steps if name in step.inputs]
+
+    def reroute(self, old: str, new: str) -> None:
+        """Makes everything that reads ``old`` read ``new``."""
+        for step in self.steps:
+            step.inputs = [new if name == old else name for name in step.inputs]
+        if self.output == old:
+            self.output = new
+
+    def bypass(self, names: Iterable[str]) -> None:
+        """Removes steps of one input, connecting their readers to that input."""
+        doomed: Set[str] = set(names)
+        for name in doomed:
+            step = self[name]
+            if len(step.inputs) != 1:
+                raise ValueError(f"{name} has {len(step.inputs)} inputs and can't be bypassed")
+            self.reroute(name, step.inputs[0])
+        self.steps = [step for step in self.steps if step.name not in doomed]
+
+    def rename(self, new_name: Callable[[Step], str]) -> None:
+        """Renames every step.
+
+        Raises:
+            ValueError: if two steps would get the same name.
+        """
+        table = {step.name: new_name(step) for step in self.steps}
+        if len(set(table.values())) != len(table):
+            seen: Set[str] = set()
+            clash = {n for n in table.values() if n in seen or seen.add(n)}  # type: ignore[func-returns-value]
+            raise ValueError(f"renaming gives two layers the same name: {sorted(clash)}")
+        for step in self.steps:
+            step.name = table[step.name]
+            step.config["name"] = step.name
+            step.inputs = [table[name] for name in step.inputs]
+        self.output = table[self.output]
+
+
+def _flatten(argument: Any) -> List[Any]:
+    if isinstance(argument, (list, tuple)):
+        return [leaf for item in argument for leaf in _flatten(item)]
+    return [argument]
+
+
+def _read_node_keras3(node: Dict[str, Any]) -> List[Any]:
+    """Leaves of a node of Keras 3: source layer names as ``("from", name)``, and constants."""
+    leaves: List[Any] = []
+    for leaf in _flatten([node.get("args", ()), list(node.get("kwargs", {}).values())]):
+        if isinstance(leaf, dict) and leaf.get("class_name") == "__keras_tensor__":
+            leaves.append(("from", leaf["config"]["keras_history"][0]))
+        elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+            leaves.append(leaf)
+    return leaves
+
+
+def _read_node_keras2(node: Any) -> List[Any]:
+    """The same for Keras 2.6: ``[[name, node index, tensor index, kwargs], ...]``, or one such entry."""
+    entries = node if isinstance(node[0], (list, tuple)) else [node]
+    leaves: List[Any] = []
+    for entry in entries:
+        leaves.append(("from", entry[0]))
+        kwargs = entry[3] if len(entry) > 3 else {}
+        leaves += [v for v in kwargs.values() if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    return leaves
+
+
+def read_blueprint(model: Any) -> Blueprint:
+    """The blueprint of a functional model with one input and one output in which every layer is called once.
+
+    Raises:
+        ValueError: if a layer is shared.
+    """
+    with warnings.catch_warnings():
+        # Keras 2.6 warns of custom layers that it would not find when loading; nothing is loaded here.
+        warnings.simplefilter("ignore")
+        config = model.get_config()
+    layers = {layer.name: layer for layer in model.layers}
+    steps = []
+    for entry in config["layers"]:
+        name = entry.get("name") or entry["config"]["name"]
+        nodes = entry["inbound_nodes"]
+        if len(nodes) > 1:
+            raise ValueError(f"layer {name} is called {len(nodes)} times")
+        leaves: List[Any] = []
+        if nodes:
+            leaves = (
+                _read_node_keras3(nodes[0]) if isinstance(nodes[0], dict) else _read_node_keras2(nodes[0])
+            )
+        layer = layers.get(name)
+        kind = entry["class_name"]
+        bare = layer is None or kind == "TFOpLambda"
+        if bare and kind == "TFOpLambda":
+            kind = entry["config"]["function"].split(".")[-1].capitalize()
+        steps.append(
+            Step(
+                name=name,
+                kind=kind,
+                layer_class=None if bare else type(layer),
+                config={} if layer is None or bare else layer.get_config(),
+                inputs=[leaf[1] for leaf in leaves if isinstance(leaf, tuple)],
+                channels=None if bare else _channels(layer),
+                constants=[leaf for leaf in leaves if not isinstance(leaf, tuple)],
+            )
+        )
+    output = config["output_layers"]
+    while isinstance(output[0], (list, tuple)):
+        output = output[0]
+    return Blueprint(steps, output[0])
+
+
+def _channels(layer: Any) -> Optional[int]:
+    output = layer.output[0] if isinstance(layer.output, list) else layer.output
+    return output.shape[-1]
+
+
+def assemble(blueprint: Blueprint, inputs: Any, name: str) -> Any:
+    """Builds the model.
+
+    Args:
+        blueprint: its first step, the input, is taken by ``inputs``.
+        inputs: Keras tensor of the images.
+        name: of the model.
+    """
+    tensors = {blueprint.steps[0].name: inputs}
+    for step in blueprint.steps[1:]:
+        if step.layer_class is None:
+            raise ValueError(f"operation {step.kind} ({step.name}) is not a layer")
+        layer = step.layer_class.from_config(step.config)  # type: ignore[attr-defined]
+        arguments = [tensors[source] for source in step.inputs]
+        tensors[step.name] = layer(arguments[0] if len(arguments) == 1 else arguments)
+    return keras.Model(inputs, tensors[blueprint.output], name=name)

@@ -1,0 +1,179 @@
+"""Building a registered model: network, substitutions, seeded weights.
+
+TensorFlow is imported on the first build.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
+
+from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.models.registry import ModelRecord
+from ipucnn.models.shapes import nearest_legal_sizes, output_shape, validate_input_shape
+
+__all__ = [
+    "BuildOptions",
+    "build_model",
+    "load_imagenet_weights",
+    "nearest_legal_sizes",
+    "output_shape",
+    "validate_input_shape",
+]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What of a network can be chosen.
+
+    Attributes:
+        input_shape: (height, width, channels).
+        num_classes: logits per image or pixel.
+        norm: "batch", "group" or "none"; None for the network's own.
+        norm_momentum: of batch norm's moving statistics.
+        norm_epsilon: None for the network's own (batch) or 1e-5 (group).
+        norm_groups: groups of group norm.
+        norm_channels_per_group: instead of ``norm_groups``; both None: the largest common divisor of 32 and
+            the layer's channels.
+        dropout: rate of the element-wise dropout, None for its own; 0 switches drop connect off, too.
+        base_filters: filters of U-Net's first block; None for the network's own.
+        batch_size: static batch size, None for any.
+        seed: of the initial weights.
+    """
+
+    input_shape: Tuple[int, int, int]
+    num_classes: int
+    norm: Optional[str] = None
+    norm_momentum: float = 0.97
+    norm_epsilon: Optional[float] = None
+    norm_groups: Optional[int] = None
+    norm_channels_per_group: Optional[int] = None
+    dropout: Optional[float] = None
+    base_filters: Optional[int] = None
+    batch_size: Optional[int] = None
+    seed: int = 0
+
+
+def check_requirements(record: ModelRecord) -> None:
+    """Raises:
+    MissingError: if the installed Keras is older than the network needs.
+    """
+    if record.requires is None:
+        return
+    from ipucnn.compat import KERAS_VERSION
+
+    package, _, version = record.requires.partition(" ")
+    if package != "Keras":
+        raise ValueError(f"{record.name} requires {record.requires!r}, which can't be checked")
+    if tuple(int(part) for part in version.split(".")) > KERAS_VERSION:
+        installed = ".".join(str(part) for part in KERAS_VERSION)
+        raise MissingError(
+            f"{record.name} needs Keras {version} or newer, and this is Keras {installed}",
+            "use a newer TensorFlow, or one of: ipucnn models 'efficientnet-b*'",
+        )
+
+
+def _check_norm(record: ModelRecord, options: BuildOptions) -> str:
+    norm = options.norm or record.default_norm
+    if norm not in record.norms:
+        known = " or ".join(record.norms)
+        if record.norms == ("none",):
+            raise ConfigurationError(
+                f"{record.name} has no normalisation layers to replace by {norm} norm", "--norm-layer none"
+            )
+        raise ConfigurationError(f"{record.name} can't be built with norm '{norm}'", f"it takes {known}")
+    if norm != "group" and (options.norm_groups is not None or options.norm_channels_per_group is not None):
+        raise ConfigurationError(
+            f"a number of groups was given, but the norm is '{norm}'", "--norm-layer group_norm"
+        )
+    return norm
+
+
+def build_model(record: ModelRecord, options: BuildOptions) -> Any:
+    """Builds a registered network as a functional Keras model.
+
+    Batch norm, group norm and dropout are those of ``ipucnn.models.layers``; layer names are canonical; the
+    output is logits, (batch, classes) or (batch, height, width, classes).  The initial weights are a pure
+    function of ``options.seed`` and the layer's name.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+        MissingError: the installed Keras lacks the network.
+    """
+    validate_input_shape(record, options.input_shape)
+    if options.num_classes < 1:
+        raise ConfigurationError(f"{record.name} needs at least one class, got {options.num_classes}")
+    norm = _check_norm(record, options)
+    arguments = dict(record.builder_args)
+    if options.base_filters is not None:
+        if "base_filters" not in arguments:
+            raise ConfigurationError(f"{record.name} has no --base-filters", "only unet has")
+        if options.base_filters < 1:
+            raise ConfigurationError(f"--base-filters must be at least 1, got {options.base_filters}")
+        arguments["base_filters"] = options.base_filters
+    check_requirements(record)
+
+    from tensorflow import keras
+
+    from ipucnn.models import editing
+    from ipucnn.models.blueprint import assemble
+    from ipucnn.models.names import INPUT_NAME, name_input
+
+    module, _, function = record.builder.partition(":")
+    shape = tuple(int(n) for n in options.input_shape)
+
+    def images() -> Any:
+        return keras.Input(shape, batch_size=options.batch_size, name=INPUT_NAME, dtype="float32")
+
+    blueprint = getattr(importlib.import_module(module), function)(images(), options.num_classes, **arguments)
+    name_input(blueprint)
+    editing.end_in_logits(blueprint)
+    if norm == "batch":
+        editing.set_batch_norm(blueprint, options.norm_momentum, options.norm_epsilon)
+    elif norm == "group":
+        editing.set_group_norm(
+            blueprint, options.norm_groups, options.norm_channels_per_group, options.norm_epsilon
+        )
+    else:
+        editing.remove_norm(blueprint)
+    editing.set_dropout(blueprint, options.dropout)
+    editing.set_depthwise(blueprint)
+    editing.seed_weights(blueprint, options.seed)
+    return assemble(blueprint, images(), record.name)
+
+
+def load_imagenet_weights(model: Any, record: ModelRecord) -> int:
+    """Loads Keras Applications' ImageNet weights into a model from ``build_model``.
+
+    Args:
+        model: built with batch norm; input size and classes may differ from ImageNet's.  The last layer
+            keeps its initial weights where the classes differ.
+        record: the model's record.
+
+    Returns:
+        The number of weights (tensors) left as they were: 0, or those of the last layer.
+
+    Raises:
+        ConfigurationError: there are none for this network, or the model's layers differ from it.
+        MissingError: they could not be downloaded.
+    """
+    if record.keras_application is None:
+        raise ConfigurationError(
+            f"there are no ImageNet weights for {record.name}",
+            "ipucnn models --json lists keras_application for those that have them",
+        )
+    check_requirements(record)
+    from tensorflow import keras
+
+    try:
+        source = getattr(keras.applications, record.keras_application)(weights="imagenet")
+    except Exception as error:
+        # Keras reports a failed download as a bare Exception with the address in its text.
+        if isinstance(error, OSError) or "URL fetch failure" in str(error):
+            raise MissingError(
+                f"the ImageNet weights of {record.name} could not be downloaded: {error}",
+                "check the network, or put the weights file into ~/.keras/models",
+            ) from error
+        raise
+    from ipucnn.models.weights import copy_weights
+
+    return copy_weights(source, model)

@@ -1,0 +1,75 @@
+"""ResNet for 32x32 images: He et al. 2016, arXiv:1512.03385, section 4.2, 6n + 2 layers.
+
+Shortcuts across a change of size have no parameters (option A of the paper): every second pixel, new channels
+filled with zeros.
+"""
+
+from typing import Any, Dict
+
+import tensorflow as tf
+from tensorflow import keras
+
+from ipucnn.models.blueprint import Blueprint, read_blueprint
+
+_EPSILON = 1.001e-5
+
+
+@keras.utils.register_keras_serializable(package="ipucnn")
+class SubsamplePad(keras.layers.Layer):
+    """Every second pixel, with zeros appended as new channels.
+
+    Args:
+        channels: channels of the output, at least those of the input.
+    """
+
+    def __init__(self, channels: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.channels = int(channels)
+
+    def call(self, inputs: Any) -> Any:
+        missing = self.channels - int(inputs.shape[-1])
+        return tf.pad(inputs[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [0, missing]])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        batch, height, width, _ = input_shape
+        return (batch, (height + 1) // 2, (width + 1) // 2, self.channels)
+
+    def get_config(self) -> Dict[str, Any]:
+        return {**super().get_config(), "channels": self.channels}
+
+
+def _conv_norm(x: Any, filters: int, name: str, stride: int = 1) -> Any:
+    conv_name = f"{name}_conv" if stride == 1 else f"{name}_conv_ds"
+    x = keras.layers.Conv2D(
+        filters,
+        3,
+        strides=stride,
+        padding="same",
+        use_bias=False,
+        kernel_initializer="he_normal",
+        name=conv_name,
+    )(x)
+    return keras.layers.BatchNormalization(epsilon=_EPSILON, name=f"{name}_bn")(x)
+
+
+def build_cifar_resnet(inputs: Any, num_classes: int, blocks: int) -> Blueprint:
+    """Three stages of 16, 32 and 64 filters.
+
+    Args:
+        blocks: residual blocks of a stage (n); the network has 6n + 2 layers.
+    """
+    x = _conv_norm(inputs, 16, "conv1")
+    x = keras.layers.ReLU(name="conv1_relu")(x)
+    for stage, filters in enumerate((16, 32, 64), start=2):
+        for block in range(1, blocks + 1):
+            name = f"conv{stage}_block{block}"
+            stride = 2 if stage > 2 and block == 1 else 1
+            shortcut = x if stride == 1 else SubsamplePad(filters, name=f"{name}_shortcut")(x)
+            x = _conv_norm(x, filters, f"{name}_layer1", stride)
+            x = keras.layers.ReLU(name=f"{name}_layer1_relu")(x)
+            x = _conv_norm(x, filters, f"{name}_layer2")
+            x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
+            x = keras.layers.ReLU(name=f"{name}_post_addition_relu")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="avg_pool")(x)
+    x = keras.layers.Dense(num_classes, kernel_initializer="he_normal", name="fc_layer")(x)
+    return read_blueprint(keras.Model(inputs, x))

@@ -1,0 +1,219 @@
+"""Layer substitution on blueprints: normalisation, dropout, stride, grouped convolutions, logits."""
+
+import math
+from typing import Any, Callable, Dict, List, Optional
+
+from ipucnn.errors import ConfigurationError
+from ipucnn.models.blueprint import Blueprint, Step
+from ipucnn.models.initializers import seeded
+from ipucnn.models.layers import BatchNormalization, DepthwiseConv2D, Dropout, GroupNormalization
+from ipucnn.models.layers.grouped_conv import GroupedConv2D
+
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose", "GroupedConv2D")
+_PREPROCESSING = ("Rescaling", "Normalization")
+# Where GroupNormalization does not get a number of groups: the paper's 32 where the channels allow it.
+_USUAL_GROUPS = 32
+
+
+def replace_layer(step: Step, layer_class: type, config: Dict[str, Any]) -> None:
+    """Makes ``step`` a layer of another class, under the same name."""
+    step.layer_class = layer_class
+    step.kind = layer_class.__name__
+    step.config = {"name": step.name, **config}
+
+
+def strip_preprocessing(blueprint: Blueprint) -> None:
+    """Removes the rescaling some Keras Applications start with: the input pipeline does it."""
+    blueprint.bypass([s.name for s in blueprint.steps if s.kind in _PREPROCESSING])
+
+
+def end_in_logits(blueprint: Blueprint) -> None:
+    """Removes the softmax at the end, as a layer of its own or as the last layer's activation."""
+    last = blueprint[blueprint.output]
+    if last.kind in ("Activation", "Softmax"):
+        blueprint.bypass([last.name])
+    elif "activation" in last.config:
+        last.config["activation"] = "linear"
+
+
+def _num_groups(step: Step, groups: Optional[int], channels_per_group: Optional[int]) -> int:
+    channels = int(step.channels or 0)
+    if channels_per_group is not None:
+        groups = channels // channels_per_group if channels % channels_per_group == 0 else 0
+    elif groups is None:
+        return math.gcd(channels, _USUAL_GROUPS)
+    return groups if groups and channels % groups == 0 else 0
+
+
+def set_group_norm(
+    blueprint: Blueprint,
+    groups: Optional[int] = None,
+    channels_per_group: Optional[int] = None,
+    epsilon: Optional[float] = None,
+) -> None:
+    """Replaces every batch norm by group norm.
+
+    Args:
+        groups: groups of every layer; None with ``channels_per_group`` None: the largest common divisor of 32
+            and the layer's channels.
+        channels_per_group: the alternative; excludes ``groups``.
+        epsilon: None for 1e-5.
+
+    Raises:
+        ConfigurationError: if a layer's channels can't be divided so.
+    """
+    if groups is not None and channels_per_group is not None:
+        raise ConfigurationError(
+            f"group norm got {groups} groups and {channels_per_group} channels per group",
+            "give only one of them",
+        )
+    steps = [s for s in blueprint.steps if s.kind == "BatchNormalization"]
+    for step in steps:
+        found = _num_groups(step, groups, channels_per_group)
+        if not found:
+            common = _gcd([int(s.channels or 0) for s in steps])
+            legal = [str(d) for d in range(1, common + 1) if common % d == 0]
+            wanted = f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
+            raise ConfigurationError(
+                f"the {step.channels} channels of layer {step.name} can't be normalised in {wanted}",
+                f"all layers of this network can take {' or '.join(legal)}",
+            )
+        replace_layer(
+            step, GroupNormalization, {"groups": found, "epsilon": 1e-5 if epsilon is None else epsilon}
+        )
+
+
+def _gcd(numbers: List[int]) -> int:
+    result = 0
+    for number in numbers:
+        result = math.gcd(result, number)
+    return result
+
+
+def set_batch_norm(blueprint: Blueprint, momentum: float, epsilon: Optional[float] = None) -> None:
+    """Replaces Keras' batch norm by this package's, which knows micro-batches.
+
+    Args:
+        momentum: of the moving statistics.
+        epsilon: None to keep each layer's own.
+    """
+    for step in blueprint.steps:
+        if step.kind == "BatchNormalization":
+            own = step.config
+            replace_layer(
+                step,
+                BatchNormalization,
+                {
+                    "momentum": momentum,
+                    "epsilon": own["epsilon"] if epsilon is None else epsilon,
+                    "center": own["center"],
+                    "scale": own["scale"],
+                },
+            )
+
+
+def remove_norm(blueprint: Blueprint) -> None:
+    """Removes every batch norm; convolutions that left their bias to one get it."""
+    norms = [s.name for s in blueprint.steps if s.kind == "BatchNormalization"]
+    for step in blueprint.steps:
+        if step.kind in CONVOLUTIONS and norms:
+            step.config["use_bias"] = True
+    blueprint.bypass(norms)
+
+
+def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
+    """Replaces Keras' dropout by this package's, whose masks are a function of the seed and the step.
+
+    Args:
+        rate: None for each layer's own; 0 switches drop connect (stochastic depth) off as well, any other
+            value sets the element-wise dropout only.
+
+    Raises:
+        ConfigurationError: if ``rate`` is above 0 and the network has no element-wise dropout.
+    """
+    found = False
+    for step in blueprint.steps:
+        if step.kind != "Dropout":
+            continue
+        own = step.config
+        elementwise = own.get("noise_shape") is None
+        found = found or elementwise
+        new_rate = rate if rate is not None and (elementwise or rate == 0) else own["rate"]
+        replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": own.get("noise_shape")})
+    if rate and not found:
+        raise ConfigurationError(f"dropout {rate} was asked for, but this network has no dropout layer")
+
+
+def drop_bias_before_norm(blueprint: Blueprint) -> None:
+    """Convolutions whose output goes only into a batch norm lose their bias, which the norm cancels."""
+    for step in blueprint.steps:
+        if step.kind in CONVOLUTIONS:
+            readers = blueprint.consumers(step.name)
+            if readers and all(r.kind == "BatchNormalization" for r in readers):
+                step.config["use_bias"] = False
+
+
+def move_stride(blueprint: Blueprint, moves: Callable[[str], Optional[str]]) -> None:
+    """Moves the stride of some convolutions to others.
+
+    Args:
+        moves: name of the convolution that takes the stride over from the named one, or None.
+    """
+    for step in blueprint.steps:
+        target = moves(step.name) if step.kind == "Conv2D" else None
+        if target is not None and tuple(step.config["strides"]) != (1, 1):
+            blueprint[target].config["strides"] = step.config["strides"]
+            step.config["strides"] = (1, 1)
+
+
+def set_kernel_initializer(blueprint: Blueprint, initializer: Any) -> None:
+    """Gives every ``Conv2D`` a kernel initialiser."""
+    for step in blueprint.steps:
+        if step.kind in ("Conv2D", "GroupedConv2D"):
+            step.config["kernel_initializer"] = initializer
+
+
+def use_grouped_convolutions(blueprint: Blueprint) -> None:
+    """Makes every ``Conv2D`` with groups the one that trains on CPUs, too."""
+    for step in blueprint.steps:
+        if step.kind == "Conv2D" and step.config.get("groups", 1) > 1:
+            replace_layer(step, GroupedConv2D, step.config)
+
+
+def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
+    """Turns depthwise convolutions into convolutions over groups of ``group_size`` channels.
+
+    Masters et al. 2021, arXiv:2106.03640, section 3.1.
+
+    Raises:
+        ValueError: if a layer's channels are not a multiple of ``group_size``.
+    """
+    for step in blueprint.steps:
+        if step.kind != "DepthwiseConv2D":
+            continue
+        own, channels = step.config, int(step.channels or 0)
+        if channels % group_size:
+            raise ValueError(f"{step.name}: {channels} channels are not a multiple of {group_size}")
+        config = {key: own[key] for key in ("kernel_size", "strides", "padding", "use_bias", "activation")}
+        config.update(
+            filters=channels,
+            groups=channels // group_size,
+            kernel_initializer=own["depthwise_initializer"],
+            bias_initializer=own["bias_initializer"],
+        )
+        replace_layer(step, GroupedConv2D, config)
+
+
+def set_depthwise(blueprint: Blueprint) -> None:
+    """Replaces Keras' depthwise convolution by this package's, whose weight gradient is faster on CPUs."""
+    for step in blueprint.steps:
+        if step.kind == "DepthwiseConv2D":
+            replace_layer(step, DepthwiseConv2D, step.config)
+
+
+def seed_weights(blueprint: Blueprint, seed: int) -> None:
+    """Gives each weight that starts from random numbers a generator of its own."""
+    for step in blueprint.steps:
+        for key in [k for k in step.config if k.endswith("_initializer")]:
+            weight = key[: -len("_initializer")]
+            step.config[key] = seeded(step.config[key], seed, f"{step.name}/{weight}")

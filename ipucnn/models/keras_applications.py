@@ -1,0 +1,38 @@
+"""Networks taken from Keras Applications as they are: VGG, Inception, Xception, DenseNet, NASNet, ..."""
+
+from typing import Any, Tuple
+
+from tensorflow import keras
+
+from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.editing import strip_preprocessing
+from ipucnn.models.names import number_from_zero, underscores
+
+
+def application(name: str, inputs: Any, num_classes: int) -> Any:
+    """A model of Keras Applications with random weights.
+
+    The input tensor is handed over, so the application does not check its size: the registry's minimum,
+    which is what the layers need, counts.
+    """
+    return getattr(keras.applications, name)(
+        include_top=True, weights=None, input_tensor=inputs, classes=num_classes
+    )
+
+
+def build_application(
+    inputs: Any, num_classes: int, application_name: str, keep: Tuple[str, ...] = ()
+) -> Blueprint:
+    """The blueprint of a Keras application under canonical names.
+
+    Args:
+        inputs: Keras tensor of the images.
+        num_classes: units of the last layer.
+        application_name: attribute of ``keras.applications``.
+        keep: layer names that look counted by Keras, but are the network's own.
+    """
+    blueprint = read_blueprint(application(application_name, inputs, num_classes))
+    strip_preprocessing(blueprint)
+    underscores(blueprint)
+    number_from_zero(blueprint, keep)
+    return blueprint

@@ -1,0 +1,116 @@
+"""MobileNet and MobileNetV3 from Keras Applications, brought to the same layers and names on Keras 2.6 and 3.
+
+Howard et al. 2017, arXiv:1704.04861; Howard et al. 2019, arXiv:1905.02244.
+"""
+
+from typing import Any, Dict, List, Optional
+
+import tensorflow as tf
+from tensorflow import keras
+
+from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
+from ipucnn.models.editing import replace_layer, strip_preprocessing
+from ipucnn.models.keras_applications import application
+
+
+@keras.utils.register_keras_serializable(package="ipucnn")
+class HardSigmoid(keras.layers.Layer):
+    """``relu6(x + 3) / 6``; Keras 2.6 has another function of this name and writes this one as operations."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+@keras.utils.register_keras_serializable(package="ipucnn")
+class HardSwish(keras.layers.Layer):
+    """``x * relu6(x + 3) / 6``, Howard et al. 2019, section 5.2."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * (tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+def build_mobilenet(inputs: Any, num_classes: int, application_name: str) -> Blueprint:
+    """MobileNet; Keras 2.6 averages without keeping the two spatial axes and reshapes, Keras 3 keeps them."""
+    blueprint = read_blueprint(application(application_name, inputs, num_classes))
+    pool = next(step for step in blueprint.steps if step.kind == "GlobalAveragePooling2D")
+    pool.config["keepdims"] = True
+    blueprint.bypass([step.name for step in blueprint.consumers(pool.name) if step.kind == "Reshape"])
+    fixed = {pool.name: "avg_pool"}
+    blueprint.rename(lambda step: fixed.get(step.name, step.name))
+    return blueprint
+
+
+# Keras 3 knows the function under two names.
+_HARD_SWISH = ("hard_swish", "hard_silu")
+
+
+def _single_reader(blueprint: Blueprint, name: str, kind: str) -> Optional[Step]:
+    readers = blueprint.consumers(name)
+    return readers[0] if len(readers) == 1 and readers[0].kind == kind else None
+
+
+def _fold_operations(blueprint: Blueprint) -> None:
+    """Replaces ``relu6(x + 3) / 6``, and its product with x, by one layer each."""
+    removed: List[Step] = []
+    for add in [step for step in blueprint.steps if step.kind == "Add" and step.constants == [3.0]]:
+        relu = _single_reader(blueprint, add.name, "ReLU")
+        scale = relu and _single_reader(blueprint, relu.name, "Multiply")
+        if relu is None or scale is None or len(scale.constants) != 1:
+            raise ValueError(f"{add.name} is not the start of a hard sigmoid")
+        source = add.inputs[0]
+        product = _single_reader(blueprint, scale.name, "Multiply")
+        swish = product is not None and sorted(product.inputs) == sorted([source, scale.name])
+        last, folded = (product, HardSwish) if swish else (scale, HardSigmoid)
+        assert last is not None
+        removed += [add, relu] + ([scale] if swish else [])
+        last.inputs, last.constants = [source], []
+        replace_layer(last, folded, {})
+    blueprint.steps = [step for step in blueprint.steps if not any(step is r for r in removed)]
+    for step in blueprint.steps:
+        if step.kind == "Activation" and _activation_name(step) in _HARD_SWISH:
+            replace_layer(step, HardSwish, {})
+
+
+def _activation_name(step: Step) -> str:
+    activation = step.config["activation"]
+    if isinstance(activation, dict):
+        activation = activation.get("config", "")
+    return str(activation)
+
+
+_SUFFIX: Dict[str, str] = {"ReLU": "relu", "HardSwish": "hard_swish", "HardSigmoid": "hard_sigmoid"}
+
+
+def _canonical(blueprint: Blueprint) -> None:
+    """Keras 3's names; an activation is named after the layer it follows."""
+
+    def spell(name: str) -> str:
+        return name.replace("/BatchNorm", "_bn").replace("AvgPool", "avg_pool").replace("/", "_").lower()
+
+    def new_name(step: Step) -> str:
+        if step.kind in _SUFFIX and "squeeze_excite" not in step.name:
+            source = spell(step.inputs[0])
+            source = source[: -len("_bn")] if source.endswith("_bn") else source
+            return f"{source}_{_SUFFIX[step.kind]}"
+        if step.kind == "GlobalAveragePooling2D" and "squeeze" not in step.name:
+            return "avg_pool"
+        if step.kind in ("Dropout", "Flatten"):
+            return step.kind.lower()
+        return spell(step.name)
+
+    blueprint.rename(new_name)
+
+
+def build_mobilenet_v3(inputs: Any, num_classes: int, application_name: str) -> Blueprint:
+    """MobileNetV3 Small or Large."""
+    blueprint = read_blueprint(application(application_name, inputs, num_classes))
+    strip_preprocessing(blueprint)
+    _fold_operations(blueprint)
+    _canonical(blueprint)
+    return blueprint

@@ -1,0 +1,53 @@
+"""Canonical layer names: what splits, presets and checkpoints call a layer on every version of Keras.
+
+Where the versions of Keras agree their names are the canonical ones.  They differ in DenseNet and MobileNetV3
+(a slash or an underscore between the parts), in layers named by a counter that runs on from one model to
+the next (Inception, Xception, NASNet), and in the input.
+"""
+
+import re
+from typing import Any, Dict, List, Tuple
+
+from ipucnn.models.blueprint import Blueprint, Step
+
+INPUT_NAME = "input"
+
+
+def canonical_names(model: Any) -> List[str]:
+    """Layer names of a model from ``build_model`` in the order in which they run; the first is the input."""
+    return [layer.name for layer in model.layers]
+
+
+def _snake(kind: str) -> str:
+    """The name Keras gives a layer of a class: ``MaxPooling2D`` -> ``max_pooling2d``."""
+    partly = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", partly).lower()
+
+
+def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
+    """Numbers the layers that Keras named by a counter as a fresh process would: add, add_1, add_2, ...
+
+    Args:
+        keep: names that look counted, but are the network's own.
+    """
+    counted: Dict[str, List[Tuple[int, Step]]] = {}
+    for step in blueprint.steps:
+        match = re.fullmatch(re.escape(_snake(step.kind)) + r"(?:_(\d+))?", step.name)
+        if match and step.name not in keep:
+            counted.setdefault(_snake(step.kind), []).append((int(match.group(1) or 0), step))
+    table = {}
+    for base, found in counted.items():
+        for position, (_, step) in enumerate(sorted(found, key=lambda pair: pair[0])):
+            table[step.name] = base if position == 0 else f"{base}_{position}"
+    blueprint.rename(lambda step: table.get(step.name, step.name))
+
+
+def underscores(blueprint: Blueprint) -> None:
+    """Keras 2.6's ``conv1/conv`` under Keras 3's name ``conv1_conv``."""
+    blueprint.rename(lambda step: step.name.replace("/", "_"))
+
+
+def name_input(blueprint: Blueprint) -> None:
+    """Names the first step ``input``."""
+    first = blueprint.steps[0]
+    blueprint.rename(lambda step: INPUT_NAME if step is first else step.name)

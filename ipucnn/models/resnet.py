@@ -1,0 +1,116 @@
+"""ResNet v1.5 and ResNeXt on ImageNet-sized inputs.
+
+He et al. 2016, arXiv:1512.03385; Xie et al. 2017, arXiv:1611.05431.  v1.5 strides in the 3x3 convolution of a
+block instead of the 1x1 before it, and its convolutions have no bias (the batch norm after each has one).
+"""
+
+import inspect
+import re
+from typing import Any, Optional, Sequence
+
+from tensorflow import keras
+
+from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.editing import (
+    drop_bias_before_norm,
+    move_stride,
+    set_kernel_initializer,
+    use_grouped_convolutions,
+)
+from ipucnn.models.keras_applications import application
+from ipucnn.models.names import number_from_zero
+
+_EPSILON = 1.001e-5
+_STAGE_FILTERS = (64, 128, 256, 512)
+
+
+def he_fan_out() -> Any:
+    """The initialiser of He et al. 2015, arXiv:1502.01852, over the outputs, for the convolutions."""
+    return keras.initializers.VarianceScaling(2.0, mode="fan_out", distribution="untruncated_normal")
+
+
+def _takes_stride(name: str) -> Optional[str]:
+    match = re.fullmatch(r"(conv\d_block1)_1_conv", name)
+    return f"{match.group(1)}_2_conv" if match else None
+
+
+def build_keras_resnet_v1_5(inputs: Any, num_classes: int, application_name: str) -> Blueprint:
+    """Keras' ResNet (v1) edited to v1.5."""
+    blueprint = read_blueprint(application(application_name, inputs, num_classes))
+    move_stride(blueprint, _takes_stride)
+    drop_bias_before_norm(blueprint)
+    set_kernel_initializer(blueprint, he_fan_out())
+    return blueprint
+
+
+def _conv_norm(x: Any, name: str, filters: int, kernel: int, stride: int = 1, groups: int = 1) -> Any:
+    x = keras.layers.Conv2D(
+        filters, kernel, strides=stride, padding="same", groups=groups, use_bias=False, name=f"{name}_conv"
+    )(x)
+    return keras.layers.BatchNormalization(epsilon=_EPSILON, name=f"{name}_bn")(x)
+
+
+def _block(
+    x: Any, name: str, filters: int, stride: int, groups: int, group_width: int, bottleneck: bool
+) -> Any:
+    """One residual block: two 3x3 convolutions, or 1x1, 3x3 (grouped), 1x1 with four times the filters."""
+    outputs = 4 * filters if bottleneck else filters
+    shortcut = x
+    if stride > 1 or x.shape[-1] != outputs:
+        shortcut = _conv_norm(x, f"{name}_0", outputs, 1, stride)
+    if bottleneck:
+        width = filters * group_width // 64 * groups
+        x = _conv_norm(x, f"{name}_1", width, 1)
+        x = keras.layers.Activation("relu", name=f"{name}_1_relu")(x)
+        x = _conv_norm(x, f"{name}_2", width, 3, stride, groups)
+        x = keras.layers.Activation("relu", name=f"{name}_2_relu")(x)
+        x = _conv_norm(x, f"{name}_3", outputs, 1)
+    else:
+        x = _conv_norm(x, f"{name}_1", filters, 3, stride)
+        x = keras.layers.Activation("relu", name=f"{name}_1_relu")(x)
+        x = _conv_norm(x, f"{name}_2", filters, 3)
+    x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
+    return keras.layers.Activation("relu", name=f"{name}_out")(x)
+
+
+def build_resnet(
+    inputs: Any,
+    num_classes: int,
+    blocks: Sequence[int],
+    bottleneck: bool = False,
+    groups: int = 1,
+    group_width: int = 64,
+) -> Blueprint:
+    """A ResNet that Keras Applications lack: Keras' stem and head around these blocks.
+
+    Args:
+        blocks: blocks of each of the four stages.
+        bottleneck: bottleneck blocks (50 layers and more) instead of basic ones.
+        groups: groups of the bottleneck's 3x3 convolution ("32" in 32x4d).
+        group_width: channels of a group in the first stage ("4d" in 32x4d).
+    """
+
+    def stages(x: Any) -> Any:
+        for stage, (filters, count) in enumerate(zip(_STAGE_FILTERS, blocks)):
+            for block in range(1, count + 1):
+                stride = 2 if block == 1 and stage > 0 else 1
+                name = f"conv{stage + 2}_block{block}"
+                x = _block(x, name, filters, stride, groups, group_width, bottleneck)
+        return x
+
+    # The general builder is not exported, but sits beside ResNet50 in every version of Keras.
+    builder = inspect.getmodule(keras.applications.ResNet50).ResNet  # type: ignore[union-attr]
+    model = builder(
+        stack_fn=stages,
+        preact=False,
+        use_bias=False,
+        include_top=True,
+        weights=None,
+        input_tensor=inputs,
+        classes=num_classes,
+    )
+    blueprint = read_blueprint(model)
+    number_from_zero(blueprint)
+    set_kernel_initializer(blueprint, he_fan_out())
+    use_grouped_convolutions(blueprint)
+    return blueprint

@@ -1,0 +1,46 @@
+"""Small networks without normalisation: a toy, the MNIST network of the Keras tutorial, LeNet-5."""
+
+from typing import Any
+
+from tensorflow import keras
+
+from ipucnn.models.blueprint import Blueprint, read_blueprint
+
+
+def build_toy_model(inputs: Any, num_classes: int) -> Blueprint:
+    """Two convolutions and a dense layer: for trying the machinery out."""
+    x = keras.layers.Conv2D(16, 3, activation="relu", kernel_initializer="he_normal", name="conv2d_0")(inputs)
+    x = keras.layers.MaxPooling2D(2, name="max_pooling2d_0")(x)
+    x = keras.layers.Conv2D(32, 3, activation="relu", kernel_initializer="he_normal", name="conv2d_1")(x)
+    x = keras.layers.MaxPooling2D(2, name="max_pooling2d_1")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    x = keras.layers.Dense(num_classes, name="dense")(x)
+    return read_blueprint(keras.Model(inputs, x))
+
+
+def build_mnist_cnn(inputs: Any, num_classes: int) -> Blueprint:
+    """The convolutional network of the Keras MNIST tutorial, 32 and 64 filters and dropout of a half."""
+    x = keras.layers.Conv2D(32, 3, activation="relu", name="conv2d")(inputs)
+    x = keras.layers.MaxPooling2D(2, name="max_pooling2d")(x)
+    x = keras.layers.Conv2D(64, 3, activation="relu", name="conv2d_1")(x)
+    x = keras.layers.MaxPooling2D(2, name="max_pooling2d_1")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    x = keras.layers.Dropout(0.5, name="dropout")(x)
+    x = keras.layers.Dense(num_classes, name="dense")(x)
+    return read_blueprint(keras.Model(inputs, x))
+
+
+def build_lenet(inputs: Any, num_classes: int) -> Blueprint:
+    """LeNet-5, LeCun et al. 1998, with every map of the third layer connected and a linear output layer.
+
+    The first convolution is padded where the paper pads the 28x28 digit to 32x32.
+    """
+    x = keras.layers.Conv2D(6, 5, padding="same", activation="tanh", name="conv1")(inputs)
+    x = keras.layers.AveragePooling2D(2, name="pool2")(x)
+    x = keras.layers.Conv2D(16, 5, activation="tanh", name="conv3")(x)
+    x = keras.layers.AveragePooling2D(2, name="pool4")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    x = keras.layers.Dense(120, activation="tanh", name="dense5")(x)
+    x = keras.layers.Dense(84, activation="tanh", name="dense6")(x)
+    x = keras.layers.Dense(num_classes, name="dense7")(x)
+    return read_blueprint(keras.Model(inputs, x))

@@ -1,0 +1,303 @@
+"""Building models: substitutions, seeds, equality with Keras Applications."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.models import build as build_module
+from ipucnn.models.build import BuildOptions, build_model, load_imagenet_weights
+from ipucnn.models.initializers import SeededInitializer, generator
+from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
+from ipucnn.models.names import canonical_names
+from ipucnn.models.registry import get_model
+from ipucnn.models.weight_names import named_weights
+from ipucnn.models.weights import copy_weights
+
+
+def build(name, size=32, channels=3, classes=10, **options):
+    shape = size if isinstance(size, tuple) else (size, size)
+    return build_model(get_model(name), BuildOptions((*shape, channels), classes, **options))
+
+
+# For tests that only look at the model.
+shared = functools.lru_cache(maxsize=None)(build)
+
+
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
+def images(model, batch=2, seed=0):
+    return np.random.RandomState(seed).uniform(-1, 1, (batch, *model.input_shape[1:])).astype("float32")
+
+
+@pytest.mark.parametrize("name", ["toy_model", "mnist_cnn", "lenet", "cifar_resnet8", "mobilenet"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_logits_of_small_inputs(name, channels):
+    model = build(name, size=(32, 48), channels=channels, classes=7)
+    logits = model(images(model), training=False).numpy()
+    assert logits.shape == (2, 7)
+    assert np.isfinite(logits).all()
+    # Logits, not probabilities.
+    assert not np.allclose(logits.sum(axis=1), 1)
+
+
+def test_static_batch_and_shapes():
+    model = build("cifar_resnet8", batch_size=4)
+    assert model.input_shape == (4, 32, 32, 3)
+    assert all(None not in tuple(layer.output.shape) for layer in model.layers[1:])
+
+
+def test_unet_shapes_filters_and_norms():
+    model = build("unet", size=(188, 204), channels=1, classes=2, base_filters=2)
+    assert model.output_shape == (None, 4, 20, 2)
+    assert model.get_layer("encoder_block_0_conv1").filters == 2
+    assert not layers_of(model, BatchNormalization)
+    names = canonical_names(model)
+    normed = build("unet", size=188, channels=1, classes=2, base_filters=2, norm="batch")
+    assert [n for n in canonical_names(normed) if "_bn" not in n] == names
+    assert len(layers_of(normed, BatchNormalization)) == 18
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_was_built_before():
+    first = build("cifar_resnet8", seed=3)
+    tf.random.set_seed(5)
+    build("lenet", seed=3, channels=1)
+    second = build("cifar_resnet8", seed=3)
+    other = build("cifar_resnet8", seed=4)
+    changed = 0
+    for (name, a), b, c in zip(
+        named_weights(first).items(), named_weights(second).values(), named_weights(other).values()
+    ):
+        assert a.numpy().tobytes() == b.numpy().tobytes(), name
+        changed += a.numpy().tobytes() != c.numpy().tobytes()
+    assert changed == 8
+
+
+def test_weights_do_not_depend_on_the_norm_or_the_classes_of_the_head():
+    batch = named_weights(build("cifar_resnet8", seed=1))
+    group = named_weights(build("cifar_resnet8", seed=1, norm="group", classes=3))
+    for name in ("conv1_conv/kernel", "conv4_block1_layer2_conv/kernel"):
+        assert batch[name].numpy().tobytes() == group[name].numpy().tobytes()
+
+
+def test_seeded_weights_are_distributed_as_keras_distributes_them():
+    model = shared("efficientnet-b0")
+    for layer in model.layers:
+        for weight in layer.weights:
+            if "kernel" not in weight.name or np.prod(weight.shape) < 20000:
+                continue
+            values = weight.numpy()
+            initializer = getattr(layer, "depthwise_initializer", None) or layer.kernel_initializer
+            assert isinstance(initializer, SeededInitializer)
+            original = getattr(keras.initializers, initializer.kind)(**initializer.config)
+            reference = np.asarray(original(values.shape))
+            assert values.std() == pytest.approx(reference.std(), rel=0.05)
+            assert abs(values.mean()) < 0.05 * values.std()
+            assert np.abs(values).max() == pytest.approx(np.abs(reference).max(), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "kind, config",
+    [
+        ("RandomNormal", {"mean": 1.0, "stddev": 2.0}),
+        ("TruncatedNormal", {"mean": 0.0, "stddev": 0.5}),
+        ("RandomUniform", {"minval": -1.0, "maxval": 3.0}),
+        ("VarianceScaling", {"scale": 2.0, "mode": "fan_out", "distribution": "untruncated_normal"}),
+        ("HeUniform", {}),
+        ("LecunNormal", {}),
+    ],
+)
+def test_every_kind_of_initializer(kind, config):
+    ours = SeededInitializer(kind, config, 0, "a/kernel")
+    again = SeededInitializer.from_config(ours.get_config())
+    shape = (3, 3, 40, 50)
+    values = np.asarray(ours(shape))
+    assert values.tobytes() == np.asarray(again(shape)).tobytes()
+    reference = np.asarray(getattr(keras.initializers, kind)(**config)(shape))
+    assert values.dtype == np.float32
+    assert values.std() == pytest.approx(reference.std(), rel=0.03)
+    assert values.mean() == pytest.approx(reference.mean(), abs=0.05 * float(reference.std()))
+
+
+def test_generators_of_different_weights_differ():
+    draws = {
+        generator(seed, key).integers(2**62)
+        for seed in range(3)
+        for key in ("a/kernel", "b/kernel", "a/bias")
+    }
+    assert len(draws) == 9
+
+
+def test_batch_norm_options():
+    model = build("resnet18", norm_momentum=0.9, norm_epsilon=0.01)
+    norms = layers_of(model, BatchNormalization)
+    assert len(norms) == 20
+    assert {(n.momentum, n.epsilon) for n in norms} == {(0.9, 0.01)}
+    own = build("cifar_resnet8")
+    assert {n.epsilon for n in layers_of(own, BatchNormalization)} == {1.001e-5}
+    assert not [layer for layer in own.layers if type(layer) is keras.layers.BatchNormalization]
+
+
+def test_group_norm_options():
+    usual = build("efficientnet-b0", norm="group")
+    assert {layer.groups for layer in layers_of(usual, GroupNormalization)} == {8, 16, 32}
+    fours = build("cifar_resnet8", norm="group", norm_channels_per_group=4)
+    assert fours.get_layer("conv4_block1_layer1_bn").groups == 16
+    assert build("cifar_resnet8", norm="group", norm_groups=8).get_layer("conv1_bn").groups == 8
+    with pytest.raises(ConfigurationError) as caught:
+        build("efficientnet-b0", norm="group", norm_groups=32)
+    assert "block1a_project_bn" in caught.value.message and "8" in caught.value.hint
+    with pytest.raises(ConfigurationError):
+        build("cifar_resnet8", norm="group", norm_groups=4, norm_channels_per_group=4)
+    with pytest.raises(ConfigurationError):
+        build("cifar_resnet8", norm="batch", norm_groups=4)
+
+
+def test_no_norm_gives_the_convolutions_their_bias():
+    model = build("cifar_resnet8", norm="none")
+    assert not layers_of(model, (BatchNormalization, GroupNormalization))
+    assert all(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
+    assert "conv1_bn" not in canonical_names(model)
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "vgg16"])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_networks_without_norm_refuse_one(name, norm):
+    with pytest.raises(ConfigurationError, match="no normalisation"):
+        build(name, norm=norm)
+
+
+def test_dropout_options():
+    own = shared("efficientnet-b0")
+    rates = {layer.name: layer.rate for layer in layers_of(own, Dropout)}
+    assert rates["top_dropout"] == 0.2 and 0 < rates["block6d_drop"] < 0.2
+    more = build("efficientnet-b0", dropout=0.5)
+    assert more.get_layer("top_dropout").rate == 0.5
+    assert more.get_layer("block6d_drop").rate == own.get_layer("block6d_drop").rate
+    assert more.get_layer("block6d_drop").noise_shape == (None, 1, 1, 1)
+    off = build("efficientnet-b0", dropout=0.0)
+    assert {layer.rate for layer in layers_of(off, Dropout)} == {0.0}
+    assert canonical_names(off) == canonical_names(own)
+    build("cifar_resnet8", dropout=0.0)
+    with pytest.raises(ConfigurationError, match="no dropout"):
+        build("cifar_resnet8", dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("cifar_resnet8", {"base_filters": 8}),
+        ("cifar_resnet8", {"norm": "layer"}),
+        ("cifar_resnet8", {"classes": 0}),
+        ("cifar_resnet8", {"size": 4}),
+    ],
+)
+def test_illegal_options(name, options):
+    with pytest.raises(ConfigurationError):
+        build(name, **options)
+
+
+def test_resnet_v1_5_strides_in_the_3x3_without_biases():
+    model, keras_v1 = build("resnet50"), build("resnet50-keras")
+    assert tuple(model.get_layer("conv3_block1_1_conv").strides) == (1, 1)
+    assert tuple(model.get_layer("conv3_block1_2_conv").strides) == (2, 2)
+    assert tuple(model.get_layer("conv3_block1_0_conv").strides) == (2, 2)
+    assert tuple(model.get_layer("conv2_block1_2_conv").strides) == (1, 1)
+    assert not any(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
+    assert tuple(keras_v1.get_layer("conv3_block1_1_conv").strides) == (2, 2)
+    assert keras_v1.get_layer("conv3_block1_1_conv").use_bias
+    assert canonical_names(model) == canonical_names(keras_v1)
+
+
+# The preprocessing inside the Keras model, which ours leaves to the input pipeline.
+PREPROCESSING = {
+    "efficientnet-b0": lambda x: x / 255.0,
+    "mobilenetv3-small": lambda x: x / 127.5 - 1,
+}
+
+
+@pytest.mark.parametrize(
+    "name, size", [("efficientnet-b0", 32), ("mobilenetv3-small", 64), ("mobilenet", 32), ("mobilenetv2", 32)]
+)
+def test_edited_applications_compute_what_keras_computes(name, size):
+    record = get_model(name)
+    theirs = getattr(keras.applications, record.keras_application)(
+        weights=None, input_shape=(size, size, 3), classes=5, classifier_activation=None
+    )
+    rng = np.random.RandomState(0)
+    for layer in theirs.layers:
+        if type(layer).__name__ == "BatchNormalization":
+            layer.set_weights([rng.uniform(0.5, 1.5, w.shape) for w in layer.get_weights()])
+    ours = build(name, size=size, classes=5)
+    assert copy_weights(theirs, ours) == 0
+    x = rng.uniform(0, 255, (2, size, size, 3)).astype("float32")
+    expected = np.asarray(theirs(x, training=False))
+    found = np.asarray(ours(PREPROCESSING.get(name, lambda x: x)(x), training=False))
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4 * np.abs(expected).max())
+
+
+def test_copying_weights_keeps_a_head_of_other_classes_and_refuses_other_layers():
+    source, target = (
+        build("lenet", channels=1, classes=5, seed=1),
+        build("lenet", channels=1, classes=3, seed=2),
+    )
+    before = target.layers[-1].get_weights()
+    assert copy_weights(source, target) == 2
+    np.testing.assert_array_equal(target.layers[1].get_weights()[0], source.layers[1].get_weights()[0])
+    for kept, weight in zip(before, target.layers[-1].get_weights()):
+        np.testing.assert_array_equal(kept, weight)
+    conv = target.layers[1].get_weights()[0]
+    with pytest.raises(ConfigurationError, match="do not fit"):
+        copy_weights(build("lenet", channels=3, classes=3, seed=1), target)
+    np.testing.assert_array_equal(target.layers[1].get_weights()[0], conv)
+    with pytest.raises(ConfigurationError, match="layers with weights"):
+        copy_weights(build("cifar_resnet8"), target)
+
+
+def test_imagenet_weights_that_can_not_be_had(monkeypatch):
+    with pytest.raises(ConfigurationError, match="no ImageNet weights"):
+        load_imagenet_weights(None, get_model("cifar_resnet8"))
+
+    def unreachable(**_):
+        raise Exception("URL fetch failure on https://example.invalid: no route")
+
+    monkeypatch.setattr(keras.applications, "MobileNetV2", unreachable)
+    with pytest.raises(MissingError) as caught:
+        load_imagenet_weights(None, get_model("mobilenetv2"))
+    assert "could not be downloaded" in caught.value.message and caught.value.hint
+
+
+def test_imagenet_weights_go_by_position(monkeypatch):
+    source = keras.applications.MobileNet(weights=None, classes=7, input_shape=(32, 32, 3))
+    model = build("mobilenet", classes=4)
+    monkeypatch.setattr(keras.applications, "MobileNet", lambda weights: source)
+    assert load_imagenet_weights(model, get_model("mobilenet")) == 2
+    np.testing.assert_array_equal(
+        model.get_layer("conv_pw_13").get_weights()[0], source.get_layer("conv_pw_13").get_weights()[0]
+    )
+
+
+def test_a_network_newer_than_the_installed_keras(monkeypatch):
+    import ipucnn.compat
+
+    monkeypatch.setattr(ipucnn.compat, "KERAS_VERSION", (2, 6))
+    with pytest.raises(MissingError) as caught:
+        build_module.check_requirements(get_model("efficientnetv2-b0"))
+    assert "Keras 2.8" in caught.value.message and "2.6" in caught.value.message
+    build_module.check_requirements(get_model("efficientnet-b0"))
+
+
+@pytest.mark.parametrize("name", ["cifar_resnet8", "efficientnet-b0-g16"])
+def test_gradients_reach_every_weight(name):
+    model = build(name, dropout=0.0)
+    x = tf.constant(images(model, batch=4))
+    with tf.GradientTape() as tape:
+        logits = model(x, training=True)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2, 3], logits))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    assert all(g is not None and np.isfinite(g.numpy()).all() for g in gradients)

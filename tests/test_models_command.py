@@ -1,0 +1,71 @@
+"""``ipucnn models``: table, JSON, summary, errors."""
+
+import json
+
+import pytest
+
+from ipucnn.cli import run
+from ipucnn.commands.models import _short
+from ipucnn.models.registry import list_models
+
+
+def test_table_in_a_pipe_has_a_line_per_model(capsys):
+    assert run(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(list_models())
+    assert "\x1b" not in "".join(lines) and "…" not in "".join(lines)
+    assert len({line.index("M", 60) for line in lines if line.startswith("model")}) == 1
+
+
+def test_pattern_and_json(capsys):
+    assert run(["models", "ResNet*", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    names = [record["name"] for record in records]
+    assert "resnet50" in names and "cifar_resnet8" not in names
+    assert "builder" not in records[0]
+
+
+def test_summary(capsys):
+    assert run(["models", "lenet", "--summary"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["layer", "type", "output", "parameters", "MACs"]
+    assert out[1].startswith("input")
+    assert "61,706 trainable parameters" in out[-1]
+    assert run(["models", "lenet", "--summary", "--json", "--image-size", "32x40"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["input_shape"] == [32, 40, 1]
+    assert report["layers"][0]["name"] == "input"
+    assert report["macs"] == sum(layer["macs"] for layer in report["layers"])
+
+
+@pytest.mark.parametrize(
+    "args, word",
+    [
+        (["models", "resnet5"], "did you mean"),
+        (["models", "none-such*"], "no model matches"),
+        (["models", "resnet*", "--summary"], "unknown model"),
+        (["models", "lenet", "--image-size", "32"], "--summary"),
+        (["models", "lenet", "--summary", "--image-size", "x"], "--image-size"),
+        (["models", "unet", "--summary", "--image-size", "256"], "252 or 268"),
+    ],
+)
+def test_errors(args, word, capsys):
+    assert run(args) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert word in streams.err and "Traceback" not in streams.err
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (0, "0"),
+        (999, "999"),
+        (999_700, "1.00 M"),
+        (1_234_567, "1.23 M"),
+        (4_089_184_256, "4.09 G"),
+        (75_290, "75.3 k"),
+    ],
+)
+def test_short_numbers(count, text):
+    assert _short(count) == text

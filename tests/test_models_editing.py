@@ -1,0 +1,77 @@
+"""Blueprints: reading, rewiring, renaming, building again."""
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+from ipucnn.models.blueprint import assemble, read_blueprint
+from ipucnn.models.editing import end_in_logits
+from ipucnn.models.names import number_from_zero, underscores
+
+
+def small_model():
+    inputs = keras.Input((6, 6, 2), name="images")
+    x = keras.layers.Conv2D(3, 3, padding="same", name="a_conv")(inputs)
+    y = keras.layers.ReLU(name="a_relu")(x)
+    z = keras.layers.Concatenate(name="join")([y, x, y])
+    z = keras.layers.Flatten(name="flat")(z)
+    return keras.Model(inputs, keras.layers.Dense(4, activation="softmax", name="top")(z))
+
+
+def test_reading_and_building_again_gives_the_same_function():
+    model = small_model()
+    blueprint = read_blueprint(model)
+    assert [s.name for s in blueprint.steps] == [layer.name for layer in model.layers]
+    assert blueprint["join"].inputs == ["a_relu", "a_conv", "a_relu"]
+    assert blueprint["a_conv"].channels == 3
+    again = assemble(blueprint, keras.Input((6, 6, 2), name="images"), "again")
+    again.set_weights(model.get_weights())
+    x = np.random.RandomState(0).randn(3, 6, 6, 2).astype("float32")
+    np.testing.assert_allclose(again(x), model(x), rtol=1e-5)
+
+
+def test_bypass_rename_and_logits():
+    blueprint = read_blueprint(small_model())
+    blueprint.bypass(["a_relu"])
+    assert blueprint["join"].inputs == ["a_conv"] * 3
+    with pytest.raises(ValueError, match="3 inputs"):
+        blueprint.bypass(["join"])
+    blueprint.rename(lambda step: step.name.replace("_", "/"))
+    underscores(blueprint)
+    assert blueprint["join"].inputs == ["a_conv"] * 3
+    end_in_logits(blueprint)
+    model = assemble(blueprint, keras.Input((6, 6, 2)), "edited")
+    assert model.get_layer("top").activation is keras.activations.linear
+    with pytest.raises(ValueError, match="same name"):
+        blueprint.rename(lambda step: "x")
+
+
+def test_a_softmax_layer_at_the_end_goes():
+    inputs = keras.Input((3,))
+    model = keras.Model(
+        inputs, keras.layers.Activation("softmax", name="p")(keras.layers.Dense(2, name="d")(inputs))
+    )
+    blueprint = read_blueprint(model)
+    end_in_logits(blueprint)
+    assert blueprint.output == "d" and len(blueprint.steps) == 2
+
+
+def test_counted_names_start_from_zero_whatever_was_built_before():
+    def names():
+        inputs = keras.Input((8, 8, 1))
+        x = keras.layers.Conv2D(1, 1)(inputs)
+        x = keras.layers.MaxPooling2D()(x)
+        x = keras.layers.Conv2D(1, 1)(x)
+        x = keras.layers.ReLU(name="re_lu_7")(x)
+        blueprint = read_blueprint(keras.Model(inputs, x))
+        number_from_zero(blueprint, keep=("re_lu_7",))
+        return [s.name for s in blueprint.steps[1:]]
+
+    assert names() == names() == ["conv2d", "max_pooling2d", "conv2d_1", "re_lu_7"]
+
+
+def test_shared_layers_are_refused():
+    inputs = keras.Input((3,))
+    dense = keras.layers.Dense(3)
+    with pytest.raises(ValueError, match="called 2 times"):
+        read_blueprint(keras.Model(inputs, dense(dense(inputs))))

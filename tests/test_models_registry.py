@@ -1,0 +1,183 @@
+"""The registry: look-up, patterns, legal sizes; without TensorFlow."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.errors import ConfigurationError
+from ipucnn.models import registry
+from ipucnn.models.registry import ModelRecord, get_model, list_models, natural_key, register
+from ipucnn.models.shapes import nearest_legal_sizes, output_shape, validate_input_shape
+
+EXPECTED = [
+    "toy_model",
+    "mnist_cnn",
+    "lenet",
+    "cifar_resnet8",
+    "cifar_resnet20",
+    "cifar_resnet32",
+    "cifar_resnet44",
+    "cifar_resnet56",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnet50-keras",
+    "resnext101_32x4d",
+    "resnet50v2",
+    "efficientnet-b0",
+    "efficientnet-b1",
+    "efficientnet-b2",
+    "efficientnet-b3",
+    "efficientnet-b4",
+    "efficientnet-b5",
+    "efficientnet-b6",
+    "efficientnet-b7",
+    "efficientnet-b0-g16",
+    "efficientnet-b4-g16",
+    "efficientnetv2-b0",
+    "efficientnetv2-b1",
+    "efficientnetv2-b2",
+    "efficientnetv2-b3",
+    "efficientnetv2-s",
+    "efficientnetv2-m",
+    "efficientnetv2-l",
+    "unet",
+    "vgg16",
+    "vgg19",
+    "inceptionv3",
+    "xception",
+    "densenet121",
+    "densenet169",
+    "densenet201",
+    "mobilenet",
+    "mobilenetv2",
+    "mobilenetv3-small",
+    "mobilenetv3-large",
+    "nasnetmobile",
+]
+
+
+def test_every_model_is_registered_once():
+    assert sorted(r.name for r in list_models()) == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("spelling", ["Cifar-ResNet8", "cifar_resnet8", "CIFAR_RESNET8", " cifar-resnet8 "])
+def test_case_and_dashes_do_not_matter(spelling):
+    assert get_model(spelling).name == "cifar_resnet8"
+
+
+def test_unknown_model_suggests_the_closest():
+    with pytest.raises(ConfigurationError) as caught:
+        get_model("resnet-5O")
+    assert "resnet-5O" in caught.value.message
+    assert "resnet50" in caught.value.hint
+    with pytest.raises(ConfigurationError) as caught:
+        get_model("zzzz")
+    assert "ipucnn models" in caught.value.hint
+
+
+def test_patterns_exclusions_and_natural_order():
+    names = [r.name for r in list_models("resnet*", exclude=["*keras", "*v2"])]
+    assert names == ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+    assert [r.name for r in list_models("cifar-resnet?")] == ["cifar_resnet8"]
+    assert list_models("nothing*") == []
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=6))
+def test_natural_order_is_numeric(numbers):
+    names = [f"net{n}_x" for n in numbers]
+    assert sorted(names, key=natural_key) == [f"net{n}_x" for n in sorted(numbers)]
+
+
+def test_a_name_can_be_taken_only_once(monkeypatch):
+    monkeypatch.setattr(registry, "_records", {})
+    record = dataclasses.replace(some_record(), name="new-net")
+    register(record)
+    with pytest.raises(ValueError, match="registered already"):
+        register(dataclasses.replace(record, name="NEW_NET"))
+
+
+def some_record():
+    return ModelRecord(
+        name="x",
+        family="f",
+        task="classification",
+        home_dataset="mnist",
+        input_shape=(28, 28, 1),
+        min_size=1,
+        num_classes=10,
+        parameters=1,
+        macs=1,
+        paper="p",
+        input_range="unit",
+        builder="a:b",
+    )
+
+
+@pytest.mark.parametrize("field, value", [("task", "detection"), ("input_range", "x"), ("default_norm", "x")])
+def test_a_record_refuses_unknown_words(field, value):
+    with pytest.raises(ValueError):
+        dataclasses.replace(some_record(), **{field: value})
+
+
+def test_records_are_complete():
+    for record in list_models():
+        assert record.parameters > 0 and record.macs > 0, record.name
+        assert "19" in record.paper or "20" in record.paper or record.name == "toy_model"
+        validate_input_shape(record, record.input_shape)
+        validate_input_shape(record, (record.min_size, record.min_size, 3))
+
+
+def test_nothing_of_it_imports_tensorflow():
+    code = (
+        "import sys; from ipucnn.models.registry import list_models; import ipucnn.models.build, "
+        "ipucnn.models.shapes, ipucnn.commands.models; list_models();"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(st.sampled_from(EXPECTED), st.integers(1, 800), st.integers(1, 800))
+def test_nearest_legal_sizes_are_legal_and_near(name, height, width):
+    record = get_model(name)
+    try:
+        validate_input_shape(record, (height, width, 3))
+        refused = False
+    except ConfigurationError as error:
+        refused = True
+        assert "nearest legal" in error.hint
+    nearest = [nearest_legal_sizes(record, size) for size in (height, width)]
+    assert refused == (nearest != [[height], [width]])
+    for size, found in zip((height, width), nearest):
+        for legal in found:
+            validate_input_shape(record, (legal, legal, 3))
+            assert legal >= record.min_size
+            assert abs(legal - size) <= max(record.size_step, record.min_size - size + record.size_step)
+
+
+def test_illegal_shapes_say_what_is_legal():
+    unet = get_model("unet")
+    with pytest.raises(ConfigurationError) as caught:
+        validate_input_shape(unet, (256, 252, 1))
+    assert "height 256" in caught.value.message
+    assert "252 or 268" in caught.value.hint
+    with pytest.raises(ConfigurationError) as caught:
+        validate_input_shape(get_model("xception"), (32, 32, 3))
+    assert "71" in caught.value.message
+    with pytest.raises(ConfigurationError):
+        validate_input_shape(unet, (252, 252))
+    with pytest.raises(ConfigurationError):
+        validate_input_shape(get_model("vgg16"), (32, 32, 5))
+
+
+def test_output_shape():
+    unet = get_model("unet")
+    assert output_shape(unet, (572, 572, 1)) == (388, 388)
+    assert output_shape(unet, (252, 268, 1)) == (68, 84)
+    assert output_shape(get_model("resnet50"), (224, 224, 3)) is None
