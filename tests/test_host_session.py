@@ -93,7 +93,9 @@ def run_session(norm, program, optimizer, images, labels, fused, learning_rate=0
     """Final weights and slots by name, and the events, of the host session."""
     model = make_model(norm, seed)
     session = HostSession(CPU)
-    settings_ = make_settings(optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2])
+    settings_ = make_settings(
+        optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2]
+    )
     session.compile(
         model,
         program.with_fused(fused),
@@ -171,7 +173,9 @@ class Naive:
                     for name, pair in statistics.items():
                         for kind, value in zip(("moving_mean", "moving_variance"), pair):
                             old = self.replica_moving[member][f"{name}/{kind}"]
-                            self.replica_moving[member][f"{name}/{kind}"] = MOMENTUM * old + (1 - MOMENTUM) * value
+                            self.replica_moving[member][f"{name}/{kind}"] = (
+                                MOMENTUM * old + (1 - MOMENTUM) * value
+                            )
             for k, d in gradient.items():
                 if p.gradient_accumulation_reduction_method == "running_mean":
                     accumulated[k] = accumulated.get(k, 0.0) * (g / (g + 1)) + d / (g + 1)
@@ -218,13 +222,18 @@ class Naive:
             return w - corrected * first / (np.sqrt(second) + 1e-7)
         rho, m = params["rho"], params.get("momentum", 0.0)
         square = rho * self.slot(f"{name}/mean_square", w) + (1 - rho) * gradient**2
-        velocity = m * self.slot(f"{name}/momentum", w) + rate * gradient / np.sqrt(square + params["epsilon"])
+        velocity = m * self.slot(f"{name}/momentum", w) + rate * gradient / np.sqrt(
+            square + params["epsilon"]
+        )
         self.slots[f"{name}/mean_square"], self.slots[f"{name}/momentum"] = square, velocity
         return w - velocity
 
 
 def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3):
-    start = {k: v.numpy().astype(np.float64).astype(np.float32) for k, v in named_weights(make_model(norm, seed)).items()}
+    start = {
+        k: v.numpy().astype(np.float64).astype(np.float32)
+        for k, v in named_weights(make_model(norm, seed)).items()
+    }
     moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
     naive = Naive(norm, start, {}, moving)
     losses = []
@@ -299,7 +308,11 @@ def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, n
     count = accumulate * replicas
     fused = data_.draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
     program = make_program(
-        batch, accumulate, replicas, updates_per_epoch=2, weight_updates_per_execution=2 // executions,
+        batch,
+        accumulate,
+        replicas,
+        updates_per_epoch=2,
+        weight_updates_per_execution=2 // executions,
         num_executions=executions,
     )
     compare(norm, program, SGD, fused, seed=data_.draw(st.integers(0, 99)))
@@ -332,8 +345,12 @@ def test_slices_do_not_change_a_byte(monkeypatch):
 
 def test_events_come_where_the_program_has_them():
     program = make_program(
-        2, updates_per_epoch=8, weight_updates_per_execution=2, num_executions=4,
-        executions_per_checkpoint=2, executions_per_validation=3,
+        2,
+        updates_per_epoch=8,
+        weight_updates_per_execution=2,
+        num_executions=4,
+        executions_per_checkpoint=2,
+        executions_per_validation=3,
     )
     images, labels = data(16, 0)
     events = run_session("none", program, SGD, images, labels, 1)[2]

@@ -53,7 +53,9 @@ def test_logs_per_epoch_on_cifar10(epochs, logs, per_execution, executions, warn
 
 
 def test_logging_two_epochs_at_a_time_for_five_epochs_is_refused():
-    with pytest.raises(ConfigurationError, match="not possible to log 2 epochs at a time for 5 epochs") as error:
+    with pytest.raises(
+        ConfigurationError, match="not possible to log 2 epochs at a time for 5 epochs"
+    ) as error:
         cifar_program(5, 0.5)
     assert "1/5" in error.value.hint
 
@@ -109,7 +111,9 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
         make(count)
     legal = [int(word) for word in error.value.hint.split() if word.isdigit()]
     assert legal and all(make(n).gradient_accumulation_count == n for n in legal)
-    assert min(abs(n - count) for n in legal) == min(abs(n - count) for n in range(base, count + 2 * base, base))
+    assert min(abs(n - count) for n in legal) == min(
+        abs(n - count) for n in range(base, count + 2 * base, base)
+    )
 
 
 def test_a_pipeline_without_counts_takes_the_smallest_legal_one():
@@ -153,7 +157,9 @@ def test_executions_are_equal_and_the_frequency_is_the_closest(updates, epochs, 
 
 
 @given(st.integers(1, 12), st.integers(1, 60), st.integers(1, 4), st.integers(1, 800))
-def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones(count, updates, epochs, steps):
+def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones(
+    count, updates, epochs, steps
+):
     batch = batching.Batching(1, count, 1)
     make = lambda s: batching.updates_from_steps_per_execution(s, batch, updates, epochs)  # noqa: E731
     try:
@@ -190,7 +196,9 @@ def test_three_stages_occupy_four_ipus():
 
 
 def test_stages_may_share_an_ipu():
-    program = make_program(configure(pipeline_splits=("a", "b", "c"), device_mapping=(0, 1, 1, 0)), 100, seed=0)
+    program = make_program(
+        configure(pipeline_splits=("a", "b", "c"), device_mapping=(0, 1, 1, 0)), 100, seed=0
+    )
     assert (program.num_stages, program.ipus_per_replica) == (4, 2)
 
 

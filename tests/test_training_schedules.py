@@ -34,7 +34,9 @@ def test_cosine():
 
 
 def test_cosine_decays_over_the_run_by_default_less_the_shifted_warm_up():
-    rates = schedule("cosine", {}, learning_rate=1.0, warmup={"warmup_mode": "shift", "warmup_epochs": 2})(UPDATES)
+    rates = schedule("cosine", {}, learning_rate=1.0, warmup={"warmup_mode": "shift", "warmup_epochs": 2})(
+        UPDATES
+    )
     assert rates[20] == 1.0 and rates[50] == 0.0 and 0 < rates[49] < 0.01
 
 
@@ -66,7 +68,12 @@ def test_polynomial_and_stepped_are_keras():
     polynomial = keras.optimizers.schedules.PolynomialDecay(0.4, 30, 0.04, 2.0)
     ours = schedule(
         "polynomial",
-        {"initial_learning_rate": 0.1, "epochs_to_total_decay": 3, "end_learning_rate_ratio": 0.1, "power": 2},
+        {
+            "initial_learning_rate": 0.1,
+            "epochs_to_total_decay": 3,
+            "end_learning_rate_ratio": 0.1,
+            "power": 2,
+        },
     )(UPDATES)
     np.testing.assert_allclose(ours, [float(polynomial(int(u))) for u in UPDATES], rtol=1e-5)
     stepped = keras.optimizers.schedules.PiecewiseConstantDecay([10, 25], [1.0, 0.1, 0.01])

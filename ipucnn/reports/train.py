@@ -45,7 +45,9 @@ class TrainProgress:
                 console=console(sys.stderr),
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=program.num_weight_updates, epoch="0", figures="compiling")
+            self._task = self._bar.add_task(
+                "", total=program.num_weight_updates, epoch="0", figures="compiling"
+            )
 
     def __enter__(self) -> "TrainProgress":
         if self._bar is not None:
@@ -105,7 +107,12 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
-    rows.append(("data set", f"{data['name']}, {data['location']}: {data['train']} train, {data['evaluation']} evaluation"))
+    rows.append(
+        (
+            "data set",
+            f"{data['name']}, {data['location']}: {data['train']} train, {data['evaluation']} evaluation",
+        )
+    )
     validation = report["validation"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {validation['samples']:.0f} held-out samples"
@@ -119,7 +126,12 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
         rows.append(("3-nearest-neighbours", f"{baseline:.2%} on the same split, for comparison"))
     device = compiled["device"]
     if measured["images_per_s"]:
-        rows.append(("throughput", f"{measured['images_per_s']:.0f} images/s steady, measured on {device['kind'].upper()}"))
+        rows.append(
+            (
+                "throughput",
+                f"{measured['images_per_s']:.0f} images/s steady, measured on {device['kind'].upper()}",
+            )
+        )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["first_update_s"], 1e-9)
         rows.append(("with compilation", f"{total:.0f} images/s"))
         rows.append(("arithmetic", f"{human_count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
@@ -150,7 +162,9 @@ def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float])
     from rich.text import Text
 
     out = console(sys.stdout)
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, title_justify="left", title_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, title_justify="left", title_style="bold"
+    )
     table.title = f"{report['model']} on {report['dataset']['name']}"
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

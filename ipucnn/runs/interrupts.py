@@ -5,19 +5,17 @@ import threading
 from types import FrameType
 from typing import Any, Dict, Optional
 
-from ipucnn.errors import EXIT_SIGINT, EXIT_SIGTERM
+from ipucnn.errors import EXIT_SIGINT, EXIT_SIGTERM, UserError
 
 _EXIT_CODES = {signal.SIGINT: EXIT_SIGINT, signal.SIGTERM: EXIT_SIGTERM}
 
 
-class Interrupted(Exception):
+class Interrupted(UserError):
     """The run was ended by a signal after it saved a checkpoint."""
 
     def __init__(self, exit_code: int, message: str, hint: Optional[str]) -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.exit_code = exit_code
-        self.message = message
-        self.hint = hint
 
 
 class InterruptGuard:

@@ -65,7 +65,11 @@ def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
             return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
     there = sorted(p.name for p in folder.checkpoints.glob("*.npz")) if folder.checkpoints.is_dir() else []
     wanted = " or ".join(names)
-    hint = f"there are: {', '.join(there)}" if there else "the run ended before its first checkpoint; train again"
+    hint = (
+        f"there are: {', '.join(there)}"
+        if there
+        else "the run ended before its first checkpoint; train again"
+    )
     raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
 
 

@@ -50,7 +50,8 @@ def check_supported(config: RunConfig) -> None:
     """
     if config.precision != "32.32":
         raise ConfigurationError(
-            f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host", "use --precision 32.32"
+            f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
+            "use --precision 32.32",
         )
     if config.wandb:
         raise ConfigurationError(
@@ -61,7 +62,9 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
 
-def input_shape_for(config: RunConfig, record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+def input_shape_for(
+    config: RunConfig, record: Any, image_shape: Sequence[Optional[int]]
+) -> Tuple[int, int, int]:
     """The network's input: ``--image-size``, else the data set's size, at least the network's smallest.
 
     Data sets of many sizes or of any size, and the model's home data set, take the model's own size.

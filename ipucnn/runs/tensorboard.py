@@ -29,9 +29,7 @@ class EventWriter:
         import tensorflow as tf
 
         points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
-        self._write(
-            self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points))
-        )
+        self._write(self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points)))
 
     def close(self) -> None:
         """Ends the file."""

@@ -13,7 +13,13 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import BEST, LAST, RunFolder, check_new, default_run_dir
 from ipucnn.runs.interrupts import Interrupted, InterruptGuard
-from ipucnn.sessions.session import CheckpointDue, CompilationReport, ExecutionFinished, Progress, ValidationDue
+from ipucnn.sessions.session import (
+    CheckpointDue,
+    CompilationReport,
+    ExecutionFinished,
+    Progress,
+    ValidationDue,
+)
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
@@ -167,6 +173,7 @@ class TrainingRun:
             self.compilation = session.compile(
                 model, self.program, self.optimizer, loss, self.schedule, self._dataset
             )
+        assert session.program is not None
         self.program = session.program
         self.folder.create(self._saved_config(), self.program)
         yield Started(self.program, self.compilation, self.folder.path, self.info)
@@ -205,7 +212,9 @@ class TrainingRun:
             }
             self.folder.append_metrics(row)
             curves = {f"train/{k}": v for k, v in event.metrics.items()}
-            curves.update({"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s})
+            curves.update(
+                {"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s}
+            )
             events.scalars(event.weight_updates, curves)
             yield event
         elif isinstance(event, ValidationDue):
@@ -284,13 +293,17 @@ class TrainingRun:
         forward_flops = 2 * self.compilation.macs_per_sample
         return {
             "model": self.setup.config.model_name,
-            "dataset": {"name": self.info.name, "location": self.info.location, "train": self.info.num_train,
-                        "evaluation": self.info.num_eval},
+            "dataset": {
+                "name": self.info.name,
+                "location": self.info.location,
+                "train": self.info.num_train,
+                "evaluation": self.info.num_eval,
+            },
             "program": self.program.to_dict(),
             "compilation": {
                 **self.compilation.to_dict(),
-                "first_update_s": getattr(session, "first_update_s", 0.0),
-                "compile_s": self.compilation.trace_s + getattr(session, "first_update_s", 0.0),
+                "first_update_s": session.first_update_s,
+                "compile_s": self.compilation.trace_s + session.first_update_s,
             },
             "measured": {
                 "images_per_s": images_per_s,

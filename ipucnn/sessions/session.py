@@ -98,27 +98,60 @@ class TrainState:
     weight_updates: int = 0
 
 
+MakeDataset = Callable[[int, int], Any]
+
+
 class Session:
-    """Base of the sessions; see design: a Program in, events out."""
+    """Base of the sessions: a Program in, events out.
+
+    Attributes:
+        device: what it runs on.
+        program: the compiled Program, with the session's own choices filled in.
+        state: everything a weight update changes.
+        first_update_s: seconds of the first weight update, which includes compiling.
+    """
 
     device: DeviceInfo
+    program: Optional[Program] = None
+    state: TrainState
+    first_update_s: float = 0.0
 
     def compile(
-        self, model: Any, program: Program, optimizer: Any, loss: Any, schedule: Callable[[Any], Any]
+        self,
+        model: Any,
+        program: Program,
+        optimizer: Any,
+        loss: Any,
+        schedule: Callable[[Any], Any],
+        make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds what :meth:`train` runs.  Must be called once, before it."""
-        raise NotImplementedError
-
-    def train(self, make_dataset: Callable[[int, int], Any]) -> Iterator[Event]:
-        """Runs the Program from ``state.weight_updates`` on.
+        """Builds what :meth:`train` runs.  Must be called once, before it.
 
         Args:
-            make_dataset: (weight update to start from, samples per element) -> infinite tf.data.Dataset.
+            model: functional Keras model with logits as output; its weights are trained in place.
+            program: ``fused_micro_batches`` 0 lets the session choose; see ``self.program`` afterwards.
+            optimizer: ``OptimizerSettings``.
+            loss: from ``make_loss``.
+            schedule: weight updates (int array) -> learning rates.
+            make_dataset: as for :meth:`train`; if given, the function is traced (and timed) here.
         """
         raise NotImplementedError
 
+    def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
+        """Runs the Program from ``state.weight_updates`` on.
+
+        Args:
+            make_dataset: (weight update to start from, samples per element) -> infinite tf.data.Dataset of
+                (images, labels).
+        """
+        raise NotImplementedError
+
+    def prepare_evaluation(self, model: Any, loss: Any) -> None:
+        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
+        raise NotImplementedError
+
     def evaluate(self, dataset: Any) -> Dict[str, float]:
-        """Metrics over a finite data set of (images, labels, weights)."""
+        """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once."""
         raise NotImplementedError
 
     def predict(self, dataset: Any) -> List[Any]:

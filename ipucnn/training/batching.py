@@ -104,7 +104,9 @@ def make_batching(
         ("global-batch-size", global_batch_size),
     ):
         if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} is {value}, but must be at least 1", f"use --{name} 1 or more")
+            raise ConfigurationError(
+                f"--{name} is {value}, but must be at least 1", f"use --{name} 1 or more"
+            )
     base = overlap_length(schedule, num_stages)
     per_step = micro_batch_size * num_replicas
     rule = f"the {schedule} schedule with {num_stages} stages needs a multiple of {base}"

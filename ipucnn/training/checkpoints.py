@@ -57,7 +57,7 @@ def save_checkpoint(
     arrays = {f"weights/{k}": np.asarray(v) for k, v in weights.items()}
     arrays.update({f"slots/{k}": np.asarray(v) for k, v in slots.items()})
     header = {"format": FORMAT, "sha256": _digest(arrays), **meta}
-    text = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
+    text: Any = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
     # Not np.savez: it takes the names as keyword arguments and stamps the time of day into the archive.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in {"meta": text, **arrays}.items():
@@ -97,7 +97,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def assign_weights(variables: Mapping[str, Any], checkpoint: Checkpoint, *, what: str, skip: Any = ()) -> None:
+def assign_weights(
+    variables: Mapping[str, Any], checkpoint: Checkpoint, *, what: str, skip: Any = ()
+) -> None:
     """Copies a checkpoint's weights into variables of the same names and shapes.
 
     Args:

@@ -74,7 +74,9 @@ def make_settings(
                 did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
             )
         if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ConfigurationError(f"optimizer parameter {key} is '{value}', not a number", f"give {key} a number")
+            raise ConfigurationError(
+                f"optimizer parameter {key} is '{value}', not a number", f"give {key} a number"
+            )
         values[key] = value
     exponent = values.pop("base_decay_exponent", None)
     if exponent is not None:

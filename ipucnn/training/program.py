@@ -94,7 +94,8 @@ class Program:
     @classmethod
     def from_dict(cls, values: Dict[str, Any]) -> "Program":
         """The inverse of :meth:`to_dict`; raises ``TypeError`` on unknown or missing keys."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        fields: Dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**fields)
 
 
 def _stages(config: RunConfig) -> int:
@@ -132,12 +133,11 @@ def _mapping(config: RunConfig, num_stages: int) -> Tuple[int, ...]:
 
 
 def _check_pipeline(config: RunConfig, num_stages: int) -> None:
-    if num_stages == 1:
-        if config.recomputation:
-            raise ConfigurationError(
-                "--recomputation needs a pipeline: it recomputes stages",
-                "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
-            )
+    if num_stages == 1 and config.recomputation:
+        raise ConfigurationError(
+            "--recomputation needs a pipeline: it recomputes stages",
+            "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
+        )
     proportions = config.available_memory_proportion
     if len(proportions) not in (0, 1, num_stages, 2 * num_stages):
         raise ConfigurationError(
@@ -146,7 +146,9 @@ def _check_pipeline(config: RunConfig, num_stages: int) -> None:
         )
 
 
-def _periods(config: RunConfig, updates_per_epoch: int, per_execution: int, warn: Any) -> Tuple[int, int, int]:
+def _periods(
+    config: RunConfig, updates_per_epoch: int, per_execution: int, warn: Any
+) -> Tuple[int, int, int]:
     """(executions per checkpoint, first checkpoint execution, executions per validation)."""
     executions_per_epoch = Fraction(updates_per_epoch, per_execution)
     checkpoint = 0
@@ -160,7 +162,7 @@ def _periods(config: RunConfig, updates_per_epoch: int, per_execution: int, warn
                 f"{float(frequency):g} checkpoints per epoch do not fall on the end of an execution: "
                 f"writing {possible:.4g} per epoch"
             )
-    first = -(-(config.first_ckpt_epoch * updates_per_epoch) // per_execution)
+    first = int(-(-(config.first_ckpt_epoch * updates_per_epoch) // per_execution))
     validation = 0
     if config.validation and config.validation_freq > 0:
         validation = max(1, round(executions_per_epoch * config.validation_freq))

@@ -128,7 +128,9 @@ def _base_schedule(
         if length <= 0:
             raise ConfigurationError(f"epochs_to_decay of {what} must be above 0", "give it 1 or more")
         return lambda steps: initial * rate ** (steps / length)
-    length = _number(what, "epochs_to_total_decay", values["epochs_to_total_decay"]) * weight_updates_per_epoch
+    length = (
+        _number(what, "epochs_to_total_decay", values["epochs_to_total_decay"]) * weight_updates_per_epoch
+    )
     if length <= 0:
         raise ConfigurationError(
             f"epochs_to_total_decay of {what} must be above 0", "give it the number of epochs to decay over"

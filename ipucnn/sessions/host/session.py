@@ -17,6 +17,7 @@ from ipucnn.sessions.session import (
     DeviceInfo,
     Event,
     ExecutionFinished,
+    MakeDataset,
     Progress,
     Session,
     TrainState,
@@ -58,18 +59,9 @@ class HostSession(Session):
         optimizer: OptimizerSettings,
         loss: Any,
         schedule: Callable[[Any], Any],
-        make_dataset: Optional[Callable[[int, int], Any]] = None,
+        make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds the update loop and traces it.
-
-        Args:
-            model: functional Keras model; its weights are trained in place.
-            program: ``fused_micro_batches`` 0 lets the session choose; see ``self.program`` afterwards.
-            optimizer: from ``make_settings``.
-            loss: from ``make_loss``.
-            schedule: weight updates (int array) -> learning rates.
-            make_dataset: as for :meth:`train`; its element shapes are what the function is traced for.
-        """
+        """See the contract."""
         if program.fused_micro_batches == 0:
             fused = choose_fused(
                 program.num_micro_batches,
@@ -116,7 +108,7 @@ class HostSession(Session):
         assert self.program is not None
         return self.program.fused_micro_batches * self.program.micro_batch_size
 
-    def _trace(self, make_dataset: Callable[[int, int], Any]) -> Tuple[float, int]:
+    def _trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
         assert self._loop is not None
         started = time.perf_counter()
         iterator = iter(make_dataset(0, self.samples_per_element))
@@ -126,7 +118,7 @@ class HostSession(Session):
             )
         return time.perf_counter() - started, _count_operations(concrete.graph)
 
-    def train(self, make_dataset: Callable[[int, int], Any]) -> Iterator[Event]:
+    def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
         """See the contract.  The first event is the first weight update's Progress (compilation included).
 
         Raises:
@@ -187,8 +179,6 @@ class HostSession(Session):
             )
             yield from self._host_events(execution)
 
-    first_update_s = 0.0
-
     def _host_events(self, execution: int) -> Iterator[Event]:
         p = self.program
         assert p is not None
@@ -202,7 +192,7 @@ class HostSession(Session):
                 yield CheckpointDue(self.state.weight_updates, execution)
 
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
-        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
+        """See the contract."""
         self._evaluation = Evaluation(model, loss)
 
     def evaluate(self, dataset: Any) -> Dict[str, float]:

@@ -122,7 +122,9 @@ class UpdateLoop:
                 logits = self._model(images, training=True)
             losses = self._loss(logits, labels, self._fused)
             objective = tf.reduce_sum(losses) * (self._gradient_weight() * self._scale)
-        gradients = tape.gradient(objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(
+            objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
         self._move_statistics(context, chunk)
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
@@ -138,7 +140,9 @@ class UpdateLoop:
         p = self._program
         group = p.dbn_replica_group_size
         groups = self._fused // group
-        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(group)
+        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
+            group
+        )
         step = tf.floor(position / float(p.num_replicas))
         for layer, mean, variance in context.batch_statistics:
             moving_mean, moving_variance, momentum = self._norms[layer.name]

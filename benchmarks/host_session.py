@@ -1,0 +1,254 @@
+"""Images per second of the host session against Keras ``fit``, interleaved.
+
+Usage: python benchmarks/host_session.py [--rounds 5] [--only efficientnet-b0] [--json FILE]
+
+For each network (32x32, gradient accumulation 16) and micro-batch size three processes are kept: the host
+session, Keras' fit with the same micro-batch and accumulation, and Keras' fit with one batch as large as what
+the session fuses.  They take turns; only one computes at a time.  Each side runs in the environment that
+suits it: the session switches oneDNN on, Keras is measured with TensorFlow's default and with oneDNN, and the
+faster of the two is what the ratio is taken with.  Printed are medians over the rounds and, for the ratios,
+medians of the ratios within a round.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ACCUMULATE, SIZE, CLASSES = 16, 32, 10
+CASES = [(model, b) for model in ("efficientnet-b0", "cifar_resnet8") for b in (1, 8, 64)]
+ROUND_S = 2.5
+
+
+def stock_copy(model):
+    """The same network of Keras' own layers."""
+    from tensorflow import keras
+
+    from ipucnn.models import layers
+    from ipucnn.models.layers.grouped_conv import GroupedConv2D
+
+    def clone(layer):
+        config = layer.get_config()
+        if isinstance(layer, layers.BatchNormalization):
+            keep = ("name", "momentum", "epsilon", "center", "scale")
+            return keras.layers.BatchNormalization(**{k: config[k] for k in keep})
+        if isinstance(layer, layers.GroupNormalization):
+            return keras.layers.GroupNormalization(
+                config["groups"], epsilon=config["epsilon"], name=layer.name
+            )
+        if isinstance(layer, layers.Dropout):
+            return keras.layers.Dropout(config["rate"], config["noise_shape"], name=layer.name)
+        if isinstance(layer, layers.DepthwiseConv2D):
+            return keras.layers.DepthwiseConv2D.from_config(config)
+        if isinstance(layer, GroupedConv2D):
+            return keras.layers.Conv2D.from_config(config)
+        return type(layer).from_config(config)
+
+    copy = keras.models.clone_model(model, clone_function=clone)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def build(name, micro_batch):
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+
+    norm = "group" if micro_batch == 1 else "batch"
+    return build_model(get_model(name), BuildOptions((SIZE, SIZE, 3), CLASSES, norm=norm, seed=1))
+
+
+def random_data(batch):
+    import numpy as np
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2048, SIZE, SIZE, 3)).astype("float32")
+    labels = rng.integers(0, CLASSES, 2048).astype("int32")
+    both = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
+    return both.batch(batch, drop_remainder=True).prefetch(2)
+
+
+def session_runner(name, micro_batch):
+    """run(weight updates) of the host session, and the micro-batches it fuses."""
+    from ipucnn.sessions.factory import create_session
+
+    session = create_session("cpu")
+    import dataclasses
+
+    import numpy as np
+
+    from ipucnn.config.options import RunConfig
+    from ipucnn.training.losses import make_loss
+    from ipucnn.training.optimizers import make_settings
+    from ipucnn.training.program import make_program
+
+    config = dataclasses.replace(
+        RunConfig(), micro_batch_size=micro_batch, gradient_accumulation_count=ACCUMULATE, validation=False
+    )
+    program = make_program(config, micro_batch * ACCUMULATE * 1000, seed=0)
+    optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
+    session.compile(
+        build(name, micro_batch), program, optimizer, make_loss("cross_entropy"),
+        lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
+    )  # fmt: skip
+    import tensorflow as tf
+
+    data = iter(random_data(session.samples_per_element))
+    done = 0
+
+    def run(updates):
+        nonlocal done
+        rates = tf.fill([updates], 1e-3)
+        session._loop.run(data, rates, tf.constant(done, tf.int64))[0].numpy()
+        done += updates
+
+    return run, session.program.fused_micro_batches
+
+
+def keras_runner(name, batch, accumulate, norm_batch):
+    """run(steps of ``batch`` samples) of Keras' fit."""
+    from ipucnn.sessions.host.environment import _quiet_import
+
+    _quiet_import()
+    from tensorflow import keras
+
+    model = stock_copy(build(name, norm_batch))
+    steps = accumulate if accumulate > 1 else None
+    model.compile(
+        keras.optimizers.SGD(1e-3, momentum=0.9, gradient_accumulation_steps=steps),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    data = random_data(batch)
+    return lambda n: model.fit(data, epochs=1, steps_per_epoch=n, verbose=0)
+
+
+def worker(kind, name, micro_batch, fused):
+    """Reads numbers of weight updates (0 ends), runs them, and prints the seconds they took."""
+    if kind == "session":
+        run, fused = session_runner(name, micro_batch)
+        per_update = 1
+    elif kind == "keras":
+        run, per_update = keras_runner(name, micro_batch, ACCUMULATE, micro_batch), ACCUMULATE
+    else:
+        run = keras_runner(name, micro_batch * fused, 1, micro_batch)
+        per_update = ACCUMULATE // fused
+    run(per_update)
+    print(f"ready {fused}", flush=True)
+    for line in sys.stdin:
+        updates = int(line)
+        if not updates:
+            return
+        started = time.perf_counter()
+        run(updates * per_update)
+        print(time.perf_counter() - started, flush=True)
+
+
+class Worker:
+    """A worker process; ``rate`` is its images per second over one round."""
+
+    def __init__(self, kind, name, micro_batch, fused, onednn):
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        environment.pop("TF_ENABLE_ONEDNN_OPTS", None)
+        if onednn is not None:
+            environment["TF_ENABLE_ONEDNN_OPTS"] = onednn
+        command = [sys.executable, __file__, "--worker", kind, name, str(micro_batch), str(fused)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.fused = int(self._line().split()[1])
+        self.samples = micro_batch * ACCUMULATE
+        self.updates = 1
+        seconds = self._run(1)
+        self.updates = max(1, round(ROUND_S / seconds))
+
+    def _line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a worker died; its messages are above")
+        return line
+
+    def _run(self, updates):
+        self.process.stdin.write(f"{updates}\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def rate(self):
+        return self.updates * self.samples / self._run(self.updates)
+
+    def close(self):
+        self.process.stdin.write("0\n")
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(name, micro_batch, rounds):
+    session = Worker("session", name, micro_batch, 0, None)
+    rivals = {
+        (kind, onednn): Worker(kind, name, micro_batch, session.fused, onednn)
+        for kind in ("keras", "keras-fused")
+        for onednn in (None, "1")
+    }
+    ours, theirs = [], {key: [] for key in rivals}
+    for _ in range(rounds):
+        ours.append(session.rate())
+        for key, rival in rivals.items():
+            theirs[key].append(rival.rate())
+    for process in (session, *rivals.values()):
+        process.close()
+    row = {
+        "model": name,
+        "micro_batch": micro_batch,
+        "fused": session.fused,
+        "session": statistics.median(ours),
+    }
+    for kind in ("keras", "keras-fused"):
+        best = max((key for key in rivals if key[0] == kind), key=lambda key: statistics.median(theirs[key]))
+        row[kind] = statistics.median(theirs[best])
+        row[f"{kind} onednn"] = best[1] == "1"
+        row[f"vs {kind}"] = statistics.median(o / t for o, t in zip(ours, theirs[best]))
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only")
+    parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--json")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        kind, name, micro_batch, fused = arguments.worker
+        worker(kind, name, int(micro_batch), int(fused))
+        return
+    from importlib.metadata import version
+
+    from ipucnn.sessions.session import cpu_name
+
+    print(f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
+          f"TensorFlow {version('tensorflow')}, Keras {version('keras')}")  # fmt: skip
+    print(f"training, {SIZE}x{SIZE}, gradient accumulation {ACCUMULATE}, {arguments.rounds} rounds, images/s")
+    print(f"{'network':16} {'batch':>5} {'norm':>5} {'fused':>5} {'session':>8} {'keras':>8} {'ratio':>6} "
+          f"{'keras, fused batch':>18} {'ratio':>6}")  # fmt: skip
+    rows = []
+    for name, micro_batch in CASES:
+        if arguments.only not in (None, name) or arguments.micro_batch not in (None, micro_batch):
+            continue
+        row = measure(name, micro_batch, arguments.rounds)
+        rows.append(row)
+        print(f"{name:16} {micro_batch:5} {'group' if micro_batch == 1 else 'batch':>5} {row['fused']:5} "
+              f"{row['session']:8.0f} {row['keras']:8.0f} {row['vs keras']:6.2f} {row['keras-fused']:18.0f} "
+              f"{row['vs keras-fused']:6.2f}", flush=True)  # fmt: skip
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as handle:
+            json.dump(rows, handle, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Training, evaluation and inference as a user runs them, on the embedded data and small networks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ipucnn import cli
+from ipucnn.training.checkpoints import load_checkpoint
+
+SMALL = ["--limit-train", "320", "--limit-eval", "100", "--num-epochs", "2", "--seed", "7"]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        code = cli.run([str(a) for a in args])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The run folder and printed JSON of a small run with replicas and accumulation."""
+    folder = tmp_path_factory.mktemp("runs")
+    command = [sys.executable, "-m", "ipucnn", "train", "mnist_cnn", "--replicas", "2", "--micro-batch-size", "8",
+               "--gradient-accumulation-count", "2", "--run-dir", "r", "--json", *SMALL]  # fmt: skip
+    done = subprocess.run(command, cwd=str(folder), capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    return folder / "r", json.loads(done.stdout), done.stderr
+
+
+def environment():
+    root = str(Path(__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": root, "NO_COLOR": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def test_the_run_folder_holds_everything(trained):
+    folder, report, stderr = trained
+    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert {"config.yml", "program.json", "metrics.jsonl", "report.json"} <= files
+    assert {"checkpoints/last.npz", "checkpoints/best.npz"} <= files
+    assert any(name.startswith("tensorboard/events") for name in files)
+    assert not [name for name in files if name.endswith(".tmp")]
+    program = json.loads((folder / "program.json").read_text())
+    assert (program["global_batch_size"], program["weight_updates_per_epoch"]) == (32, 10)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    executions = [row for row in rows if row["event"] == "execution"]
+    validations = [row for row in rows if row["event"] == "validation"]
+    assert [row["samples"] for row in executions] == [320, 640]
+    assert [row["samples"] for row in validations] == [100.0, 100.0]
+    assert executions[1]["loss"] < executions[0]["loss"]
+    assert report["validation"] == {k: v for k, v in validations[-1].items() if k in report["validation"]}
+    first = stderr.splitlines()[0]
+    assert "digits" in first and "mnist" in first and "--dataset-path" in first
+    assert "%|" not in stderr and "\x1b" not in stderr
+
+
+def test_the_saved_configuration_gives_the_same_run(trained, run, tmp_path):
+    folder, _, _ = trained
+    code, _, err = run("train", "--config-path", folder / "config.yml", "--run-dir", tmp_path / "again")
+    assert code == 0, err
+    first, again = (load_checkpoint(p / "checkpoints" / "last.npz") for p in (folder, tmp_path / "again"))
+    for name in first.weights:
+        np.testing.assert_array_equal(first.weights[name], again.weights[name], err_msg=name)
+    for name in first.slots:
+        np.testing.assert_array_equal(first.slots[name], again.slots[name], err_msg=name)
+
+
+def test_evaluate_agrees_with_the_training_run(trained, run):
+    folder, report, _ = trained
+    code, out, err = run("evaluate", folder, "--checkpoint", "last", "--json")
+    assert code == 0, err
+    measured = json.loads(out)["measured"]
+    assert measured["samples"] == 100
+    for name in ("loss", "accuracy", "top5"):
+        assert measured[name] == pytest.approx(report["validation"][name], abs=1e-6)
+    code, out, _ = run("evaluate", folder)
+    assert code == 0 and "100 of 100" in out and "top-5" in out
+
+
+def test_infer_agrees_with_the_labels_evaluate_counts(trained, run, tmp_path):
+    from PIL import Image
+
+    from ipucnn.datasets.digits import open_digits
+
+    folder = trained[0]
+    images = []
+    for i in range(12):
+        path = tmp_path / f"{i}.png"
+        Image.fromarray(open_digits().eval.images[i, :, :, 0]).save(str(path))
+        images.append(path)
+    code, out, err = run("infer", folder, *images, "--json", "--top", "3")
+    assert code == 0, err
+    results = json.loads(out)
+    assert [r["image"] for r in results] == [str(p) for p in images]
+    for result in results:
+        probabilities = [p["probability"] for p in result["predictions"]]
+        assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
+    code, out, _ = run("infer", folder, images[0])
+    assert code == 0 and "0.png" in out and "%" in out
+
+
+def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run, tmp_path):
+    from ipucnn.runs.load import load_starting_weights
+
+    folder = trained[0]
+    run(
+        "train",
+        "mnist_cnn",
+        "--host-generated-data",
+        "--limit-train",
+        "64",
+        "--num-epochs",
+        "1",
+        "--run-dir",
+        "x",
+    )
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+    from ipucnn.models.weight_names import named_weights
+
+    model = build_model(get_model("mnist_cnn"), BuildOptions((10, 10, 1), 4, norm="none", seed=3))
+    fresh = {k: v.numpy() for k, v in named_weights(model).items()}
+    skipped = load_starting_weights(model, folder)
+    checkpoint = load_checkpoint(folder / "checkpoints" / "best.npz")
+    assert {name.split("/")[-1] for name in skipped} == {"kernel", "bias"} and len(skipped) == 2
+    for name, value in named_weights(model).items():
+        expected = fresh[name] if name in skipped else checkpoint.weights[name]
+        np.testing.assert_array_equal(value.numpy(), expected)
+
+
+def test_pipelined_training_chooses_checked_splits(run, tmp_path):
+    code, _, err = run(
+        "train", "toy_model", "--ipus-per-replica", "2", "--micro-batch-size", "4", *SMALL, "--run-dir", "p"
+    )
+    assert code == 0, err
+    program = json.loads((tmp_path / "p" / "program.json").read_text())
+    assert program["num_stages"] == 2 and len(program["pipeline_splits"]) == 1
+    assert program["gradient_accumulation_count"] % 4 == 0 and program["num_ipus"] == 2
+
+
+BAD = [
+    (["train", "mnist_cn"], 2, "did you mean 'mnist_cnn'"),
+    (["train", "toy_model", "--dataset", "cifar10"], 3, "cifar10"),
+    (["train", "toy_model", "--dataset", "digitz"], 2, "digits"),
+    (["train", "toy_model", "--gradient-accumulation-count", "3", "--pipeline-splits", "conv2d_1"], 2, "multiple of 4"),
+    (["train", "toy_model", "--gradient-accumulation-count", "2", "--global-batch-size", "8"], 2, "both given"),
+    (["train", "toy_model", "--image-size", "2"], 2, "--image-size"),
+    (["train", "toy_model", "--precision", "16.16"], 2, "32.32"),
+    (["train", "toy_model", "--device", "ipu"], 6, "Poplar SDK"),
+    (["train", "toy_model", "--global-batch-size", "100000"], 2, "larger than the training set"),
+    (["train", "toy_model", "--pipeline-splits", "no_such", "--gradient-accumulation-count", "4"], 2, "no_such"),
+    (["train", "toy_model", "--weights", "absent.npz"], 3, "does not exist"),
+    (["train", "toy_model", "--fused-micro-batches", "3", "--global-batch-size", "64"], 2, "does not divide"),
+    (["evaluate", "absent"], 3, "does not exist"),
+    (["infer", "absent", "x.png"], 3, "does not exist"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "args, code, message", BAD, ids=lambda v: " ".join(v[1:4]) if isinstance(v, list) else None
+)
+def test_bad_input_is_refused_with_a_hint_and_leaves_nothing(run, tmp_path, args, code, message):
+    got, out, err = run(*args)
+    lines = err.splitlines()
+    assert got == code, err
+    assert sum(line.startswith("error: ") for line in lines) == 1
+    assert sum(line.startswith("hint: ") for line in lines) == 1
+    assert message in err and "Traceback" not in err
+    assert out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_folder_is_kept(trained, run):
+    folder = trained[0]
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    code, _, err = run("train", "toy_model", "--run-dir", folder)
+    assert code == 2 and "already exists" in err and "--overwrite" in err
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_overwrite_does_not_touch_folders_of_others(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    code, _, err = run("train", "toy_model", "--run-dir", "mine", "--overwrite")
+    assert code == 2 and "thesis.txt" in err
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
+
+
+def test_a_file_as_the_parent_of_the_run_folder(run, tmp_path):
+    (tmp_path / "file").write_text("x")
+    code, _, err = run("train", "toy_model", "--run-dir", "file/run")
+    assert code == 3 and "is a file" in err
+
+
+def test_a_damaged_checkpoint_is_refused(trained, run, tmp_path):
+    import shutil
+
+    shutil.copytree(str(trained[0]), str(tmp_path / "copy"))
+    best = tmp_path / "copy" / "checkpoints" / "best.npz"
+    best.write_bytes(best.read_bytes()[:-100])
+    code, _, err = run("evaluate", "copy")
+    assert code == 3 and "damaged" in err
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, code):
+    command = [
+        sys.executable,
+        "-m",
+        "ipucnn",
+        "train",
+        "mnist_cnn",
+        "--num-epochs",
+        "100000",
+        "--run-dir",
+        "r",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=str(tmp_path),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    deadline = time.monotonic() + 120
+    metrics = tmp_path / "r" / "metrics.jsonl"
+    while not metrics.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "interrupted" in err and "Traceback" not in err
+    assert load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"] > 0
