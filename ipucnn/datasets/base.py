@@ -1,0 +1,241 @@
+"""What a data set is to the rest of the program: facts, and two lots of examples that can be indexed.
+
+Nothing here imports TensorFlow; :mod:`ipucnn.datasets.pipeline` turns examples into ``tf.data``.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from ipucnn.datasets.hashing import LIMIT, permutation
+from ipucnn.errors import ConfigurationError, DataError
+
+ImageShape = Tuple[Optional[int], Optional[int], int]
+
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+"""Per-channel mean of ImageNet's training images in 0..255 units (0.485, 0.456, 0.406 on [0, 1])."""
+IMAGENET_STD = (58.395, 57.12, 57.375)
+"""Per-channel standard deviation of ImageNet's training images in 0..255 units."""
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The facts of an opened data set, after limits.
+
+    Attributes:
+        name: the registered name.
+        task: "classification" or "segmentation".
+        num_classes: labels are 0 .. num_classes - 1.
+        image_shape: (height, width, channels) of the stored images; None where images differ in size.
+        num_train, num_eval: examples after ``--limit-train`` and ``--limit-eval``.
+        class_names: one name per class.
+        location: "embedded (scikit-learn)", "generated", or the folder it was read from.
+        mean, std: per stored channel, in 0..255 units, of the whole training set.
+        warnings: what the user should know (a partial set, skipped files), one line each.
+        augmentation: which training augmentation fits; a key of ``augmentation.AUGMENTATIONS``.
+    """
+
+    name: str
+    task: str
+    num_classes: int
+    image_shape: ImageShape
+    num_train: int
+    num_eval: int
+    class_names: Tuple[str, ...]
+    location: str
+    mean: Tuple[float, ...]
+    std: Tuple[float, ...]
+    warnings: Tuple[str, ...] = ()
+    augmentation: str = "none"
+
+
+@dataclass(frozen=True)
+class ArrayExamples:
+    """Images of one size, in memory.
+
+    Attributes:
+        images: uint8 [n, h, w, c].
+        labels: int32 [n] of classes, or uint8 [n, h, w] of masks.
+    """
+
+    images: Any
+    labels: Any
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+            raise ValueError(
+                f"images must be uint8 [n, h, w, c], not {self.images.dtype} {self.images.shape}"
+            )
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def subset(self, indices: Any) -> "ArrayExamples":
+        return ArrayExamples(self.images[indices], self.labels[indices])
+
+
+@dataclass(frozen=True)
+class FileExamples:
+    """Image files of any size, decoded when they are needed.
+
+    Attributes:
+        paths: one file each.
+        labels: int32 [n] of classes.
+    """
+
+    paths: Tuple[str, ...]
+    labels: Any
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of one image file.  Raises DataError where it cannot be read."""
+        return read_file(self.paths[index])
+
+    def describe(self, index: int) -> str:
+        return f"image {self.paths[index]}"
+
+    def subset(self, indices: Any) -> "FileExamples":
+        return FileExamples(tuple(self.paths[i] for i in indices), self.labels[indices])
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
+    """Encoded images (JPEG, PNG) of any size, in memory.
+
+    Attributes:
+        data: the bytes of one image each.
+        labels: int32 [n] of classes.
+        origin: where they came from, for messages.
+    """
+
+    data: Tuple[bytes, ...]
+    labels: Any
+    origin: str
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def encoded(self, index: int) -> bytes:
+        return self.data[index]
+
+    def describe(self, index: int) -> str:
+        return f"image {index} of {self.origin}"
+
+    def subset(self, indices: Any) -> "EncodedExamples":
+        return EncodedExamples(tuple(self.data[i] for i in indices), self.labels[indices], self.origin)
+
+
+Examples = Union[ArrayExamples, FileExamples, EncodedExamples]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """An opened data set: its facts and its two lots of examples."""
+
+    info: DatasetInfo
+    train: Examples
+    eval: Examples
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a file.  Raises DataError naming the file and the reason."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror or error}", "check that the file exists and is readable"
+        ) from error
+
+
+def channel_statistics(images: Any) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
+    """Mean and standard deviation per channel, exact, of uint8 [n, h, w, c] in 0..255 units.
+
+    A constant channel has a standard deviation of 1, so that dividing by it is harmless.
+    """
+    values: Any = np.arange(256, dtype=np.float64)
+    mean, std = [], []
+    for channel in range(images.shape[-1]):
+        counts = np.bincount(images[..., channel].reshape(-1), minlength=256)
+        total = max(int(counts.sum()), 1)
+        centre = float((counts * values).sum() / total)
+        spread = math.sqrt(float((counts * (values - centre) ** 2).sum() / total))
+        mean.append(round(centre, 6))
+        std.append(round(spread, 6) or 1.0)
+    return tuple(mean), tuple(std)
+
+
+def parse_limit(limit: Optional[str], size: int, option: str) -> int:
+    """How many of ``size`` examples ``limit`` keeps: "500" or "10%" (rounded, at least one).
+
+    A number beyond ``size`` keeps all.  Raises ConfigurationError for anything that is not a positive
+    number or a percentage above 0 and up to 100; ``option`` names the flag in the message.
+    """
+    if limit is None:
+        return size
+    text = str(limit).strip()
+    percent = text.endswith("%")
+    try:
+        value = float(text[:-1]) if percent else int(text)
+    except ValueError:
+        value = -1
+    if not math.isfinite(value) or value <= 0 or (percent and value > 100):
+        raise ConfigurationError(
+            f"{option} {text}: expected a positive number of images or a percentage up to 100%",
+            f"for example {option} 500 or {option} 10%",
+        )
+    return max(1, min(size, round(size * value / 100))) if percent else min(size, int(value))
+
+
+def limit_source(
+    source: DataSource, limit_train: Optional[str], limit_eval: Optional[str], seed: int
+) -> DataSource:
+    """Keeps the examples the limits ask for.
+
+    The kept ones are the first of a permutation that depends on ``seed`` only, in their stored order: a
+    smaller limit keeps a subset of what a larger one keeps.
+    """
+    num_train = parse_limit(limit_train, len(source.train), "--limit-train")
+    num_eval = parse_limit(limit_eval, len(source.eval), "--limit-eval")
+    train, evaluation = source.train, source.eval
+    if num_train < len(train):
+        train = train.subset(np.sort(permutation(len(train), seed, LIMIT, 0)[:num_train]))
+    if num_eval < len(evaluation):
+        evaluation = evaluation.subset(np.sort(permutation(len(evaluation), seed, LIMIT, 1)[:num_eval]))
+    return DataSource(replace(source.info, num_train=num_train, num_eval=num_eval), train, evaluation)
+
+
+def array_source(
+    train: ArrayExamples,
+    evaluation: ArrayExamples,
+    *,
+    name: str,
+    class_names: Sequence[str],
+    location: str,
+    augmentation: str,
+    task: str = "classification",
+    warnings: Sequence[str] = (),
+) -> DataSource:
+    """A source of in-memory examples; shape, counts, mean and std are taken from the training images."""
+    mean, std = channel_statistics(train.images)
+    info = DatasetInfo(
+        name=name,
+        task=task,
+        num_classes=len(class_names),
+        image_shape=tuple(int(n) for n in train.images.shape[1:]),  # type: ignore[arg-type]
+        num_train=len(train),
+        num_eval=len(evaluation),
+        class_names=tuple(class_names),
+        location=location,
+        mean=mean,
+        std=std,
+        warnings=tuple(warnings),
+        augmentation=augmentation,
+    )
+    return DataSource(info, train, evaluation)

@@ -1,0 +1,113 @@
+"""Which data sets there are, and where their files lie.  No TensorFlow."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Optional, Tuple
+
+from ipucnn.datasets import cifar, idx, imagefolder
+
+INFO_FILE = "dataset_info.json"
+"""What TFDS writes into the folder of every prepared version."""
+
+
+@dataclass(frozen=True)
+class DatasetRecord:
+    """A data set that can be named.
+
+    Attributes:
+        task: "classification", "segmentation", or "any".
+        summary: one line for tables and help.
+        files: what has to lie where, for messages; empty for sets that need no files.
+        folders: where below the data folder it may lie.
+    """
+
+    task: str
+    summary: str
+    files: str = ""
+    folders: Tuple[str, ...] = ()
+
+
+_IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
+DATASETS: Dict[str, DatasetRecord] = {
+    "digits": DatasetRecord("classification", "8x8 handwritten digits, embedded (scikit-learn)"),
+    "membranes": DatasetRecord("segmentation", "generated tissue with membrane masks, any size"),
+    "mnist": DatasetRecord(
+        "classification", "28x28 handwritten digits", _IDX_FILES, ("mnist", "MNIST", "MNIST/raw", "mnist/raw")
+    ),
+    "fashion_mnist": DatasetRecord(
+        "classification",
+        "28x28 clothes",
+        _IDX_FILES,
+        ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    ),
+    "cifar10": DatasetRecord(
+        "classification",
+        "32x32 colour, 10 classes",
+        "cifar-10-batches-py or cifar-10-batches-bin",
+        (
+            *("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"),
+            *("cifar10/cifar-10-batches-py", "cifar10/cifar-10-batches-bin"),
+        ),
+    ),
+    "cifar100": DatasetRecord(
+        "classification",
+        "32x32 colour, 100 classes",
+        "cifar-100-python or cifar-100-binary",
+        (
+            *("cifar-100-python", "cifar-100-binary", "cifar100"),
+            *("cifar100/cifar-100-python", "cifar100/cifar-100-binary"),
+        ),
+    ),
+    "imagenet": DatasetRecord(
+        "classification", "ImageNet as an image folder", "imagenet/{train,val}/CLASS/*.JPEG", ("imagenet",)
+    ),
+    "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
+    "random": DatasetRecord("any", "noise made on the host, for throughput"),
+}
+NOT_YET = {"isbi2012": "segmentation"}
+
+
+def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[Path]:
+    """The folder that holds ``name``: ``path`` itself, or one of the usual ones below it.
+
+    MNIST and Fashion-MNIST have the same file names: where ``path`` itself holds them, its name decides,
+    unless the set was named (``explicit``).
+    """
+    for folder in (path, *(path / below for below in DATASETS[name].folders)):
+        if name in cifar.LAYOUTS and cifar.find_layout(name, folder) is not None:
+            return folder
+        if name in idx.CLASS_NAMES and idx.has_files(folder):
+            is_fashion = "fashion" in folder.resolve().as_posix().lower()
+            if explicit or folder != path or is_fashion == (name == "fashion_mnist"):
+                return folder
+        # Any image folder could be ``path`` itself: only if it was asked for, or has the name.
+        named = explicit or folder != path or folder.resolve().name.lower() == "imagenet"
+        if name == "imagenet" and named and imagefolder.is_image_folder(folder):
+            return folder
+    return find_tfds(name, path)
+
+
+def find_tfds(name: str, path: Path) -> Optional[Path]:
+    """The newest prepared version of a TFDS set, or None.
+
+    Args:
+        name: NAME, NAME/CONFIG, with :VERSION to choose one.
+        path: the folder that holds NAME/[CONFIG/]VERSION, or NAME itself, or the version itself.
+    """
+    base_name, _, version = name.partition(":")
+    parts = base_name.split("/")
+    if (path / INFO_FILE).is_file() and parts[0] in path.resolve().parts:
+        return path
+    roots = [path.joinpath(*parts)]
+    if path.resolve().name == parts[0]:
+        roots.append(path.joinpath(*parts[1:]))
+    for root in roots:
+        found = [file.parent for depth in ("*", "*/*") for file in root.glob(f"{depth}/{INFO_FILE}")]
+        found = [folder for folder in found if version in ("", folder.name)]
+        if found:
+            return max(found, key=lambda folder: (_version(folder.name), str(folder)))
+    return None
+
+
+def _version(text: str) -> Tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else -1 for part in text.split("."))

@@ -1,0 +1,171 @@
+"""``cifar10`` and ``cifar100`` from their original files, the Python (pickle) or the binary version.
+
+The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhevsky, 2009).  The Python
+version is unpickled by :mod:`ipucnn.datasets.unpickle`, which runs nothing the file names.
+"""
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.unpickle import safe_unpickle
+from ipucnn.errors import DataError
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PIXELS = 3 * 32 * 32
+AGAIN = "copy or download the file again"
+
+
+class Layout:
+    """Which files one version of a set has and how many images each full file holds."""
+
+    def __init__(
+        self, train: Sequence[str], test: str, per_train_file: int, meta: str, label_key: str
+    ) -> None:
+        self.train, self.test = tuple(train), test
+        self.per_train_file, self.meta, self.label_key = per_train_file, meta, label_key
+
+    @property
+    def binary(self) -> bool:
+        return self.test.endswith(".bin")
+
+
+LAYOUTS: Dict[str, Tuple[Layout, ...]] = {
+    "cifar10": (
+        Layout([f"data_batch_{n}" for n in range(1, 6)], "test_batch", 10000, "batches.meta", "labels"),
+        Layout(
+            [f"data_batch_{n}.bin" for n in range(1, 6)],
+            "test_batch.bin",
+            10000,
+            "batches.meta.txt",
+            "labels",
+        ),
+    ),
+    "cifar100": (
+        Layout(["train"], "test", 50000, "meta", "fine_labels"),
+        Layout(["train.bin"], "test.bin", 50000, "fine_label_names.txt", "fine_labels"),
+    ),
+}
+NUM_CLASSES = {"cifar10": 10, "cifar100": 100}
+TEST_SIZE = 10000
+
+
+def find_layout(name: str, folder: Path) -> Optional[Layout]:
+    """The version of ``name`` that lies in ``folder``, complete or not, or None."""
+    for layout in LAYOUTS[name]:
+        # An image folder has train/ and test/ too, and many folders hold a file "meta": files only, and for
+        # cifar100's unspecific names two of them.
+        present = [n for n in (*layout.train, layout.test, layout.meta) if (folder / n).is_file()]
+        if len(present) >= (2 if name == "cifar100" else 1):
+            return layout
+    return None
+
+
+def read_pickle(path: Path, label_key: str, num_classes: int) -> Tuple[Any, Any]:
+    """uint8 [n, 32, 32, 3] and int32 [n] of one file of the Python version.  Raises DataError."""
+    content = safe_unpickle(read_file(str(path)), str(path))
+    if isinstance(content, dict):  # bytes keys: written by Python 3
+        content = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
+    if not isinstance(content, dict) or "data" not in content or label_key not in content:
+        raise DataError(f"{path} is not a CIFAR batch: it lacks 'data' or '{label_key}'", AGAIN)
+    data, labels = content["data"], content[label_key]
+    if (
+        not isinstance(data, np.ndarray)
+        or data.dtype != np.uint8
+        or data.ndim != 2
+        or data.shape[1] != PIXELS
+    ):
+        raise DataError(f"{path}: 'data' is not an array of bytes with {PIXELS} columns", AGAIN)
+    try:
+        labels = np.asarray(labels, dtype=np.int64).reshape(-1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: '{label_key}' are not whole numbers", AGAIN) from error
+    return _checked(path, data, labels, num_classes)
+
+
+def read_binary(path: Path, num_label_bytes: int, num_classes: int) -> Tuple[Any, Any]:
+    """uint8 [n, 32, 32, 3] and int32 [n] of one file of the binary version.  Raises DataError.
+
+    A record is the label (the last of ``num_label_bytes``: CIFAR-100 has a coarse one before it), then the
+    red, green and blue planes.
+    """
+    raw = read_file(str(path))
+    record = num_label_bytes + PIXELS
+    if len(raw) % record:
+        raise DataError(f"{path} is truncated: {len(raw)} bytes are not whole records of {record}", AGAIN)
+    records: Any = np.frombuffer(raw, np.uint8).reshape(-1, record)
+    labels = records[:, num_label_bytes - 1].astype(np.int64)
+    return _checked(path, records[:, num_label_bytes:], labels, num_classes)
+
+
+def _checked(path: Path, planes: Any, labels: Any, num_classes: int) -> Tuple[Any, Any]:
+    if len(planes) != len(labels):
+        raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN)
+    if len(planes) == 0:
+        raise DataError(f"{path} has no images", AGAIN)
+    if labels.min() < 0 or labels.max() >= num_classes:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise DataError(f"{path} has label {wrong}; its classes are 0 to {num_classes - 1}", AGAIN)
+    images = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return images, labels.astype(np.int32)
+
+
+def _class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
+    """From the file that lists them; CIFAR-10's are known without it, CIFAR-100's become numbers."""
+    known = CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
+    path = folder / layout.meta
+    if not path.is_file():
+        return known
+    if layout.binary:
+        names: Any = read_file(str(path)).decode("latin1").split()
+    else:
+        content = safe_unpickle(read_file(str(path)), str(path))
+        key = "label_names" if name == "cifar10" else "fine_label_names"
+        content = content if isinstance(content, dict) else {}
+        names = content.get(key, content.get(key.encode(), ()))
+    names = tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
+    if len(names) != NUM_CLASSES[name]:
+        raise DataError(f"{path} lists {len(names)} class names, not {NUM_CLASSES[name]}", AGAIN)
+    return names
+
+
+def open_cifar(name: str, folder: Path) -> DataSource:
+    """Reads ``cifar10`` or ``cifar100``; missing train files and short files make a warning.
+
+    Raises DataError: no train file, no test file, or a damaged one.
+    """
+    layout = find_layout(name, folder)
+    hint = f"copy the {name} files there, or pass --dataset {name} --download"
+    if layout is None:
+        raise DataError(f"{folder} has no {name} files", hint)
+
+    def read(file_name: str) -> Tuple[Any, Any]:
+        if layout.binary:
+            return read_binary(folder / file_name, 1 if name == "cifar10" else 2, NUM_CLASSES[name])
+        return read_pickle(folder / file_name, layout.label_key, NUM_CLASSES[name])
+
+    present: List[str] = [n for n in layout.train if (folder / n).is_file()]
+    if not present:
+        raise DataError(f"{folder} has no training file of {name} ({', '.join(layout.train)})", hint)
+    if not (folder / layout.test).is_file():
+        raise DataError(f"{folder} has no test file of {name} ({layout.test})", hint)
+    parts = [read(file_name) for file_name in present]
+    images, labels = (np.concatenate(column) for column in zip(*parts))
+    train, evaluation = ArrayExamples(images, labels), ArrayExamples(*read(layout.test))
+    full = layout.per_train_file * len(layout.train)
+    warnings = []
+    if len(train) < full:
+        warnings.append(f"{name} is partial: {len(train)} of {full} train images ({', '.join(present)})")
+    if len(evaluation) < TEST_SIZE:
+        warnings.append(f"{name} is partial: {len(evaluation)} of {TEST_SIZE} test images ({layout.test})")
+    return array_source(
+        train,
+        evaluation,
+        name=name,
+        class_names=_class_names(name, folder, layout),
+        location=str(folder),
+        augmentation="crop_flip",
+        warnings=warnings,
+    )

@@ -1,0 +1,140 @@
+"""``mnist`` and ``fashion_mnist`` from their original idx files, plain or gzipped.
+
+The format (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist): two zero bytes, a type (8: unsigned
+byte), the number of dimensions, each dimension as a big-endian 32-bit integer, then the data.
+"""
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+from ipucnn.errors import DataError
+
+FILES: Dict[str, str] = {
+    "train_images": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "eval_images": "t10k-images-idx3-ubyte",
+    "eval_labels": "t10k-labels-idx1-ubyte",
+}
+FULL_SIZE = {"train": 60000, "eval": 10000}
+CLASS_NAMES: Dict[str, Tuple[str, ...]] = {
+    "mnist": tuple(str(n) for n in range(10)),
+    "fashion_mnist": (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+}
+AUGMENTATION = {"mnist": "shift", "fashion_mnist": "shift_flip"}
+AGAIN = "copy or download the file again"
+
+
+def find_file(folder: Path, stem: str) -> Optional[Path]:
+    """The plain or gzipped file of that name, also under the name some tools unpack to (``idx3.ubyte``)."""
+    for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def has_files(folder: Path) -> bool:
+    """Whether any of the four files lies in ``folder``."""
+    return any(find_file(folder, stem) is not None for stem in FILES.values())
+
+
+def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
+    """The uint8 array of an idx file.
+
+    Raises:
+        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, or
+            its length differs from what its header promises.
+    """
+    try:
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+        elif path.suffix == ".gz":
+            raise DataError(f"{path} is not a gzip file", AGAIN)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {error}", AGAIN) from error
+    header_bytes = 4 + 4 * num_dimensions
+    if len(raw) < header_bytes:
+        raise DataError(
+            f"{path} is truncated: {len(raw)} bytes, not even its header of {header_bytes}", AGAIN
+        )
+    magic = struct.unpack(">I", raw[:4])[0]
+    expected_magic = 0x0800 + num_dimensions
+    if magic != expected_magic:
+        raise DataError(
+            f"{path} is not an idx file of {num_dimensions}-dimensional bytes: "
+            f"it starts with {magic:#010x}, not {expected_magic:#010x}",
+            "check that images and labels are not swapped, or download the file again",
+        )
+    shape = struct.unpack(f">{num_dimensions}I", raw[4:header_bytes])
+    expected = header_bytes
+    size = 1
+    for dimension in shape:
+        size *= dimension
+    expected += size
+    if len(raw) != expected:
+        what = "is truncated" if len(raw) < expected else "has trailing bytes"
+        raise DataError(
+            f"{path} {what}: {len(raw)} bytes where its header ({'x'.join(map(str, shape))}) says {expected}",
+            AGAIN,
+        )
+    return np.frombuffer(raw, np.uint8, offset=header_bytes).reshape(shape)
+
+
+def _read_part(folder: Path, part: str, name: str) -> ArrayExamples:
+    paths = {kind: find_file(folder, FILES[f"{part}_{kind}"]) for kind in ("images", "labels")}
+    missing: List[str] = [FILES[f"{part}_{kind}"] for kind, path in paths.items() if path is None]
+    if missing:
+        raise DataError(
+            f"{name} in {folder} lacks {' and '.join(missing)} (plain or .gz)",
+            f"copy all four idx files there, or pass --dataset {name} --download",
+        )
+    assert paths["images"] is not None and paths["labels"] is not None
+    images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{paths['images']} has {len(images)} images but {paths['labels']} has {len(labels)} labels",
+            AGAIN,
+        )
+    if images.size == 0:
+        raise DataError(f"{paths['images']} has no images", AGAIN)
+    if labels.max() > 9:
+        raise DataError(f"{paths['labels']} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
+    return ArrayExamples(images[..., np.newaxis], labels.astype(np.int32))
+
+
+def open_idx(name: str, folder: Path) -> DataSource:
+    """Reads ``mnist`` or ``fashion_mnist``.  Raises DataError naming the file that is absent or damaged."""
+    train, evaluation = _read_part(folder, "train", name), _read_part(folder, "eval", name)
+    if train.images.shape[1:] != evaluation.images.shape[1:]:
+        raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
+    warnings = [
+        f"{name} is partial: {len(examples)} of {FULL_SIZE[part]} {part} images"
+        for part, examples in (("train", train), ("eval", evaluation))
+        if len(examples) < FULL_SIZE[part]
+    ]
+    return array_source(
+        train,
+        evaluation,
+        name=name,
+        class_names=CLASS_NAMES[name],
+        location=str(folder),
+        augmentation=AUGMENTATION[name],
+        warnings=warnings,
+    )

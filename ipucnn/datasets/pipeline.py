@@ -1,0 +1,271 @@
+"""Batches for training, evaluation and inference as ``tf.data``, from any source.
+
+The order of epoch e is a permutation that is a pure function of (seed, e), and a sample's augmentation one of
+(seed, epoch, index): neither depends on the batch size, on where the run starts, or on the number of threads.
+A run that was cut anywhere, or that changes how many micro-batches it fuses, sees the same samples.
+"""
+
+import os
+import re
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn.datasets import images as image_files
+from ipucnn.datasets.augmentation import AUGMENTATIONS, draws
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, read_file
+from ipucnn.datasets.order import sample_order, split_ticket
+from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
+from ipucnn.errors import ConfigurationError, DataError
+
+InputShape = Tuple[int, int, int]
+LARGE_BATCH_BYTES = 64 * 2**20
+SMALLEST_GROUP = 64
+LARGEST_GROUP_BYTES = 4 * 2**20
+
+
+def train_batches(
+    source: DataSource,
+    *,
+    batch_size: int,
+    samples_per_epoch: int,
+    input_shape: InputShape,
+    input_range: str,
+    augment: bool,
+    seed: int,
+    start_epoch: int = 0,
+    start_sample: int = 0,
+    shuffle: bool = True,
+    num_parallel: Optional[int] = None,
+    output_shape: Optional[Tuple[int, int]] = None,
+) -> tf.data.Dataset:
+    """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
+
+    Args:
+        source: an opened data set.
+        batch_size: samples per batch; any number, whole epochs need not be whole batches.
+        samples_per_epoch: after how many samples the next epoch's permutation begins.  Fewer than the set
+            has: each epoch leaves others out.  More: further permutations of the same epoch follow.
+        input_shape: (height, width, channels) of the network's input.
+        input_range: what the network wants; see :func:`ipucnn.datasets.preprocessing.normalise`.
+        augment: whether to apply the source's training augmentation.
+        seed: of order and augmentation, any integer.
+        start_epoch, start_sample: where to begin; ``start_sample`` samples of that epoch are skipped
+            without being read.
+        shuffle: False takes the stored order in every epoch.
+        num_parallel: batches (images, for files) prepared at once; beyond twice the cores it would only
+            cost memory and is cut.  None lets TensorFlow choose.
+        output_shape: (h', w') of the logits of a segmentation network: masks are cropped to it.
+
+    A file that cannot be decoded raises when its batch is asked for; wrap the loop in
+    :func:`data_errors` to get a DataError.
+    """
+    if batch_size < 1 or samples_per_epoch < 1:
+        raise ConfigurationError(
+            f"batch size {batch_size} and {samples_per_epoch} samples per epoch must be positive"
+        )
+    examples, info = source.train, source.info
+    _require_examples(examples, info)
+    rounds = -(-samples_per_epoch // len(examples))
+    order = sample_order(
+        len(examples),
+        samples_per_epoch=samples_per_epoch,
+        seed=seed,
+        start_epoch=start_epoch,
+        start_sample=start_sample,
+        shuffle=shuffle,
+    )
+    parallel = _parallel_calls(num_parallel)
+    if isinstance(examples, ArrayExamples):
+        augmentation = AUGMENTATIONS[info.augmentation if augment else "none"]
+        stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
+
+        def prepare(tickets: Any) -> Tuple[Any, Any]:
+            epochs, turns, indices = split_ticket(tickets, rounds)
+            random = draws(seed, epochs, turns, indices, augmentation.num_draws)
+            images, labels = tf.gather(stored_images, indices), tf.gather(stored_labels, indices)
+            if not augmentation.after_resize:
+                images, labels = augmentation.apply(images, labels, random)
+            images = prepare_size(images, input_shape)
+            if augmentation.after_resize:
+                images, labels = augmentation.apply(images, labels, random)
+            images = prepare_range(images, input_shape, input_range, info)
+            return images, prepare_labels(labels, input_shape, output_shape)
+
+        # Small batches are prepared several at a time: most of their cost is per call.
+        batch_bytes = _batch_bytes(batch_size, input_shape)
+        group = max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // batch_bytes))
+
+        def prepare_group(tickets: Any) -> Tuple[Any, Any]:
+            images, labels = prepare(tickets)
+            return (
+                tf.reshape(images, [group, batch_size, *images.shape[1:]]),
+                tf.reshape(labels, [group, batch_size, *labels.shape[1:]]),
+            )
+
+        batches = order.batch(group * batch_size, drop_remainder=True)
+        batches = _map(batches, prepare if group == 1 else prepare_group, parallel)
+        if group > 1:
+            batches = batches.unbatch()
+    else:
+        all_labels = tf.constant(examples.labels)
+
+        def decode(ticket: Any) -> Tuple[Any, Any]:
+            epoch, turn, index = split_ticket(ticket, rounds)
+            image = _decode_in_python(
+                examples, info, input_shape, (seed, epoch, turn) if augment else None, index
+            )
+            return image, tf.gather(all_labels, index)
+
+        def finish(images: Any, labels: Any) -> Tuple[Any, Any]:
+            return prepare_range(prepare_size(images, input_shape), input_shape, input_range, info), labels
+
+        batches = _map(order, decode, parallel)
+        batches = batches.batch(batch_size, drop_remainder=True)
+        batches = _map(batches, finish, parallel)
+    return batches.prefetch(_prefetch(batch_size, input_shape))
+
+
+def eval_batches(
+    examples: Examples,
+    info: DatasetInfo,
+    *,
+    batch_size: int,
+    input_shape: InputShape,
+    input_range: str,
+    output_shape: Optional[Tuple[int, int]] = None,
+    num_parallel: Optional[int] = None,
+) -> tf.data.Dataset:
+    """Every sample exactly once, in stored order: (images, labels, weights float32 [batch]).
+
+    Images and labels are those of :func:`train_batches` without augmentation.  The last batch is filled up
+    with zeros of weight 0, so that all batches have one static shape.
+    """
+    _require_examples(examples, info)
+    num_batches = -(-len(examples) // batch_size)
+    indices = np.arange(num_batches * batch_size).reshape(num_batches, batch_size)
+    is_real = indices < len(examples)
+    indices = np.where(is_real, indices, 0)
+    rows = tf.data.Dataset.from_tensor_slices((indices.astype(np.int64), is_real))
+    parallel = _parallel_calls(num_parallel)
+
+    def masked(values: Any, real: Any) -> Any:
+        keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
+        return tf.where(keep, values, tf.zeros_like(values))
+
+    def finish(images: Any, labels: Any, real: Any) -> Tuple[Any, Any, Any]:
+        images = prepare_range(prepare_size(images, input_shape), input_shape, input_range, info)
+        labels = prepare_labels(labels, input_shape, output_shape)
+        return masked(images, real), masked(labels, real), tf.cast(real, tf.float32)
+
+    stored_labels = tf.constant(examples.labels)
+    if isinstance(examples, ArrayExamples):
+        stored_images = tf.constant(examples.images)
+
+        def prepare(row: Any, real: Any) -> Tuple[Any, Any, Any]:
+            return finish(tf.gather(stored_images, row), tf.gather(stored_labels, row), real)
+
+        batches = _map(rows, prepare, parallel)
+    else:
+
+        def decode(index: Any, real: Any) -> Tuple[Any, Any, Any]:
+            image = _decode_in_python(examples, info, input_shape, None, index)
+            return image, tf.gather(stored_labels, index), real
+
+        batches = _map(rows.unbatch(), decode, parallel)
+        batches = batches.batch(batch_size, drop_remainder=True)
+        batches = _map(batches, finish, parallel)
+        batches = batches.apply(tf.data.experimental.assert_cardinality(num_batches))
+    return batches.prefetch(_prefetch(batch_size, input_shape))
+
+
+def load_images(
+    paths: Sequence[str], info: DatasetInfo, *, input_shape: InputShape, input_range: str
+) -> np.ndarray:
+    """float32 [n, *input_shape]: image files as :func:`eval_batches` would deliver them.
+
+    For a set of one image size, a file of another size is brought to that size first (its centre, in the
+    set's aspect), as every image the network was trained on had it; a file of that size gives the same bytes
+    as the stored image.  For image folders the file goes through the same resize and centre crop.
+    EXIF orientation is applied.  Raises DataError for a file that is absent or no image.
+    """
+    if not paths:
+        return np.zeros((0, *input_shape), np.float32)
+    height, width, channels = info.image_shape
+    loaded = []
+    for path in paths:
+        data, origin = read_file(str(path)), f"image {path}"
+        if height is None or width is None:
+            image = image_files.decode_for_eval(data, origin, input_shape[:2], channels)
+        else:
+            image = image_files.decode_to_size(data, origin, (height, width), channels)
+        sized = prepare_size(image[np.newaxis], input_shape)
+        loaded.append(prepare_range(sized, input_shape, input_range, info).numpy()[0])
+    return np.stack(loaded)
+
+
+_MARKER = "ipucnn-data-error:"
+
+
+@contextmanager
+def data_errors() -> Iterator[None]:
+    """Turns the TensorFlow error of a pipeline that met a bad file into the DataError behind it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = re.search(re.escape(_MARKER) + r"(.*?)\x1f(.*?)\x1f", str(error), re.DOTALL)
+        if found is None:
+            raise
+        raise DataError(found.group(1), found.group(2) or None) from None
+
+
+def _decode_in_python(
+    examples: Any, info: DatasetInfo, input_shape: InputShape, random: Any, index: Any
+) -> Any:
+    """uint8 [h, w, stored channels] of one encoded image; ``random`` is (seed, epoch, round) or None."""
+    size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
+
+    def decode(position: Any, epoch: Any, turn: Any) -> Any:
+        position = int(position)
+        try:
+            data, origin = examples.encoded(position), examples.describe(position)
+            if random is None:
+                return image_files.decode_for_eval(data, origin, size, channels)
+            words = (int(epoch), int(turn), position)
+            return image_files.decode_for_training(data, origin, size, channels, random[0], words)
+        except DataError as error:
+            # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
+            raise ValueError(f"{_MARKER}{error.message}\x1f{error.hint or ''}\x1f") from error
+
+    epoch, turn = (random[1], random[2]) if random is not None else (tf.constant(0), tf.constant(0))
+    image = tf.numpy_function(decode, [index, epoch, turn], tf.uint8)
+    image.set_shape((size[0], size[1], channels))
+    return image
+
+
+def _map(batches: tf.data.Dataset, function: Callable[..., Any], parallel: int) -> tf.data.Dataset:
+    """Maps in order.  AutoGraph has nothing to convert here, and would wrap the errors raised on the way."""
+    function = tf.autograph.experimental.do_not_convert(function)
+    return batches.map(function, num_parallel_calls=parallel, deterministic=True)
+
+
+def _require_examples(examples: Examples, info: DatasetInfo) -> None:
+    if len(examples) == 0:
+        raise DataError(f"data set {info.name} in {info.location} has no images for this")
+
+
+def _parallel_calls(num_parallel: Optional[int]) -> int:
+    if num_parallel is None:
+        return tf.data.AUTOTUNE
+    return max(1, min(num_parallel, 2 * (os.cpu_count() or 1)))
+
+
+def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:
+    return batch_size * int(np.prod(input_shape)) * 4
+
+
+def _prefetch(batch_size: int, input_shape: InputShape) -> int:
+    """Two batches ready; four where they are small enough for that to cost nothing."""
+    return 2 if _batch_bytes(batch_size, input_shape) > LARGE_BATCH_BYTES else 4

@@ -1,0 +1,130 @@
+"""From stored uint8 images to what the network's first layer takes.  One path for train, eval and infer.
+
+Order: size, channels, range.  Every step works on each image by itself and uses no function whose vector and
+scalar forms could round differently, so an image gives the same bytes in a batch of any size.
+"""
+
+from typing import Any, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
+from ipucnn.errors import ConfigurationError
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R BT.601)."""
+
+CAFFE_MEAN = (103.939, 116.779, 123.68)
+"""ImageNet's mean in blue, green, red order, as Keras Applications' "caffe" mode has it."""
+
+INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
+
+
+def convert_channels(images: Any, channels: int) -> Any:
+    """float32 [b, h, w, c] to ``channels`` channels: grey is repeated, colour is weighted by LUMA."""
+    present = images.shape[-1]
+    if present == channels:
+        return images
+    if present == 1:
+        return tf.repeat(images, channels, axis=-1)
+    if present == 3 and channels == 1:
+        red, green, blue = tf.split(images, 3, axis=-1)
+        return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
+    raise ConfigurationError(
+        f"images with {present} channels cannot feed a network with {channels}",
+        "choose a data set with 1 or 3 channels",
+    )
+
+
+def resize(images: Any, height: int, width: int) -> Any:
+    """float32 [b, h, w, c] to [b, height, width, c]: bilinear, with antialiasing where a side shrinks."""
+    if images.shape[1] == height and images.shape[2] == width:
+        return images
+    shrinks = images.shape[1] > height or images.shape[2] > width
+    return tf.image.resize(images, (height, width), method="bilinear", antialias=shrinks)
+
+
+def resize_masks(masks: Any, height: int, width: int) -> Any:
+    """Integer [b, h, w] to [b, height, width] by nearest neighbour."""
+    if masks.shape[1] == height and masks.shape[2] == width:
+        return masks
+    return tf.image.resize(masks[..., tf.newaxis], (height, width), method="nearest")[..., 0]
+
+
+def crop_centre(masks: Any, height: int, width: int) -> Any:
+    """[b, h, w] to its centre [b, height, width]: what a network with unpadded convolutions predicts.
+
+    Raises ConfigurationError where the crop is larger than the mask.
+    """
+    top, left = masks.shape[1] - height, masks.shape[2] - width
+    if top < 0 or left < 0:
+        raise ConfigurationError(
+            f"the network predicts {height}x{width} pixels but is given {masks.shape[1]}x{masks.shape[2]}"
+        )
+    return masks[:, top // 2 : top // 2 + height, left // 2 : left // 2 + width]
+
+
+def _to_channels(values: Sequence[float], channels: int) -> Tuple[float, ...]:
+    """Statistics of the stored channels for the network's channels."""
+    if len(values) == channels:
+        return tuple(values)
+    if len(values) == 3:
+        return (sum(weight * value for weight, value in zip(LUMA, values)),)
+    return (values[0],) * channels
+
+
+def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
+    """float32 [b, h, w, c] in 0..255 to the range the network was designed for.
+
+    - "standard": minus the data set's mean, over its standard deviation, per channel;
+    - "unit": to [0, 1];  "tf": to [-1, 1];  "raw": left in [0, 255];
+    - "torch": to [0, 1], minus ImageNet's mean, over its standard deviation;
+    - "caffe": blue, green, red order, minus ImageNet's mean.
+    """
+    channels = images.shape[-1]
+    if input_range == "raw":
+        return images
+    if input_range == "unit":
+        return images / 255.0
+    if input_range == "tf":
+        return images / 127.5 - 1.0
+    if input_range == "caffe":
+        mean = CAFFE_MEAN if channels == 3 else _to_channels(CAFFE_MEAN[::-1], channels)
+        images = tf.reverse(images, axis=[-1]) if channels == 3 else images
+        return images - _whole_image(mean, images.shape)
+    if input_range == "torch":
+        mean, std = _to_channels(IMAGENET_MEAN, channels), _to_channels(IMAGENET_STD, channels)
+    elif input_range == "standard":
+        mean, std = _to_channels(info.mean, channels), _to_channels(info.std, channels)
+    else:
+        raise ConfigurationError(
+            f"input range '{input_range}' is unknown", f"choose one of {', '.join(INPUT_RANGES)}"
+        )
+    return (images - _whole_image(mean, images.shape)) / _whole_image(std, images.shape)
+
+
+def _whole_image(values: Sequence[float], shape: Any) -> np.ndarray:
+    """float32 [h, w, c] of one value per channel: broadcasting over 3 channels takes 4 times as long."""
+    return np.broadcast_to(np.float32(values), (shape[1], shape[2], shape[3])).copy()
+
+
+def prepare_size(images: Any, input_shape: Tuple[int, int, int]) -> Any:
+    """uint8 [b, h, w, c] to float32 [b, input height, input width, c], still in 0..255."""
+    return resize(tf.cast(images, tf.float32), input_shape[0], input_shape[1])
+
+
+def prepare_range(images: Any, input_shape: Tuple[int, int, int], input_range: str, info: DatasetInfo) -> Any:
+    """What :func:`prepare_size` gave to float32 [b, *input_shape] in ``input_range``."""
+    return normalise(convert_channels(images, input_shape[2]), input_range, info)
+
+
+def prepare_labels(
+    labels: Any, input_shape: Tuple[int, int, int], output_shape: Optional[Tuple[int, int]]
+) -> Any:
+    """int32 [b] as they are; masks [b, h, w] resized with the image, then cropped to ``output_shape``."""
+    if labels.shape.rank == 3:
+        labels = resize_masks(labels, input_shape[0], input_shape[1])
+        if output_shape is not None:
+            labels = crop_centre(labels, output_shape[0], output_shape[1])
+    return tf.cast(labels, tf.int32)

@@ -1,0 +1,36 @@
+"""``random``: noise images with random labels, made on the host.  For throughput; nothing can be learned."""
+
+from typing import Any
+
+import numpy as np
+
+from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+
+NUM_TRAIN, NUM_EVAL = 1024, 256
+DEFAULT_SHAPE = (32, 32, 3)
+
+
+def open_random(
+    height: int, width: int, channels: int, num_classes: int, task: str = "classification", seed: int = 0
+) -> DataSource:
+    """1,024 training and 256 evaluation images of uniform noise, a pure function of ``seed`` and the sizes.
+
+    Labels are uniform over ``num_classes``: int32 per image, or per pixel as masks for segmentation.
+    """
+    random = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32])
+    total = NUM_TRAIN + NUM_EVAL
+    images: Any = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
+    images = images.reshape(total, height, width, channels)
+    if task == "segmentation":
+        labels = random.randint(0, num_classes, (total, height, width)).astype(np.uint8)
+    else:
+        labels = random.randint(0, num_classes, total).astype(np.int32)
+    return array_source(
+        ArrayExamples(images[:NUM_TRAIN], labels[:NUM_TRAIN]),
+        ArrayExamples(images[NUM_TRAIN:], labels[NUM_TRAIN:]),
+        name="random",
+        task=task,
+        class_names=[str(n) for n in range(num_classes)],
+        location="generated",
+        augmentation="dihedral" if task == "segmentation" else "crop_flip",
+    )

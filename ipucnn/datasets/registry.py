@@ -1,0 +1,237 @@
+"""Which data set a run uses, and opening it.  No TensorFlow until a TFDS set is opened."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+from ipucnn.datasets import cifar, idx, imagefolder
+from ipucnn.datasets.base import DataSource, limit_source
+from ipucnn.datasets.catalog import DATASETS, NOT_YET, find_location, find_tfds
+from ipucnn.datasets.download import REMOTES
+from ipucnn.datasets.download import download as download_files
+from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+
+EMBEDDED = {"classification": "digits", "segmentation": "membranes"}
+TFDS_PREFIX = "tfds:"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which data set a run uses.
+
+    Attributes:
+        name: a key of DATASETS, or "tfds:NAME".
+        location: the folder it lies in; None for embedded and generated sets, and before a download.
+        message: one line for stderr: which set, from where, and how to get the other.
+        task: "classification" or "segmentation".
+        download_to: the data folder it is to be fetched into, if it is.
+    """
+
+    name: str
+    location: Optional[Path]
+    message: str
+    task: str = "classification"
+    download_to: Optional[Path] = None
+
+
+def list_datasets() -> List[str]:
+    """The names ``--dataset`` takes, besides a folder and tfds:NAME."""
+    return list(DATASETS)
+
+
+def choose_dataset(
+    name: Optional[str], path: Path, *, home: str, task: str, download: bool = False
+) -> Choice:
+    """Decides which data set is used, looking at no more than which files exist.
+
+    Args:
+        name: as given with ``--dataset``: a name, tfds:NAME, a folder of images, or None for the home data
+            set where it lies in ``path`` and the embedded one of the task otherwise.
+        path: ``--dataset-path``, the folder to look in.
+        home: the model's home data set.
+        task: the model's task.
+        download: whether a set that is absent may be fetched (it is when it is opened).
+
+    Raises:
+        ConfigurationError: the name is unknown, or the set is for another task.
+        DataError: the set was named but its files are not there.
+    """
+    path = Path(path).expanduser()
+    if name is None:
+        return _choose_default(path, home, task, download)
+    if name.lower().startswith(TFDS_PREFIX):
+        return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
+    known = _canonical(name)
+    if known is None:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            _check_task(f"image folder {folder}", "classification", task)
+            return _choose_imagefolder(folder)
+        if _canonical_not_yet(name):
+            raise ConfigurationError(
+                f"data set {name} cannot be read yet", f"--dataset {EMBEDDED[task]} needs no files"
+            )
+        raise ConfigurationError(
+            f"data set '{name}' is unknown",
+            did_you_mean(name, [*DATASETS, *NOT_YET])
+            or f"choose one of {', '.join(DATASETS)}, tfds:NAME, or a folder with train/ and val/",
+        )
+    _check_task(f"data set {known}", DATASETS[known].task, task)
+    if known == "imagefolder":
+        return _choose_imagefolder(path)
+    if not DATASETS[known].files:
+        return Choice(known, None, f"data set {known}, {_origin(known)}", task)
+    location = find_location(known, path, explicit=True)
+    if location is not None:
+        return Choice(known, location, f"data set {known} from {location}", task)
+    if download and known in REMOTES:
+        return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
+    if not path.is_dir():
+        raise DataError(
+            f"data folder {path} does not exist", "pass --dataset-path with the folder of the data"
+        )
+    raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
+
+
+def open_dataset(
+    choice: Choice,
+    *,
+    download: bool = False,
+    limit_train: Optional[str] = None,
+    limit_eval: Optional[str] = None,
+    seed: int = 0,
+    image_shape: Optional[Tuple[int, int, int]] = None,
+    num_classes: Optional[int] = None,
+) -> DataSource:
+    """Reads what :func:`choose_dataset` chose.
+
+    Args:
+        choice: which set.
+        download: whether it may be fetched.
+        limit_train, limit_eval: how many images to keep: "500" or "10%".
+        seed: of generated sets, and of which images a limit keeps.
+        image_shape: (height, width, channels) of generated sets; membranes are grey whatever it says.
+        num_classes: of the set "random".
+
+    Raises:
+        DataError: files are absent or damaged.
+        MissingError: an optional package or the network is needed.
+        ConfigurationError: a limit is not a number.
+    """
+    source = _open(choice, download, seed, image_shape, num_classes)
+    return limit_source(source, limit_train, limit_eval, seed)
+
+
+def _open(
+    choice: Choice,
+    download: bool,
+    seed: int,
+    image_shape: Optional[Tuple[int, int, int]],
+    num_classes: Optional[int],
+) -> DataSource:
+    name, location = choice.name, choice.location
+    if name == "digits":
+        from ipucnn.datasets.digits import open_digits
+
+        return open_digits()
+    if name == "membranes":
+        from ipucnn.datasets.membranes import DEFAULT_SIZE, open_membranes
+
+        height, width = image_shape[:2] if image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
+        return open_membranes(height, width, seed)
+    if name == "random":
+        from ipucnn.datasets.random_data import DEFAULT_SHAPE, open_random
+
+        classes = num_classes or (2 if choice.task == "segmentation" else 10)
+        return open_random(*(image_shape or DEFAULT_SHAPE), classes, choice.task, seed)
+    if location is None and download and choice.download_to is not None:
+        if name.startswith(TFDS_PREFIX):
+            from ipucnn.datasets.tfds import prepare
+
+            location = prepare(name[len(TFDS_PREFIX) :], choice.download_to)
+        else:
+            location = download_files(name, choice.download_to)
+    if location is None:
+        raise DataError(f"data set {name} is not here", _how_to_get(name))
+    if (location / "dataset_info.json").is_file():
+        from ipucnn.datasets.tfds import open_tfds
+
+        return open_tfds(name, location)
+    if name in idx.CLASS_NAMES:
+        return idx.open_idx(name, location)
+    if name in cifar.LAYOUTS:
+        return cifar.open_cifar(name, location)
+    return imagefolder.open_imagefolder(location, name)
+
+
+def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
+    embedded = EMBEDDED[task]
+    other = (
+        f"--dataset {embedded} for the embedded one"
+        if task == "classification"
+        else f"or --dataset {embedded}"
+    )
+    record = DATASETS.get(home)
+    if record is None or not record.files:
+        chosen = home if record is not None else embedded
+        why = "" if record is not None else f": {home}, this model's home data set, cannot be read yet"
+        return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}{why}", task)
+    location = find_location(home, path)
+    if location is not None:
+        return Choice(home, location, f"data set {home} from {location} ({other})", task)
+    if download and home in REMOTES:
+        return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
+    get = _how_to_get(home)
+    why = f"{home}, this model's home data set, is not in {path} ({get})"
+    message = f"data set {embedded}, {_origin(embedded)}: {why}"
+    return Choice(embedded, None, message, task)
+
+
+def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
+    _check_task(f"data set {TFDS_PREFIX}{name}", "classification", task)
+    if not name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ConfigurationError(f"'{TFDS_PREFIX}{name}' names no data set", "for example tfds:svhn_cropped")
+    full_name = TFDS_PREFIX + name
+    location = find_tfds(name, path)
+    if location is not None:
+        return Choice(full_name, location, f"data set {full_name} from {location}", task)
+    if download:
+        return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", task, path)
+    raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
+
+
+def _choose_imagefolder(folder: Path) -> Choice:
+    if not imagefolder.is_image_folder(folder):
+        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", imagefolder.LAYOUT)
+    return Choice("imagefolder", folder, f"data set imagefolder from {folder}")
+
+
+def _how_to_get(name: str) -> str:
+    if name.startswith(TFDS_PREFIX):
+        folder = name[len(TFDS_PREFIX) :]
+        return f"put the prepared TFDS folder {folder}/ there, or pass --dataset {name} --download"
+    text = f"put {DATASETS[name].files} there, or point --dataset-path at the folder that has it"
+    return text + (f", or pass --dataset {name} --download" if name in REMOTES else "")
+
+
+def _origin(name: str) -> str:
+    return {"digits": "embedded (scikit-learn)"}.get(name, "generated")
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _canonical(name: str) -> Optional[str]:
+    return next((known for known in DATASETS if _fold(known) == _fold(name)), None)
+
+
+def _canonical_not_yet(name: str) -> bool:
+    return any(_fold(known) == _fold(name) for known in NOT_YET)
+
+
+def _check_task(what: str, task: str, wanted: str) -> None:
+    if task not in ("any", wanted):
+        raise ConfigurationError(
+            f"{what} is for {task}, but the model does {wanted}", f"for example --dataset {EMBEDDED[wanted]}"
+        )

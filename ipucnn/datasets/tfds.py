@@ -1,0 +1,180 @@
+"""Any classification set in the format of TensorFlow Datasets (TFDS), read into memory.
+
+Training needs any sample at any time, which TFDS's files don't offer, so a set is held in memory: decoded
+where all images have one size, else as the encoded bytes.  A set too large for that is refused.
+"""
+
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    EncodedExamples,
+    Examples,
+    array_source,
+)
+from ipucnn.errors import DataError, MissingError
+
+MAX_BYTES = 8 * 2**30
+READ_BATCH = 1024
+EVAL_SPLITS = ("test", "validation", "val", "valid")
+AUGMENTATION = {
+    "mnist": "shift",
+    "fashion_mnist": "shift_flip",
+    "cifar10": "crop_flip",
+    "cifar100": "crop_flip",
+}
+
+
+def _import_tfds() -> Any:
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise MissingError(
+            "reading a TFDS data set needs the package tensorflow-datasets", 'pip install "ipucnn[tfds]"'
+        ) from error
+    tensorflow_datasets.disable_progress_bar()
+    return tensorflow_datasets
+
+
+def prepare(name: str, data_dir: Path) -> Path:
+    """Downloads and prepares a TFDS set below ``data_dir``; returns the folder of its version.
+
+    Raises MissingError: no such set, or the network fails.
+    """
+    tfds = _import_tfds()
+    try:
+        builder = tfds.builder(name, data_dir=str(data_dir))
+        builder.download_and_prepare()
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MissingError(
+            f"cannot prepare tfds:{name}: {reason}", "check the name and the network, or prepare it elsewhere"
+        ) from error
+    return Path(str(getattr(builder, "data_path", None) or builder.data_dir))
+
+
+def _features(builder: Any, tfds: Any, name: str) -> Tuple[str, str]:
+    """The names of the image and the class in an example."""
+    features = dict(builder.info.features.items())
+    images = [key for key, f in features.items() if isinstance(f, tfds.features.Image)]
+    labels = [key for key, f in features.items() if isinstance(f, tfds.features.ClassLabel)]
+    supervised = builder.info.supervised_keys
+    if supervised and supervised[0] in images and supervised[1] in labels:
+        return supervised[0], supervised[1]
+    if not images or not labels:
+        raise DataError(f"data set {name} has no image with a class: it holds {', '.join(features)}")
+    return images[0], labels[0]
+
+
+def _splits(builder: Any, name: str) -> Tuple[str, str, List[str]]:
+    """The train and evaluation parts, and a warning where the set has no part for evaluation."""
+    available = builder.info.splits
+    if "train" not in available:
+        raise DataError(f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}")
+    for split in EVAL_SPLITS:
+        if split in available and available[split].num_examples > 0:
+            return "train", split, []
+    return (
+        "train[:90%]",
+        "train[90%:]",
+        [f"{name} has no part for evaluation: the last 10 % of train serve as one"],
+    )
+
+
+def open_tfds(name: str, folder: Path) -> DataSource:
+    """Reads the prepared version in ``folder`` (the one with dataset_info.json).
+
+    Raises:
+        MissingError: tensorflow-datasets is not installed.
+        DataError: it is damaged, no 8-bit image classification set, or larger than 8 GiB in memory.
+    """
+    tfds = _import_tfds()
+    try:
+        builder = tfds.builder_from_directory(str(folder))
+        image_key, label_key = _features(builder, tfds, name)
+        train_split, eval_split, warnings = _splits(builder, name)
+        shape = tuple(builder.info.features[image_key].shape)
+        if np.dtype(builder.info.features[image_key].np_dtype) != np.uint8 or shape[-1] not in (1, 3):
+            raise DataError(f"data set {name} has no 8-bit images of 1 or 3 channels")
+        one_size = None not in shape
+        stored = [builder.info.splits[s] for s in {train_split.split("[")[0], eval_split.split("[")[0]}]
+        pixels = int(np.prod(shape)) if one_size else 0
+        needed = sum(s.num_examples * pixels if one_size else s.num_bytes for s in stored)
+        if needed > MAX_BYTES:
+            raise DataError(
+                f"data set {name} needs {needed / 2**30:.0f} GiB of memory, over {MAX_BYTES // 2**30}",
+                "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR",
+            )
+        read = _read_arrays if one_size else _read_encoded
+        train = read(builder, tfds, train_split, image_key, label_key, name)
+        evaluation = read(builder, tfds, eval_split, image_key, label_key, name)
+    except DataError:
+        raise
+    except Exception as error:  # damaged records, a missing shard, an info file that is no JSON
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again") from error
+    for part, examples in ((train_split, train), (eval_split, evaluation)):
+        if len(examples) == 0:
+            raise DataError(f"data set {name} has no images in '{part}'")
+        if examples.labels.min() < 0:
+            raise DataError(f"data set {name} has images without a class in '{part}'")
+    class_names = builder.info.features[label_key].names
+    if isinstance(train, ArrayExamples) and isinstance(evaluation, ArrayExamples):
+        return array_source(
+            train,
+            evaluation,
+            name=name,
+            class_names=class_names,
+            location=str(folder),
+            augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop"),
+            warnings=warnings,
+        )
+    return DataSource(
+        DatasetInfo(
+            name=name,
+            task="classification",
+            num_classes=len(class_names),
+            image_shape=(None, None, shape[-1]),
+            num_train=len(train),
+            num_eval=len(evaluation),
+            class_names=tuple(class_names),
+            location=str(folder),
+            mean=IMAGENET_MEAN if shape[-1] == 3 else (sum(IMAGENET_MEAN) / 3,),
+            std=IMAGENET_STD if shape[-1] == 3 else (sum(IMAGENET_STD) / 3,),
+            warnings=tuple(warnings),
+        ),
+        train,
+        evaluation,
+    )
+
+
+def _as_dataset(builder: Any, tfds: Any, split: str, decoders: Any) -> Any:
+    # One file after the other: the stored order, the same on every machine.
+    config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+    return builder.as_dataset(split=split, shuffle_files=False, read_config=config, decoders=decoders)
+
+
+def _read_arrays(builder: Any, tfds: Any, split: str, image: str, label: str, name: str) -> Examples:
+    images, labels = [], []
+    dataset = _as_dataset(builder, tfds, split, None).map(lambda e: (e[image], e[label]))
+    for image_batch, label_batch in dataset.batch(READ_BATCH).as_numpy_iterator():
+        images.append(image_batch)
+        labels.append(label_batch)
+    shape = tuple(builder.info.features[image].shape)
+    stacked = np.concatenate(images) if images else np.zeros((0, *shape), np.uint8)
+    return ArrayExamples(stacked, np.concatenate(labels or [np.zeros(0)]).astype(np.int32))
+
+
+def _read_encoded(builder: Any, tfds: Any, split: str, image: str, label: str, name: str) -> Examples:
+    decoders = {image: tfds.decode.SkipDecoding()}
+    dataset = _as_dataset(builder, tfds, split, decoders).map(lambda e: (e[image], e[label]))
+    pairs = list(dataset.as_numpy_iterator())
+    labels = np.array([label for _, label in pairs], np.int32)
+    return EncodedExamples(tuple(data for data, _ in pairs), labels, f"{name} ({split})")

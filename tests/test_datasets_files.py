@@ -1,0 +1,312 @@
+"""Image folders, decoding and ``load_images``: what is in the file is what the network sees."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ipucnn.datasets.base import ArrayExamples, EncodedExamples, FileExamples, array_source
+from ipucnn.datasets.imagefolder import open_imagefolder
+from ipucnn.datasets.images import centre_box, decode_for_eval, decode_to_size, open_image, random_box
+from ipucnn.datasets.pipeline import eval_batches, load_images, train_batches
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.errors import DataError
+
+SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
+needs_samples = pytest.mark.skipif(
+    not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
+)
+
+
+def picture(height, width, seed=0, channels=3):
+    random = np.random.RandomState(seed)
+    coarse = random.randint(0, 256, (4, 4, 3)).astype(np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.BICUBIC)
+    return image if channels == 3 else image.convert("L")
+
+
+def encode(image, format="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """12 training and 5 evaluation images of two classes, in several sizes and formats."""
+    number = 0
+    for part, counts in (("train", (7, 5)), ("val", (2, 3))):
+        for name, count in zip(("ant", "bee"), counts):
+            (tmp_path / part / name).mkdir(parents=True)
+            for k in range(count):
+                suffix, format = [("jpg", "JPEG"), ("png", "PNG"), ("JPEG", "JPEG")][k % 3]
+                image = picture(30 + 7 * (number % 4), 50 - 6 * (number % 3), number)
+                (tmp_path / part / name / f"{k}.{suffix}").write_bytes(encode(image, format))
+                number += 1
+    return tmp_path
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_a_folder_is_listed_in_order(folder):
+    source = open_imagefolder(folder)
+    assert source.info.class_names == ("ant", "bee") and source.info.image_shape == (None, None, 3)
+    assert (source.info.num_train, source.info.num_eval) == (12, 5)
+    assert source.train.labels.tolist() == [0] * 7 + [1] * 5
+    assert [Path(p).parent.name for p in source.train.paths] == ["ant"] * 7 + ["bee"] * 5
+    assert source.info.warnings == ()
+
+
+def test_other_files_hidden_files_and_empty_classes(folder):
+    (folder / "train" / "ant" / "notes.txt").write_text("x")
+    (folder / "train" / ".cache").mkdir()
+    (folder / "train" / "ant" / ".hidden.jpg").write_text("x")
+    (folder / "train" / "cat").mkdir()
+    source = open_imagefolder(folder)
+    assert source.info.class_names == ("ant", "bee", "cat") and len(source.train) == 12
+    assert any("1 files that are no images" in w for w in source.info.warnings)
+    assert any("no images in cat" in w for w in source.info.warnings)
+
+
+def test_a_class_of_its_own_in_val(folder):
+    (folder / "val" / "wasp").mkdir()
+    (folder / "val" / "wasp" / "0.png").write_bytes(encode(picture(8, 8)))
+    with pytest.raises(DataError, match="the class 'wasp'"):
+        open_imagefolder(folder)
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "test"])
+def test_other_names_of_val(folder, name):
+    (folder / "val").rename(folder / name)
+    assert len(open_imagefolder(folder).eval) == 5
+
+
+def test_no_images_or_no_parts(tmp_path):
+    with pytest.raises(DataError, match="lacks train/ or val/"):
+        open_imagefolder(tmp_path)
+    for part in ("train", "val"):
+        (tmp_path / part / "ant").mkdir(parents=True)
+    with pytest.raises(DataError, match="no images in class folders"):
+        open_imagefolder(tmp_path)
+
+
+def test_a_folder_can_be_the_data_set(folder):
+    for name, path in (("imagefolder", folder), (str(folder), Path("."))):
+        choice = choose_dataset(name, path, home="cifar10", task="classification")
+        assert choice.name == "imagefolder" and choice.location == folder
+        assert open_dataset(choice, limit_train="50%", limit_eval="2").info.num_train == 6
+
+
+# ---------------------------------------------------------------- decoding
+
+
+@given(
+    height=st.integers(1, 60),
+    width=st.integers(1, 60),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+)
+@settings(max_examples=60)
+def test_boxes_lie_inside_and_have_the_aspect(height, width, size):
+    for margin in (1.0, 1.14):
+        left, top, right, bottom = centre_box(width, height, size, margin)
+        assert -1e-9 <= left < right <= width + 1e-9 and -1e-9 <= top < bottom <= height + 1e-9
+        assert (right - left) * size[0] == pytest.approx((bottom - top) * size[1])
+    left, top, right, bottom = random_box(width, height, size, 1, (0, 0, height))
+    assert -1e-9 <= left < right <= width + 1e-9 and -1e-9 <= top < bottom <= height + 1e-9
+
+
+@given(height=st.integers(1, 20), width=st.integers(1, 20), channels=st.sampled_from([1, 3]))
+@settings(max_examples=30)
+def test_an_image_of_the_size_keeps_its_pixels(height, width, channels):
+    image = picture(height, width, channels=channels)
+    decoded = decode_to_size(encode(image), "image", (height, width), channels)
+    assert decoded.dtype == np.uint8 and decoded.shape == (height, width, channels)
+    np.testing.assert_array_equal(decoded.reshape(np.asarray(image).shape), np.asarray(image))
+
+
+@pytest.mark.parametrize("size", [(10, 10), (20, 12), (70, 90)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_eval_decoding_of_any_size(size, channels):
+    for height, width in [(1, 1), (3, 80), (50, 50)]:
+        decoded = decode_for_eval(encode(picture(height, width)), "image", size, channels)
+        assert decoded.shape == (*size, channels)
+
+
+@pytest.mark.parametrize("orientation", range(0, 10))
+def test_exif_orientation(orientation):
+    array = np.zeros((8, 12, 3), np.uint8)
+    array[:4, :6] = [200, 100, 50]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(Image.fromarray(array), "PNG", exif=exif.tobytes())
+    upright = {
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: np.rot90(a, -1),
+        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda a: np.rot90(a, 1),
+    }.get(orientation, lambda a: a)(array)
+    np.testing.assert_array_equal(np.asarray(open_image(data, "image", 3)), upright)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_every_mode_becomes_eight_bits(mode):
+    grey = picture(9, 7, channels=1)
+    if mode == "I;16":
+        image = Image.fromarray((np.asarray(grey).astype(np.uint16) << 8) + 7)
+    elif mode == "I":
+        image = Image.fromarray(np.asarray(grey).astype(np.int32) << 8)
+    else:
+        image = grey.convert("F") if mode == "F" else grey.convert("RGB").convert(mode)
+    data = encode(image, "TIFF" if mode in ("CMYK", "F", "I") else "PNG")
+    for channels in (1, 3):
+        decoded = np.asarray(open_image(data, "image", channels)).reshape(9, 7, -1)
+        assert decoded.dtype == np.uint8 and decoded.shape[-1] == channels
+        if mode not in ("1", "P", "CMYK"):
+            np.testing.assert_allclose(decoded[..., 0].astype(int), np.asarray(grey).astype(int), atol=1)
+
+
+def test_transparency_is_white():
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    assert np.asarray(open_image(encode(image), "image", 3)).min() == 255
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no image", b"\xff\xd8\xff\xe0garbage", encode(picture(40, 40))[:-60]]
+)
+def test_no_image(data):
+    with pytest.raises(DataError, match=r"^image x.jpg (is not an image|cannot be decoded)"):
+        open_image(data, "image x.jpg", 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*decompression bomb")
+def test_an_absurdly_large_image_is_refused(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match="cannot be decoded"):
+        open_image(encode(picture(12, 12)), "image", 3)
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+def take(source, count, **options):
+    options = {"batch_size": 4, "input_shape": (16, 12, 3), "input_range": "torch", "seed": 5, **options}
+    batches = train_batches(source, samples_per_epoch=12, **options)
+    taken = list(batches.take(-(-count // options["batch_size"])).as_numpy_iterator())
+    return [np.concatenate(column)[:count] for column in zip(*taken)]
+
+
+@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_memory):
+    source = open_imagefolder(folder)
+    if in_memory:
+        encoded = EncodedExamples(
+            tuple(source.train.encoded(i) for i in range(12)), source.train.labels, "memory"
+        )
+        source = source.__class__(source.info, encoded, source.eval)
+    reference = take(source, 30, batch_size=30, num_parallel=1, augment=augment)
+    assert reference[0].shape == (30, 16, 12, 3)
+    for options in ({"batch_size": 1}, {"batch_size": 7, "num_parallel": 8}):
+        for column, expected in zip(take(source, 30, augment=augment, **options), reference):
+            assert column.tobytes() == expected.tobytes()
+    late = take(source, 10, batch_size=5, augment=augment, start_epoch=1, start_sample=3)
+    assert late[0].tobytes() == reference[0][15:25].tobytes()
+    first, second = reference[0][:12], reference[0][12:24]
+    different = len({image.tobytes() for image in np.concatenate([first, second])})
+    assert different == (24 if augment else 12)
+
+
+@given(st.data())
+@settings(max_examples=5)
+def test_loading_gives_the_bytes_of_evaluation(tmp_path_factory, data):
+    """For every kind of set: what ``infer`` reads from a file is what ``evaluate`` saw."""
+    height, width = data.draw(st.tuples(st.integers(4, 14), st.integers(4, 14)))
+    channels, target = data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([1, 3]))
+    input_range = data.draw(st.sampled_from(["standard", "tf", "caffe"]))
+    folder = tmp_path_factory.mktemp("load")
+    images = np.random.RandomState(0).randint(0, 256, (5, height, width, channels)).astype(np.uint8)
+    paths = []
+    for k, image in enumerate(images):
+        paths.append(str(folder / f"{k}.png"))
+        Image.fromarray(image[..., 0] if channels == 1 else image).save(paths[-1])
+    examples = ArrayExamples(images, np.arange(5).astype(np.int32))
+    source = array_source(
+        examples, examples, name="t", class_names="01234", location="t", augmentation="none"
+    )
+    options = {"input_shape": (16, 16, target), "input_range": input_range}
+    evaluated = next(eval_batches(examples, source.info, batch_size=5, **options).as_numpy_iterator())[0]
+    loaded = load_images(paths, source.info, **options)
+    assert loaded.dtype == np.float32 and loaded.tobytes() == evaluated.tobytes()
+
+
+def test_loading_from_a_folder_gives_the_bytes_of_evaluation(folder):
+    source = open_imagefolder(folder)
+    options = {"input_shape": (24, 20, 3), "input_range": "torch"}
+    batches = eval_batches(source.eval, source.info, batch_size=2, **options)
+    assert int(batches.cardinality()) == 3
+    images, labels, weights = (np.concatenate(c) for c in zip(*batches.as_numpy_iterator()))
+    assert labels.tolist() == [0, 0, 1, 1, 1, 0] and weights.tolist() == [1, 1, 1, 1, 1, 0]
+    loaded = load_images(source.eval.paths, source.info, **options)
+    assert loaded.tobytes() == images[:5].tobytes() and not images[5].any()
+
+
+def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
+    from ipucnn.datasets.digits import open_digits
+
+    info = open_digits().info
+    big = tmp_path / "big.png"
+    Image.fromarray(np.full((40, 60), 255, np.uint8)).save(big)
+    options = {"input_shape": (32, 32, 3), "input_range": "raw"}
+    assert load_images([str(big)], info, **options).min() == 255
+    assert load_images([], info, **options).shape == (0, 32, 32, 3)
+    for path, message in ((tmp_path / "none.png", "cannot read"), (tmp_path, "cannot read")):
+        with pytest.raises(DataError, match=message):
+            load_images([str(path)], info, **options)
+    (tmp_path / "text.png").write_text("text")
+    with pytest.raises(DataError, match=r"text.png is not an image"):
+        load_images([str(tmp_path / "text.png")], info, **options)
+
+
+# ---------------------------------------------------------------- photographs, where they are
+
+
+@needs_samples
+def test_photographs():
+    source = open_imagefolder(SAMPLES)
+    assert (source.info.num_train, source.info.num_eval, source.info.num_classes) == (140, 40, 10)
+    options = {"input_shape": (64, 64, 3), "input_range": "unit"}
+    images, _, weights = next(
+        eval_batches(source.eval, source.info, batch_size=6, **options).as_numpy_iterator()
+    )
+    assert images.std() > 0.1 and images.min() >= 0 and images.max() <= 1 and weights.sum() == 6
+    trained, _ = take(source, 8, augment=True, input_shape=(64, 64, 3), input_range="unit")
+    assert trained.std() > 0.1
+
+
+@needs_samples
+def test_photographs_with_odd_files():
+    """Greyscale JPEGs, EXIF orientation 6 and the invalid 0, and a very small one."""
+    paths = sorted((SAMPLES / "edge-cases").iterdir())
+    assert len(paths) >= 20
+    info = open_imagefolder(SAMPLES).info
+    images = load_images([str(p) for p in paths], info, input_shape=(32, 32, 3), input_range="raw")
+    assert images.shape == (len(paths), 32, 32, 3) and images.std(axis=(1, 2, 3)).min() > 5
+    rotated = [p for p in paths if Image.open(p).getexif().get(0x0112) == 6]
+    for path in rotated:
+        stored = Image.open(path)
+        upright = open_image(path.read_bytes(), "image", 3)
+        assert upright.size == (stored.height, stored.width)
+
+
+def test_file_examples_are_examples():
+    examples = FileExamples(("a", "b", "c"), np.arange(3))
+    kept = examples.subset(np.array([0, 2]))
+    assert kept.paths == ("a", "c") and kept.labels.tolist() == [0, 2] and len(kept) == 2

@@ -1,0 +1,314 @@
+"""The idx and CIFAR readers against files written here, sound and damaged; unpickling runs nothing."""
+
+import gzip
+import io
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn.datasets import cifar, idx
+from ipucnn.errors import DataError
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def idx_bytes(array):
+    header = struct.pack(">I", 0x0800 + array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+def write_mnist(folder, num_train=20, num_eval=10, size=(28, 28), compress=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.RandomState(0)
+    written = {}
+    for part, stem, number in (("train", "train", num_train), ("eval", "t10k", num_eval)):
+        images = random.randint(0, 256, (number, *size)).astype(np.uint8)
+        labels = random.randint(0, 10, number).astype(np.uint8)
+        for name, array in ((f"{stem}-images-idx3-ubyte", images), (f"{stem}-labels-idx1-ubyte", labels)):
+            data = idx_bytes(array)
+            (folder / (name + ".gz" if compress else name)).write_bytes(
+                gzip.compress(data) if compress else data
+            )
+        written[part] = (images, labels)
+    return written
+
+
+def cifar_arrays(num, num_classes=10, seed=0):
+    random = np.random.RandomState(seed)
+    images = random.randint(0, 256, (num, 32, 32, 3)).astype(np.uint8)
+    return images, random.randint(0, num_classes, num)
+
+
+def planes(images):
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), -1))
+
+
+# ---------------------------------------------------------------- idx
+
+
+@given(
+    shape=st.tuples(st.integers(1, 7), st.integers(1, 9), st.integers(1, 9)),
+    seed=st.integers(0, 2**31),
+    compress=st.booleans(),
+)
+@settings(max_examples=30)
+def test_idx_round_trip(tmp_path_factory, shape, seed, compress):
+    array = np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+    path = tmp_path_factory.mktemp("idx") / ("a.gz" if compress else "a")
+    path.write_bytes(gzip.compress(idx_bytes(array)) if compress else idx_bytes(array))
+    np.testing.assert_array_equal(idx.read_idx(path, 3), array)
+
+
+@given(data=st.binary(max_size=64), dimensions=st.sampled_from([1, 3]), gz=st.booleans())
+@settings(max_examples=60)
+def test_any_bytes_as_idx_are_read_or_refused(tmp_path_factory, data, dimensions, gz):
+    path = tmp_path_factory.mktemp("idx") / ("a.gz" if gz else "a")
+    path.write_bytes(data)
+    try:
+        assert idx.read_idx(path, dimensions).dtype == np.uint8
+    except DataError as error:
+        assert str(path) in error.message and error.hint
+
+
+@given(cut=st.integers(0, 100))
+@settings(max_examples=30)
+def test_a_cut_idx_file_is_refused(tmp_path_factory, cut):
+    whole = gzip.compress(idx_bytes(np.arange(60, dtype=np.uint8).reshape(3, 4, 5)))
+    path = tmp_path_factory.mktemp("idx") / "a.gz"
+    path.write_bytes(whole[: min(cut, len(whole) - 1)])
+    with pytest.raises(DataError):
+        idx.read_idx(path, 3)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda raw: raw[:-5], "truncated"),
+        (lambda raw: raw + b"x", "trailing bytes"),
+        (lambda raw: b"\x00\x00\x08\x01" + raw[4:], "not an idx file"),
+        (lambda raw: b"\x00\x00\x0d\x03" + raw[4:], "not an idx file"),
+        (lambda raw: raw[:10], "header"),
+        (lambda raw: raw[:4] + struct.pack(">I", 2**31) + raw[8:], "truncated"),
+    ],
+)
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_damaged_idx_file_is_named_with_the_reason(tmp_path, change, message, compress):
+    write_mnist(tmp_path, compress=compress)
+    path = tmp_path / ("train-images-idx3-ubyte" + (".gz" if compress else ""))
+    raw = change(gzip.decompress(path.read_bytes()) if compress else path.read_bytes())
+    path.write_bytes(gzip.compress(raw) if compress else raw)
+    with pytest.raises(DataError, match=message) as caught:
+        idx.open_idx("mnist", tmp_path)
+    assert path.name in caught.value.message and caught.value.exit_code == 3
+
+
+def test_corrupt_gzip(tmp_path):
+    write_mnist(tmp_path)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"cannot read .*t10k-images"):
+        idx.open_idx("mnist", tmp_path)
+
+
+def test_an_unzipped_file_named_gz(tmp_path):
+    write_mnist(tmp_path)
+    path = tmp_path / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.decompress(path.read_bytes()))
+    with pytest.raises(DataError, match="not a gzip file"):
+        idx.open_idx("mnist", tmp_path)
+
+
+def test_images_and_labels_of_different_number(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(19, np.uint8))))
+    with pytest.raises(DataError, match=r"20 images but .* has 19 labels"):
+        idx.open_idx("mnist", tmp_path)
+
+
+def test_a_label_beyond_the_classes(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.full(10, 10, np.uint8))))
+    with pytest.raises(DataError, match="label 10"):
+        idx.open_idx("mnist", tmp_path)
+
+
+def test_an_absent_idx_file_is_named(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match="lacks t10k-labels-idx1-ubyte") as caught:
+        idx.open_idx("fashion_mnist", tmp_path)
+    assert "--download" in caught.value.hint
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_open_mnist(tmp_path, compress):
+    written = write_mnist(tmp_path, compress=compress)
+    source = idx.open_idx("fashion_mnist", tmp_path)
+    for part, examples in (("train", source.train), ("eval", source.eval)):
+        np.testing.assert_array_equal(examples.images[..., 0], written[part][0])
+        np.testing.assert_array_equal(examples.labels, written[part][1])
+    assert source.info.image_shape == (28, 28, 1) and source.info.class_names[9] == "Ankle boot"
+    assert source.info.mean[0] == pytest.approx(written["train"][0].mean(), abs=1e-4)
+    assert source.info.std[0] == pytest.approx(written["train"][0].std(), abs=1e-4)
+    assert len(source.info.warnings) == 2 and "20 of 60000" in source.info.warnings[0]
+
+
+# ---------------------------------------------------------------- CIFAR
+
+
+@given(
+    num=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+    protocol=st.integers(0, pickle.HIGHEST_PROTOCOL),
+    as_bytes=st.booleans(),
+    fortran=st.booleans(),
+)
+@settings(max_examples=40)
+def test_cifar_pickle_round_trip(tmp_path_factory, num, seed, protocol, as_bytes, fortran):
+    images, labels = cifar_arrays(num, seed=seed)
+    data = np.asfortranarray(planes(images)) if fortran else planes(images)
+    content = {"data": data, "labels": labels.tolist(), "batch_label": "x", "filenames": ["a.png"] * num}
+    if as_bytes:
+        content = {key.encode(): value for key, value in content.items()}
+    path = tmp_path_factory.mktemp("cifar") / "batch"
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
+    read_images, read_labels = cifar.read_pickle(path, "labels", 10)
+    np.testing.assert_array_equal(read_images, images)
+    np.testing.assert_array_equal(read_labels, labels)
+
+
+@given(num=st.integers(1, 4), seed=st.integers(0, 2**31), hundred=st.booleans())
+@settings(max_examples=20)
+def test_cifar_binary_round_trip(tmp_path_factory, num, seed, hundred):
+    images, labels = cifar_arrays(num, 100 if hundred else 10, seed)
+    columns = [labels[:, None].astype(np.uint8), planes(images)]
+    if hundred:
+        columns.insert(0, np.full((num, 1), 19, np.uint8))
+    path = tmp_path_factory.mktemp("cifar") / "batch.bin"
+    path.write_bytes(np.hstack(columns).tobytes())
+    read_images, read_labels = cifar.read_binary(path, 2 if hundred else 1, 100 if hundred else 10)
+    np.testing.assert_array_equal(read_images, images)
+    np.testing.assert_array_equal(read_labels, labels)
+
+
+def write_cifar10(folder, batches=(1, 2), num=6, num_test=5, meta=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in [(n, f"data_batch_{n}") for n in batches] + [(9, "test_batch")]:
+        images, labels = cifar_arrays(num_test if name == "test_batch" else num, seed=seed)
+        content = {"data": planes(images), "labels": labels.tolist()}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    if meta:
+        names = {"label_names": list(cifar.CIFAR10_CLASSES), "num_cases_per_batch": 10000}
+        (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
+
+
+def test_a_partial_cifar10_loads_with_warnings(tmp_path):
+    write_cifar10(tmp_path, batches=(1, 3))
+    source = cifar.open_cifar("cifar10", tmp_path)
+    assert (source.info.num_train, source.info.num_eval) == (12, 5)
+    assert "12 of 50000 train images (data_batch_1, data_batch_3)" in source.info.warnings[0]
+    assert "5 of 10000 test images" in source.info.warnings[1]
+    np.testing.assert_array_equal(source.train.images[6:], cifar_arrays(6, seed=3)[0])
+    assert source.info.class_names == cifar.CIFAR10_CLASSES
+
+
+@pytest.mark.parametrize("absent", ["test_batch", "data_batch"])
+def test_cifar10_needs_both_parts(tmp_path, absent):
+    write_cifar10(tmp_path)
+    for path in tmp_path.glob(absent + "*"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"no (test|training) file") as caught:
+        cifar.open_cifar("cifar10", tmp_path)
+    assert "--download" in caught.value.hint
+
+
+def test_cifar100_both_versions(tmp_path):
+    images, labels = cifar_arrays(5, 100)
+    names = [f"class {n}" for n in range(100)]
+    python = tmp_path / "cifar-100-python"
+    python.mkdir()
+    for name in ("train", "test"):
+        content = {"data": planes(images), "fine_labels": labels.tolist(), "coarse_labels": [0] * 5}
+        (python / name).write_bytes(pickle.dumps(content, protocol=2))
+    (python / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=2))
+    binary = tmp_path / "cifar-100-binary"
+    binary.mkdir()
+    records = np.hstack([np.zeros((5, 1), np.uint8), labels[:, None].astype(np.uint8), planes(images)])
+    for name in ("train.bin", "test.bin"):
+        (binary / name).write_bytes(records.tobytes())
+    one, two = (cifar.open_cifar("cifar100", folder) for folder in (python, binary))
+    np.testing.assert_array_equal(one.train.images, two.train.images)
+    np.testing.assert_array_equal(one.eval.labels, two.eval.labels)
+    assert one.info.class_names[7] == "class 7" and two.info.class_names[7] == "7"
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"labels": [0]}, "lacks"),
+        ([1, 2], "lacks"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "2 images but 1 labels"),
+        ({"data": np.zeros((1, 3071), np.uint8), "labels": [0]}, "3072 columns"),
+        ({"data": np.zeros((1, 3072), np.float32), "labels": [0]}, "3072 columns"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "label 10"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [-1]}, "label -1"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}, "whole numbers"),
+        ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "no images"),
+    ],
+)
+def test_a_wrong_cifar_batch_is_named_with_the_reason(tmp_path, content, message):
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match=message):
+        cifar.read_pickle(path, "labels", 10)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1])
+def test_a_cut_cifar_batch(tmp_path, keep):
+    write_cifar10(tmp_path)
+    path = tmp_path / "data_batch_2"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="data_batch_2"):
+        cifar.open_cifar("cifar10", tmp_path)
+
+
+def test_a_cut_binary_batch(tmp_path):
+    path = tmp_path / "data_batch_1.bin"
+    path.write_bytes(bytes(3073 * 2 - 1))
+    with pytest.raises(DataError, match="truncated"):
+        cifar.read_binary(path, 1, 10)
+
+
+# ---------------------------------------------------------------- the real files, where they are
+
+
+@pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="no ../shared/data/mnist beside the repository")
+def test_real_mnist():
+    source = idx.open_idx("mnist", SHARED / "mnist")
+    assert (source.info.num_train, source.info.num_eval, source.info.warnings) == (60000, 10000, ())
+    assert source.info.mean[0] / 255 == pytest.approx(0.1307, abs=1e-4)
+    assert source.info.std[0] / 255 == pytest.approx(0.3081, abs=1e-4)
+    assert source.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+@pytest.mark.skipif(
+    not (SHARED / "cifar-10-batches-py").is_dir(),
+    reason="no ../shared/data/cifar-10-batches-py beside the repository",
+)
+def test_real_partial_cifar10():
+    folder = SHARED / "cifar-10-batches-py"
+    source = cifar.open_cifar("cifar10", folder)
+    assert (source.info.num_train, source.info.num_eval) == (20000, 5000)
+    assert len(source.info.warnings) == 2
+    with open(folder / "test_batch", "rb") as file:
+        content = pickle.load(io.BytesIO(file.read()), encoding="latin1")
+    expected = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(source.eval.images, expected)
+    np.testing.assert_array_equal(source.eval.labels, content["labels"])

@@ -1,0 +1,75 @@
+"""Sizes, channels and ranges of what the network is fed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_datasets_pipeline import make_source
+
+from ipucnn.datasets import preprocessing
+from ipucnn.datasets.base import ArrayExamples
+from ipucnn.datasets.pipeline import eval_batches
+
+
+def one_image(value, input_shape, input_range, channels=3):
+    images = np.full((2, 6, 6, channels), 0, np.uint8)
+    images[:] = value
+    examples = ArrayExamples(images, np.zeros(2, np.int32))
+    source = make_source(channels=channels)
+    batches = eval_batches(
+        examples, source.info, batch_size=2, input_shape=input_shape, input_range=input_range
+    )
+    return next(batches.as_numpy_iterator())[0][0, 0, 0], source.info
+
+
+def test_ranges():
+    pixel = np.array([10, 100, 250], np.uint8)
+    shape = (6, 6, 3)
+    as_float = pixel.astype(np.float64)
+    np.testing.assert_allclose(one_image(pixel, shape, "raw")[0], as_float)
+    np.testing.assert_allclose(one_image(pixel, shape, "unit")[0], as_float / 255, rtol=1e-6)
+    np.testing.assert_allclose(one_image(pixel, shape, "tf")[0], as_float / 127.5 - 1, rtol=1e-5)
+    value, info = one_image(pixel, shape, "standard")
+    np.testing.assert_allclose(value, (as_float - info.mean) / info.std, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["caffe", "torch", "tf"])
+def test_ranges_are_those_of_keras_applications(mode):
+    from tensorflow.keras.applications import imagenet_utils
+
+    pixel = np.array([10, 100, 250], np.uint8)
+    expected = imagenet_utils.preprocess_input(pixel.astype(np.float32).reshape(1, 1, 1, 3), mode=mode)
+    np.testing.assert_allclose(one_image(pixel, (6, 6, 3), mode)[0], np.ravel(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_grey_and_colour():
+    np.testing.assert_array_equal(one_image(77, (6, 6, 3), "raw", channels=1)[0], [77, 77, 77])
+    grey, _ = one_image(np.array([10, 100, 250], np.uint8), (6, 6, 1), "raw")
+    np.testing.assert_allclose(grey, [0.299 * 10 + 0.587 * 100 + 0.114 * 250], rtol=1e-5)
+    for input_range in preprocessing.INPUT_RANGES:
+        assert np.isfinite(one_image(77, (6, 6, 3), input_range, channels=1)[0]).all()
+        assert np.isfinite(one_image(77, (6, 6, 1), input_range)[0]).all()
+
+
+@given(
+    height=st.integers(2, 20),
+    width=st.integers(2, 20),
+    new_height=st.integers(1, 30),
+    new_width=st.integers(1, 30),
+)
+@settings(max_examples=15)
+def test_resizing_keeps_a_plain_image_plain_and_shrinking_averages(height, width, new_height, new_width):
+    plain = tf.fill([1, height, width, 2], 93.0)
+    resized = preprocessing.resize(plain, new_height, new_width).numpy()
+    assert resized.shape == (1, new_height, new_width, 2)
+    np.testing.assert_allclose(resized, 93.0, rtol=1e-4)
+    checks = tf.cast((tf.range(16)[:, None] + tf.range(16)) % 2 * 200, tf.float32)[None, :, :, None]
+    np.testing.assert_allclose(preprocessing.resize(checks, 4, 4).numpy()[0, 1:3, 1:3], 100, atol=8)
+
+
+def test_masks_are_resized_without_new_classes_and_cropped_to_the_centre():
+    masks = tf.constant(np.random.RandomState(0).randint(0, 3, (2, 9, 7)).astype(np.uint8))
+    resized = preprocessing.resize_masks(masks, 18, 14).numpy()
+    np.testing.assert_array_equal(resized, np.repeat(np.repeat(masks.numpy(), 2, 1), 2, 2))
+    np.testing.assert_array_equal(preprocessing.crop_centre(masks, 5, 3).numpy(), masks.numpy()[:, 2:7, 2:5])

@@ -1,0 +1,361 @@
+"""Which data set is chosen, what it says, limits, embedded sets, downloads; all without TensorFlow."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_datasets_formats import write_cifar10, write_mnist
+
+from ipucnn.datasets import download as downloading
+from ipucnn.datasets.base import (
+    ArrayExamples,
+    EncodedExamples,
+    array_source,
+    channel_statistics,
+    limit_source,
+    parse_limit,
+)
+from ipucnn.datasets.baseline import knn_accuracy
+from ipucnn.datasets.digits import open_digits
+from ipucnn.datasets.membranes import open_membranes
+from ipucnn.datasets.random_data import open_random
+from ipucnn.datasets.registry import Choice, choose_dataset, list_datasets, open_dataset
+from ipucnn.errors import ConfigurationError, DataError, MissingError
+
+
+def choose(name, path, home="cifar10", task="classification", **options):
+    return choose_dataset(name, Path(path), home=home, task=task, **options)
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def test_nothing_here_imports_tensorflow(tmp_path):
+    write_cifar10(tmp_path / "cifar-10-batches-py")
+    code = (
+        "import sys; from pathlib import Path; from ipucnn.datasets.registry import *\n"
+        f"path = Path({str(tmp_path)!r})\n"
+        "c = choose_dataset(None, path, home='cifar10', task='classification')\n"
+        "open_dataset(c, limit_train='50%')\n"
+        "open_dataset(choose_dataset('digits', path, home='cifar10', task='classification'))\n"
+        "c = choose_dataset(None, path, home='isbi2012', task='segmentation')\n"
+        "open_dataset(c, image_shape=(32, 32, 1))\n"
+        "open_dataset(choose_dataset('random', path, home='cifar10', task='classification'))\n"
+        "import ipucnn.datasets.imagefolder, ipucnn.datasets.tfds, ipucnn.datasets.images\n"
+        "assert not {'tensorflow', 'keras', 'tensorflow_datasets'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+def test_choosing_reads_no_library():
+    code = (
+        "import sys; from pathlib import Path; from ipucnn.datasets.registry import *\n"
+        "choose_dataset(None, Path('.'), home='mnist', task='classification')\n"
+        "assert not {'sklearn', 'scipy', 'PIL', 'tensorflow'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+@pytest.mark.parametrize("folder", ["", "cifar10", "cifar-10-batches-py", "cifar10/cifar-10-batches-py"])
+def test_the_home_set_is_found(tmp_path, folder):
+    write_cifar10(tmp_path / folder)
+    choice = choose(None, tmp_path)
+    assert (choice.name, choice.location) == ("cifar10", tmp_path / folder)
+    assert "--dataset digits" in choice.message and "\n" not in choice.message
+    source = open_dataset(choice)
+    assert source.info.location == str(tmp_path / folder) and len(source.train) == 12
+
+
+@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw"])
+def test_mnist_is_found_plain_and_zipped(tmp_path, folder):
+    write_mnist(tmp_path / folder, compress=folder != "mnist")
+    assert choose(None, tmp_path, home="mnist").location == tmp_path / folder
+    assert open_dataset(choose("MNIST", tmp_path)).info.name == "mnist"
+
+
+def test_mnist_and_fashion_mnist_share_file_names(tmp_path):
+    write_mnist(tmp_path / "fashion_mnist")
+    assert choose(None, tmp_path, home="fashion_mnist").name == "fashion_mnist"
+    assert choose(None, tmp_path, home="mnist").name == "digits"
+    inside = tmp_path / "fashion_mnist"
+    assert choose(None, inside, home="fashion_mnist").name == "fashion_mnist"
+    assert choose(None, inside, home="mnist").name == "digits"
+    assert choose("mnist", inside).location == inside  # the user says so
+
+
+@pytest.mark.parametrize("home", ["mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet"])
+def test_the_embedded_set_stands_in(tmp_path, home):
+    choice = choose(None, tmp_path, home=home)
+    assert (choice.name, choice.location) == ("digits", None)
+    assert home in choice.message and str(tmp_path) in choice.message and "\n" not in choice.message
+    assert ("--download" in choice.message) == (home != "imagenet")
+
+
+def test_segmentation_stands_in():
+    choice = choose(None, ".", home="isbi2012", task="segmentation")
+    assert choice.name == "membranes" and "cannot be read yet" in choice.message
+    with pytest.raises(ConfigurationError, match="isbi2012 cannot be read yet"):
+        choose("isbi2012", ".", home="isbi2012", task="segmentation")
+
+
+def test_a_damaged_home_set_is_not_replaced_in_silence(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"")
+    with pytest.raises(DataError, match="train-images"):
+        open_dataset(choose(None, tmp_path, home="mnist"))
+
+
+@pytest.mark.parametrize(
+    "name", ["cifar-10", "CIFAR10", "cifar_10", "Fashion-MNIST", "mnist", "cifar100", "imagenet"]
+)
+def test_a_named_set_that_is_absent(tmp_path, name):
+    with pytest.raises(DataError, match=f"is not in {tmp_path}") as caught:
+        choose(name, tmp_path)
+    assert caught.value.exit_code == 3 and "put " in caught.value.hint
+    with pytest.raises(DataError, match="does not exist"):
+        choose(name, tmp_path / "none")
+
+
+def test_wrong_names():
+    with pytest.raises(ConfigurationError, match="'cifar' is unknown") as caught:
+        choose("cifar", ".")
+    assert "did you mean 'cifar10'" in caught.value.hint
+    with pytest.raises(ConfigurationError) as caught:
+        choose("zzz", ".")
+    assert "tfds:NAME" in caught.value.hint
+    with pytest.raises(ConfigurationError, match="names no data set"):
+        choose("tfds:", ".")
+    with pytest.raises(ConfigurationError, match="names no data set"):
+        choose("tfds:../x", ".")
+
+
+@pytest.mark.parametrize(
+    "name, task",
+    [("membranes", "classification"), ("digits", "segmentation"), ("tfds:mnist", "segmentation")],
+)
+def test_the_task_must_fit(name, task):
+    with pytest.raises(ConfigurationError, match="but the model does"):
+        choose(name, ".", task=task)
+
+
+def test_every_listed_name_is_chosen_or_says_what_is_missing(tmp_path):
+    for name in list_datasets():
+        task = "segmentation" if name == "membranes" else "classification"
+        try:
+            assert choose(name, tmp_path, task=task).name == name
+        except DataError as error:
+            assert error.hint
+
+
+def test_a_choice_without_files_is_refused():
+    with pytest.raises(DataError, match="cifar10 is not here"):
+        open_dataset(Choice("cifar10", None, "", "classification"))
+
+
+# ---------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(
+    "limit, size, kept",
+    [
+        (None, 70, 70),
+        ("5", 70, 5),
+        ("500", 70, 70),
+        ("10%", 70, 7),
+        ("100%", 70, 70),
+        ("0.1%", 70, 1),
+        (" 3 ", 9, 3),
+    ],
+)
+def test_limits(limit, size, kept):
+    assert parse_limit(limit, size, "--limit-train") == kept
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "0%", "101%", "1.5", "x", "", "%", "nan%", "inf%"])
+def test_wrong_limits(limit):
+    with pytest.raises(ConfigurationError, match="--limit-eval"):
+        parse_limit(limit, 100, "--limit-eval")
+
+
+@given(small=st.integers(1, 40), large=st.integers(1, 40), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_a_smaller_limit_keeps_a_subset(small, large, seed):
+    small, large = sorted((small, large))
+    examples = ArrayExamples(np.zeros((40, 1, 1, 1), np.uint8), np.arange(40).astype(np.int32))
+    source = array_source(
+        examples, examples, name="t", class_names=["x"] * 40, location="", augmentation="none"
+    )
+    kept = [limit_source(source, str(n), "10%", seed) for n in (small, large)]
+    assert [len(k.train) for k in kept] == [small, large] == [k.info.num_train for k in kept]
+    assert set(kept[0].train.labels) <= set(kept[1].train.labels)
+    assert kept[0].info.num_eval == len(kept[0].eval) == 4
+    assert sorted(kept[0].train.labels) == list(kept[0].train.labels)
+    assert kept[0].info.mean == source.info.mean  # of the whole set, whatever is kept
+
+
+def test_encoded_examples_are_limited_too():
+    examples = EncodedExamples((b"a", b"b", b"c"), np.arange(3), "x")
+    kept = examples.subset(np.array([2, 0]))
+    assert kept.encoded(0) == b"c" and kept.labels.tolist() == [2, 0] and len(kept) == 2
+
+
+# ---------------------------------------------------------------- embedded and generated sets
+
+
+def test_digits_are_the_same_everywhere():
+    source = open_digits()
+    assert (source.info.num_train, source.info.num_eval) == (1437, 360)
+    assert source.info.image_shape == (8, 8, 1) and source.info.num_classes == 10
+    assert zlib.crc32(source.eval.images.tobytes()) == 890062842
+    assert zlib.crc32(source.train.labels.tobytes()) == 1877524231
+    assert set(np.bincount(source.eval.labels)) <= {35, 36, 37}
+    assert source.train.images.max() == 255
+
+
+def test_nearest_neighbours_on_digits():
+    assert knn_accuracy(open_digits()) == pytest.approx(0.986, abs=0.0005)
+
+
+def test_nearest_neighbours_need_labels_in_memory():
+    with pytest.raises(ConfigurationError):
+        knn_accuracy(open_membranes(16, 16))
+
+
+def test_membranes_are_a_function_of_the_seed():
+    one, same, other = open_membranes(40, 56, 3), open_membranes(40, 56, 3), open_membranes(40, 56, 4)
+    for a, b in ((one.train, same.train), (one.eval, same.eval)):
+        assert a.images.tobytes() == b.images.tobytes() and a.labels.tobytes() == b.labels.tobytes()
+    assert one.train.images.tobytes() != other.train.images.tobytes()
+    assert one.info.image_shape == (40, 56, 1) and (one.info.num_train, one.info.num_eval) == (24, 6)
+    assert len({image.tobytes() for image in one.train.images}) == 24
+
+
+def test_membranes_look_like_membranes():
+    source = open_membranes(128, 128)
+    assert set(np.unique(source.train.labels)) == {0, 1}
+    for masks in (source.train.labels, source.eval.labels):
+        assert 0.19 < 1 - masks.mean() < 0.27
+    grey = source.train.images[..., 0].astype(float)
+    membrane, cell = grey[source.train.labels == 0], grey[source.train.labels == 1]
+    assert membrane.mean() < cell.mean() - 40
+    # A threshold alone is good, not perfect: there is something to learn.
+    best = max(((grey > t) == source.train.labels).mean() for t in range(80, 170, 5))
+    assert 0.85 < best < 0.985
+    assert len(np.unique(source.train.images)) > 150
+
+
+@pytest.mark.parametrize("height, width", [(16, 16), (17, 90), (101, 33)])
+def test_membranes_of_any_size(height, width):
+    source = open_membranes(height, width)
+    assert source.eval.images.shape == (6, height, width, 1) and source.eval.labels.shape == (
+        6,
+        height,
+        width,
+    )
+
+
+def test_membranes_too_small():
+    with pytest.raises(ConfigurationError, match="15x40"):
+        open_membranes(15, 40)
+
+
+def test_random_data():
+    one, same, other = (open_random(6, 7, 3, 5, "classification", seed) for seed in (1, 1, 2))
+    assert one.train.images.shape == (1024, 6, 7, 3) and set(one.train.labels) == set(range(5))
+    assert one.train.images.tobytes() == same.train.images.tobytes() != other.train.images.tobytes()
+    assert abs(one.train.images.mean() - 127.5) < 2
+    masks = open_random(6, 7, 1, 2, "segmentation").train.labels
+    assert masks.shape == (1024, 6, 7) and masks.dtype == np.uint8
+    choice = choose("random", ".", task="segmentation")
+    source = open_dataset(choice, image_shape=(6, 8, 1))
+    assert source.info.task == "segmentation" and source.info.image_shape == (6, 8, 1)
+    source = open_dataset(choose("random", "."), image_shape=(4, 4, 3), num_classes=7, limit_train="16")
+    assert source.info.num_classes == 7 and len(source.train) == 16
+
+
+@given(st.integers(0, 2**31), st.integers(1, 3))
+@settings(max_examples=10)
+def test_channel_statistics(seed, channels):
+    images = np.random.RandomState(seed).randint(0, 256, (4, 5, 6, channels)).astype(np.uint8)
+    mean, std = channel_statistics(images)
+    np.testing.assert_allclose(mean, images.mean((0, 1, 2)), atol=1e-5)
+    np.testing.assert_allclose(std, images.std((0, 1, 2)), atol=1e-5)
+    assert channel_statistics(np.full((1, 2, 2, 1), 9, np.uint8)) == ((9.0,), (1.0,))
+
+
+# ---------------------------------------------------------------- downloads, from a folder as the server
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    folder = tmp_path / "server"
+    write_mnist(folder)
+    write_cifar10(tmp_path / "batches")
+    with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as tar:
+        for file in sorted((tmp_path / "batches").iterdir()):
+            tar.add(file, f"cifar-10-batches-py/{file.name}")
+        evil = tarfile.TarInfo("../../escaped")
+        evil.size = 0
+        tar.addfile(evil)
+        link = tarfile.TarInfo("cifar-10-batches-py/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    for name in ("mnist", "cifar10"):
+        remote = downloading.REMOTES[name]
+        files = tuple((f, hashlib.md5((folder / f).read_bytes()).hexdigest()) for f, _ in remote.files)
+        monkeypatch.setitem(
+            downloading.REMOTES, name, downloading.Remote(folder.as_uri() + "/", files, remote.folder)
+        )
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+@pytest.mark.parametrize("explicit", [True, False])
+def test_download_when_asked(tmp_path, server, name, explicit):
+    data = tmp_path / "data"
+    choice = choose(name if explicit else None, data, home=name, download=True)
+    assert choice.location is None and "to be downloaded" in choice.message and not data.exists()
+    with pytest.raises(DataError):
+        open_dataset(choice)
+    source = open_dataset(choice, download=True)
+    assert source.info.num_train in (20, 12)
+    assert [p.name for p in data.iterdir()] == [downloading.REMOTES[name].folder]
+    assert not (tmp_path / "escaped").exists() and not (tmp_path.parent / "escaped").exists()
+    assert not any(p.is_symlink() for p in data.rglob("*"))
+    assert choose(name, data).location is not None
+
+
+def test_a_changed_file_is_not_kept(tmp_path, server):
+    (server / "t10k-labels-idx1-ubyte.gz").write_bytes(b"changed")
+    data = tmp_path / "data"
+    with pytest.raises(DataError, match="MD5"):
+        open_dataset(choose("mnist", data, download=True), download=True)
+    assert list(data.iterdir()) == []
+
+
+def test_a_server_that_fails(tmp_path, server):
+    (server / "cifar-10-python.tar.gz").unlink()
+    with pytest.raises(MissingError, match="cannot download") as caught:
+        open_dataset(choose("cifar10", tmp_path / "data", download=True), download=True)
+    assert caught.value.exit_code == 6 and list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root can write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path, server):
+    tmp_path.joinpath("locked").mkdir(mode=0o500)
+    with pytest.raises(DataError, match="cannot store"):
+        open_dataset(choose("mnist", tmp_path / "locked", download=True), download=True)
+
+
+def test_a_data_path_that_is_a_file(tmp_path, server):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError):
+        open_dataset(choose("mnist", tmp_path / "file", download=True), download=True)

@@ -1,0 +1,160 @@
+"""Sets in the format of TensorFlow Datasets, written here by TFDS itself."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ipucnn.datasets.pipeline import eval_batches, train_batches
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.errors import DataError, MissingError
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+def image_of(number, shape):
+    height, width, channels = shape
+    height, width = height or 9 + number % 5, width or 12 - number % 3
+    return np.random.RandomState(number).randint(0, 256, (height, width, channels)).astype(np.uint8)
+
+
+def write(path, name, *, shape=(28, 28, 1), splits=(("train", 21), ("test", 6)), encoding="png", labels=True):
+    """Prepares a set NAME below ``path`` with images made from their number."""
+    features = {"image": tfds.features.Image(shape=shape, encoding_format=encoding), "id": tf.int64}
+    if labels:
+        features["label"] = tfds.features.ClassLabel(names=["ant", "bee", "cat"])
+
+    def info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="made for a test",
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("image", "label") if labels else None,
+        )
+
+    def generate(self, start, count):
+        for number in range(start, start + count):
+            example = {"image": image_of(number, shape), "id": number}
+            if labels:
+                example["label"] = number % 3
+            yield number, example
+
+    def split_generators(self, manager):
+        starts = np.cumsum([0] + [count for _, count in splits])
+        return {split: generate(self, int(start), count) for start, (split, count) in zip(starts, splits)}
+
+    builder = type(
+        "".join(part.capitalize() for part in name.split("_")),
+        (tfds.core.GeneratorBasedBuilder,),
+        {
+            "VERSION": tfds.core.Version("3.0.1"),
+            "name": name,
+            "_info": info,
+            "_split_generators": split_generators,
+            "_generate_examples": generate,
+            "__module__": __name__,
+            # Or it would look for the files that describe a set beside this one.
+            "pkg_dir_path": Path(__file__).parent,
+        },
+        skip_registration=True,
+    )
+    builder(data_dir=str(path)).download_and_prepare()
+
+
+def choose(name, path, home="mnist", **options):
+    return choose_dataset(name, Path(path), home=home, task="classification", **options)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tfds")
+    write(path, "mnist")
+    write(path, "photos", shape=(None, None, 3), splits=(("train", 20),), encoding="png")
+    write(path, "nolabel", labels=False)
+    return path
+
+
+@pytest.mark.parametrize("inside", ["", "mnist", "mnist/3.0.1"])
+def test_a_home_set_in_a_tfds_directory(prepared, inside):
+    choice = choose(None, prepared / inside)
+    assert (choice.name, choice.location) == ("mnist", prepared / "mnist" / "3.0.1")
+    source = open_dataset(choice)
+    assert (source.info.num_train, source.info.num_eval) == (21, 6)
+    assert source.info.name == "mnist" and source.info.augmentation == "shift"
+    assert source.info.class_names == ("ant", "bee", "cat")
+    stored = {image.tobytes(): label for image, label in zip(source.train.images, source.train.labels)}
+    expected = {image_of(n, (28, 28, 1)).tobytes(): n % 3 for n in range(21)}
+    assert stored == expected
+
+
+def test_the_order_is_the_same_each_time(prepared):
+    one, two = (open_dataset(choose("tfds:mnist", prepared)) for _ in range(2))
+    assert one.train.images.tobytes() == two.train.images.tobytes()
+    assert one.info.name == "tfds:mnist"
+
+
+def test_images_of_many_sizes_stay_encoded(prepared):
+    source = open_dataset(choose("tfds:photos", prepared))
+    assert source.info.image_shape == (None, None, 3) and len(source.train) + len(source.eval) == 20
+    assert len(source.eval) == 2 and "last 10 %" in source.info.warnings[0]
+    options = {"batch_size": 2, "input_shape": (16, 16, 3), "input_range": "raw"}
+    images, labels, _ = next(eval_batches(source.eval, source.info, **options).as_numpy_iterator())
+    assert images.shape == (2, 16, 16, 3) and set(labels) <= {0, 1, 2} and images.std() > 10
+    batches = train_batches(source, samples_per_epoch=18, augment=True, seed=0, **options)
+    assert next(batches.as_numpy_iterator())[0].std() > 10
+    limited = open_dataset(choose("tfds:photos", prepared), limit_train="5")
+    assert len(limited.train) == 5
+
+
+def test_a_set_without_classes(prepared):
+    with pytest.raises(DataError, match="no image with a class"):
+        open_dataset(choose("tfds:nolabel", prepared))
+
+
+def test_an_absent_set(prepared):
+    with pytest.raises(DataError, match="tfds:svhn_cropped is not in") as caught:
+        choose("tfds:svhn_cropped", prepared)
+    assert "--download" in caught.value.hint
+    assert choose("tfds:svhn_cropped", prepared, download=True).download_to == prepared
+
+
+def test_a_version_can_be_chosen(prepared):
+    assert choose("tfds:mnist:3.0.1", prepared).location == prepared / "mnist" / "3.0.1"
+    with pytest.raises(DataError):
+        choose("tfds:mnist:1.0.0", prepared)
+
+
+def test_a_damaged_set(tmp_path):
+    write(tmp_path, "mnist", splits=(("train", 4), ("test", 2)))
+    folder = tmp_path / "mnist" / "3.0.1"
+    shard = next(file for file in folder.iterdir() if "train" in file.name)
+    shard.write_bytes(shard.read_bytes()[:-20])
+    with pytest.raises(DataError, match="cannot read mnist"):
+        open_dataset(choose(None, tmp_path))
+    (folder / "dataset_info.json").write_text("{")
+    with pytest.raises(DataError, match="cannot read mnist"):
+        open_dataset(choose(None, tmp_path))
+
+
+def test_without_the_package(prepared, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(MissingError, match="tensorflow-datasets") as caught:
+        open_dataset(choose("tfds:mnist", prepared))
+    assert caught.value.exit_code == 6 and "ipucnn[tfds]" in caught.value.hint
+
+
+def test_an_unknown_set_cannot_be_prepared(tmp_path):
+    choice = choose("tfds:no_such_set_at_all", tmp_path, download=True)
+    with pytest.raises(MissingError, match="cannot prepare tfds:no_such_set_at_all"):
+        open_dataset(choice, download=True)
+
+
+def test_a_set_too_large_for_memory(prepared, monkeypatch):
+    from ipucnn.datasets import tfds as source
+
+    monkeypatch.setattr(source, "MAX_BYTES", 100)
+    with pytest.raises(DataError, match="GiB of memory"):
+        open_dataset(choose("tfds:mnist", prepared))
