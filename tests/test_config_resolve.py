@@ -91,11 +91,6 @@ def test_accumulation_replaces_a_preset_s_global_batch(preset_file):
     assert config.global_batch_size is None
 
 
-def test_both_batch_flags_are_refused():
-    with pytest.raises(ConfigurationError, match="both given"):
-        resolve("train", {"gradient_accumulation_count": "4", "global_batch_size": "8"})
-
-
 def test_learning_rate_replaces_the_preset_s_per_sample_rate(preset_file):
     config = resolve("train", {"learning_rate": "0.1"}, config_name="mine", config_path=preset_file).config
     assert config.learning_rate == 0.1
@@ -123,10 +118,7 @@ def test_new_splits_drop_the_preset_s_device_mapping(preset_file):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"pipeline_splits": ["a", "b"], "device_mapping": ["0", "1"]}, "2 entries for 3 stages"),
-        ({"pipeline_splits": ["a"], "device_mapping": ["0", "2"]}, "but not IPU 1"),
         ({"pipeline_splits": ["a", "a"]}, "opens two stages"),
-        ({"recomputation": True}, "not pipelined"),
         ({"micro_batch_size": "0"}, "--micro-batch-size 0: must be at least 1"),
         ({"optimizer": "adamm"}, "--optimizer adamm: must be one of"),
     ],

@@ -18,11 +18,11 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.reports.train import TrainProgress, print_report, program_line
     from ipucnn.runs import train as runs
 
+    run = runs.TrainingRun(resolved, verbose)
     note(resolved.choice.message)
     effect = resolved.host_note()
     if effect:
         note(effect)
-    run = runs.TrainingRun(resolved, verbose)
     for warning in run.warnings:
         note(f"warning: {warning}")
     preset = f"preset {resolved.preset}" if resolved.preset else "no preset"

@@ -36,8 +36,8 @@ def evaluate_run(
     check_device(resolved.config.device)
     run_setup.check_supported(resolved.config)
     seed = int(run.checkpoint.meta["seed"])
-    setup = run_setup.prepare(resolved, seed)
-    setup.input_shape = run.input_shape
+    setup = run_setup.prepare(resolved, seed, run.input_shape)
+    _normalise_as_trained(setup, run)
     if setup.source.info.num_classes != run.num_classes:
         raise DataError(
             f"{run.path} has {run.num_classes} classes, data set {setup.source.info.name} has "
@@ -68,6 +68,17 @@ def evaluate_run(
         "warnings": list(info.warnings),
         "measured": {**metrics, "samples": int(metrics["samples"]), "wall_s": wall_s},
     }
+
+
+def _normalise_as_trained(setup: Any, run: Any) -> None:
+    """Another data set is normalised with the training set's mean and standard deviation, not its own."""
+    from dataclasses import replace
+
+    mean, std = run.checkpoint.meta["mean"], run.checkpoint.meta["std"]
+    if len(mean) == len(setup.source.info.mean):
+        setup.source = replace(
+            setup.source, info=replace(setup.source.info, mean=tuple(mean), std=tuple(std))
+        )
 
 
 def infer_run(

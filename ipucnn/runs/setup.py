@@ -62,26 +62,25 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
 
-def input_shape_for(
-    config: RunConfig, record: Any, image_shape: Sequence[Optional[int]]
-) -> Tuple[int, int, int]:
-    """The network's input: ``--image-size``, else the data set's size, at least the network's smallest.
+def input_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+    """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
-    Data sets of many sizes or of any size, and the model's home data set, take the model's own size.
+    Data sets of many sizes take the network's own size, as its home data set does.
     """
-    channels = record.input_shape[2]
-    if config.image_size is not None:
-        height, width = config.image_size
-        return height, width, channels
-    if image_shape[0] is None or image_shape[1] is None:
-        height, width, _ = record.input_shape
-        return height, width, channels
-    smallest = record.min_size
-    return max(image_shape[0], smallest), max(image_shape[1], smallest), channels
+    height, width = image_shape[0], image_shape[1]
+    if height is None or width is None:
+        own: Tuple[int, int, int] = record.input_shape
+        return own
+    return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
 
 
-def prepare(resolved: Resolved, seed: int) -> Setup:
+def prepare(resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, int, int]] = None) -> Setup:
     """Opens the data set and fixes the shapes.
+
+    Args:
+        resolved: the configuration.
+        seed: of generated sets and of which samples a limit keeps.
+        trained_shape: the input shape of a trained network, which then holds whatever the options say.
 
     Raises:
         ConfigurationError: an image size the network cannot take.
@@ -91,21 +90,25 @@ def prepare(resolved: Resolved, seed: int) -> Setup:
     from ipucnn.models.shapes import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
-    if config.image_size is not None:
-        validate_input_shape(record, (*config.image_size, record.input_shape[2]))
-    wanted = (*config.image_size, record.input_shape[2]) if config.image_size else record.input_shape
+    wanted = trained_shape
+    if wanted is None and config.image_size is not None:
+        wanted = (*config.image_size, record.input_shape[2])
+        validate_input_shape(record, wanted)
     source = open_dataset(
         resolved.choice,
         download=config.download,
         limit_train=config.limit_train,
         limit_eval=config.limit_eval,
         seed=seed,
-        image_shape=wanted,
+        image_shape=wanted or record.input_shape,
         num_classes=record.num_classes,
     )
-    shape = input_shape_for(config, record, source.info.image_shape)
-    if resolved.choice.name == record.home_dataset and config.image_size is None:
+    if wanted is not None:
+        shape = wanted
+    elif resolved.choice.name == record.home_dataset:
         shape = record.input_shape
+    else:
+        shape = input_shape_for(record, source.info.image_shape)
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     return Setup(resolved, source, shape, outputs, seed)

@@ -12,12 +12,13 @@ from tensorflow import keras
 from ipucnn.models.layers.context import current_context
 
 
+# Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
+# loops are faster, but a call has its price.  Measured by benchmarks/batch_norm.py.
+NATIVE_PART_SIZE = 2**19
+
+
 def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
     """Normalises each of ``num_groups`` equal parts of the batch by its own statistics.
-
-    The gradient is written out (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3) because every pass
-    over the activations counts on a CPU: forward reads x three times, backward x and dy three times, about
-    half of what automatic differentiation of the same formula touches.
 
     Args:
         x: (num_groups * b, ..., channels).
@@ -26,7 +27,35 @@ def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: 
         num_groups: parts, laid one after the other in the batch.
 
     Returns:
-        The normalised x; mean and biased variance, each (num_groups, channels), without gradients.
+        The normalised x; mean and unbiased variance, each (num_groups, channels), without gradients.
+    """
+    size = x.shape.num_elements()
+    large = size is not None and size // num_groups >= NATIVE_PART_SIZE
+    if len(x.shape) == 4 and (num_groups == 1 or large):
+        return _native_batch_norm(x, gamma, beta, epsilon, num_groups)
+    return _grouped_batch_norm(x, gamma, beta, epsilon, num_groups)
+
+
+def _native_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
+    """One fused kernel per group, x (num_groups * b, h, w, channels)."""
+    parts = tf.split(x, num_groups) if num_groups > 1 else [x]
+    outputs, means, variances = [], [], []
+    for part in parts:
+        y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            part, gamma, beta, epsilon=epsilon, is_training=True
+        )[:3]
+        outputs.append(y)
+        means.append(tf.stop_gradient(mean))
+        variances.append(tf.stop_gradient(variance))
+    y = tf.concat(outputs, axis=0) if num_groups > 1 else outputs[0]
+    return y, tf.stack(means), tf.stack(variances)
+
+
+def _grouped_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
+    """All groups at once, with the gradient of Ioffe and Szegedy 2015, arXiv:1502.03167, section 3, written out.
+
+    Every pass over the activations counts on a CPU, and automatic differentiation of the same formula makes
+    about twice as many.
     """
     channels = x.shape[-1]
 
@@ -56,7 +85,8 @@ def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: 
 
     y, mean, variance = normalise(x, gamma, beta)
     y.set_shape(x.shape)
-    return y, mean, variance
+    count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
+    return y, mean, variance * (count / tf.maximum(count - 1.0, 1.0))
 
 
 class BatchNormalization(keras.layers.Layer):
@@ -119,9 +149,7 @@ class BatchNormalization(keras.layers.Layer):
         channels = inputs.shape[-1]
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
-        outputs, mean, variance = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
-        count = tf.cast(tf.size(inputs) // (groups * channels), dtype)
-        unbiased = variance * (count / tf.maximum(count - 1.0, 1.0))
+        outputs, mean, unbiased = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
         if context is not None:
             context.batch_statistics.append((self, mean, unbiased))
         else:
