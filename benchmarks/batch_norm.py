@@ -54,7 +54,7 @@ def main() -> None:
                 step()[0].numpy()
                 times[name].append(1e3 * (time.perf_counter() - started))
         row = "  ".join(f"{name} {statistics.median(t):6.2f}" for name, t in times.items())
-        print(f"{str(shape):20} {groups:3} groups  {row}", flush=True)
+        print(f"{shape!s:20} {groups:3} groups  {row}", flush=True)
 
 
 if __name__ == "__main__":

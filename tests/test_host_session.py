@@ -367,3 +367,54 @@ def test_a_loss_that_is_not_finite_stops_the_run():
     images[7] = np.inf
     with pytest.raises(NotFiniteError, match="loss became nan at weight update 4"):
         run_session("none", program, SGD, images, labels, 1)
+
+
+def test_moving_statistics_of_a_pipeline_are_recomputed():
+    program = make_program(2, 2, 2, updates_per_epoch=3, num_stages=2, device_mapping=(0, 1))
+    images, labels = data(6 * 8, 4)
+    model = make_model("batch", 3)
+    session = HostSession(CPU)
+    session.compile(
+        model,
+        program.with_fused(2),
+        make_settings("sgd", {"momentum": 0.0}, global_batch_size=8),
+        make_loss("cross_entropy"),
+        lambda updates: np.zeros(np.shape(updates)),
+    )
+
+    def dataset(first, per_element):
+        both = tf.data.Dataset.from_tensor_slices((images[first * 8 :], labels[first * 8 :]))
+        return both.batch(per_element, drop_remainder=True)
+
+    list(session.train(dataset))
+    before = {k: v.numpy() for k, v in session.state.weights.items()}
+    assert session.recompute_statistics(dataset) == 3
+    naive = Naive("batch", {}, {}, [])
+    found = [naive.forward(before, images[24 + 2 * i : 26 + 2 * i], 1)[1] for i in range(12)]
+    for name, value in session.state.weights.items():
+        layer, kind = name.split("/")
+        if kind.startswith("moving"):
+            index = ("moving_mean", "moving_variance").index(kind)
+            expected = np.mean([statistics[layer][index] for statistics in found], axis=0)
+            np.testing.assert_allclose(value.numpy(), expected, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(value.numpy(), before[name])
+
+
+def test_two_gpus_are_refused_with_what_to_do(monkeypatch):
+    from ipucnn.errors import ConfigurationError
+    from ipucnn.sessions import factory
+
+    monkeypatch.setattr(factory, "visible_gpus", lambda: ["/GPU:0", "/GPU:1"])
+    with pytest.raises(ConfigurationError, match="2 GPUs") as error:
+        factory.create_session("gpu")
+    assert "CUDA_VISIBLE_DEVICES" in error.value.hint
+    assert factory.create_session("cpu").device.kind == "cpu"
+
+
+def test_no_gpu_is_said():
+    from ipucnn.errors import MissingError
+    from ipucnn.sessions.factory import create_session
+
+    with pytest.raises(MissingError, match="no GPU"):
+        create_session("gpu")

@@ -110,6 +110,8 @@ class TrainingRun:
         self._timed_samples = 0.0
         self._started = 0.0
         self.final_report: Dict[str, Any] = {}
+        self._settled_at = -1
+        self.statistics_updates = 0
 
     @property
     def warnings(self) -> List[str]:
@@ -120,6 +122,12 @@ class TrainingRun:
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
                 f"discarded in each epoch (others each time): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {self.program.global_batch_size} samples"
+            )
+        norm = self.setup.config.norm_layer["name"]
+        if self.program.num_stages > 1 and norm in ("batch_norm", "custom_batch_norm"):
+            lines.append(
+                "pipelined batch norm: its moving statistics are recomputed over training batches before each "
+                "validation and checkpoint, because IPUs do not update them correctly in a pipeline"
             )
         return lines
 
@@ -218,6 +226,7 @@ class TrainingRun:
             events.scalars(event.weight_updates, curves)
             yield event
         elif isinstance(event, ValidationDue):
+            self._settle_statistics(session)
             started = time.perf_counter()
             metrics = self._validate(session)
             wall_s = time.perf_counter() - started
@@ -234,8 +243,16 @@ class TrainingRun:
                 if self.setup.config.checkpoints:
                     yield CheckpointSaved(self._save(session, BEST))
         elif isinstance(event, CheckpointDue):
+            self._settle_statistics(session)
             numbered = self._save(session, f"checkpoint-{event.weight_updates:08d}.npz")
             yield CheckpointSaved(self.folder.link_checkpoint(numbered, LAST))
+
+    def _settle_statistics(self, session: Any) -> None:
+        """Recomputes the moving statistics of a pipelined batch norm, once per position."""
+        position = session.state.weight_updates
+        if self.setup.config.training and position != self._settled_at:
+            self.statistics_updates = session.recompute_statistics(self._dataset)
+            self._settled_at = position
 
     def _save(self, session: Any, name: str) -> Path:
         state = session.state
@@ -261,6 +278,7 @@ class TrainingRun:
         )
 
     def _interrupted(self, session: Any, exit_code: int) -> None:
+        self._settle_statistics(session)
         path = self._save(session, LAST)
         done = f"{session.state.weight_updates} of {self.program.num_weight_updates} weight updates"
         raise Interrupted(
@@ -312,6 +330,11 @@ class TrainingRun:
                 "train_s": self._busy_s,
                 "wall_s": time.perf_counter() - self._started,
             },
+            "moving_statistics": (
+                f"recomputed over {self.statistics_updates} weight updates' batches"
+                if self.statistics_updates
+                else "running"
+            ),
             "trained_samples": session.state.weight_updates * self.program.global_batch_size,
             "validation": self.last_validation,
             "best_validation": self.best,

@@ -146,6 +146,17 @@ class Session:
         """
         raise NotImplementedError
 
+    def recompute_statistics(self, make_dataset: MakeDataset) -> int:
+        """Replaces batch norm's moving statistics by means over training batches, where the Program needs it.
+
+        A pipelined program on IPUs does not update them correctly, so both sessions take these.  The batches
+        are those that training would take next; the training position does not move.
+
+        Returns:
+            The number of weight updates' batches that were used; 0: the running statistics were kept.
+        """
+        raise NotImplementedError
+
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
         raise NotImplementedError

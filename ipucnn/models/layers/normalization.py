@@ -11,7 +11,6 @@ from tensorflow import keras
 
 from ipucnn.models.layers.context import current_context
 
-
 # Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
 # loops are faster, but a call has its price.  Measured by benchmarks/batch_norm.py.
 NATIVE_PART_SIZE = 2**19
@@ -36,7 +35,9 @@ def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: 
     return _grouped_batch_norm(x, gamma, beta, epsilon, num_groups)
 
 
-def _native_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
+def _native_batch_norm(
+    x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int
+) -> Tuple[Any, Any, Any]:
     """One fused kernel per group, x (num_groups * b, h, w, channels)."""
     parts = tf.split(x, num_groups) if num_groups > 1 else [x]
     outputs, means, variances = [], [], []
@@ -51,7 +52,9 @@ def _native_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups
     return y, tf.stack(means), tf.stack(variances)
 
 
-def _grouped_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
+def _grouped_batch_norm(
+    x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int
+) -> Tuple[Any, Any, Any]:
     """All groups at once, with the gradient of Ioffe and Szegedy 2015, arXiv:1502.03167, section 3, written out.
 
     Every pass over the activations counts on a CPU, and automatic differentiation of the same formula makes

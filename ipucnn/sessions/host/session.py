@@ -29,6 +29,8 @@ from ipucnn.training.program import Program
 
 # An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
 SLICE_S = 1.0
+# Batches of how many weight updates the moving statistics of a pipelined batch norm are recomputed from.
+STATISTICS_UPDATES = 16
 
 
 class NotFiniteError(UserError):
@@ -190,6 +192,19 @@ class HostSession(Session):
             due = done > p.first_checkpoint_execution and done % p.executions_per_checkpoint == 0
             if due or last:
                 yield CheckpointDue(self.state.weight_updates, execution)
+
+    def recompute_statistics(self, make_dataset: MakeDataset) -> int:
+        """See the contract."""
+        p, loop = self.program, self._loop
+        if p is None or loop is None:
+            raise RuntimeError("compile() comes before recompute_statistics()")
+        if p.num_stages == 1 or not loop.has_batch_norm:
+            return 0
+        updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
+        iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))
+        with tf.device(self._place):
+            loop.collect(iterator, tf.constant(updates))
+        return updates
 
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
         """See the contract."""

@@ -50,6 +50,41 @@ class UpdateLoop:
             if isinstance(layer, BatchNormalization)
         }
         self.run = tf.function(self._run, autograph=False)
+        self.collect = tf.function(self._collect, autograph=False)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has moving statistics."""
+        return bool(self._norms)
+
+    def _collect(self, iterator: Any, num_updates: Any) -> None:
+        """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates.
+
+        The forward pass is that of training; no weight changes.
+        """
+        count = tf.cast(num_updates, tf.int64) * self._chunks
+        order = list(self._norms.items())
+        start = [[tf.zeros(v.shape) for v in moving[:2]] for _, moving in order]
+
+        def body(c: Any, sums: Any) -> Any:
+            images, _ = iterator.get_next()
+            seed = tf.stack([self._program.seed & SEED_MASK, tf.cast(c % SEED_MASK, tf.int32)])
+            context = ExecutionContext(self._fused // self._program.dbn_replica_group_size, seed)
+            with execution_context(context):
+                self._model(images, training=True)
+            found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
+            added = [
+                [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
+                for (name, _), pair in zip(order, sums)
+            ]
+            return c + 1, added
+
+        _, sums = tf.while_loop(
+            lambda c, _: c < count, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
+        )
+        for (_, moving), pair in zip(order, sums):
+            for variable, total in zip(moving[:2], pair):
+                variable.assign(total / tf.cast(count, tf.float32))
 
     def _run(self, iterator: Any, rates: Any, first: Any) -> Tuple[Any, Any]:
         """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on."""
