@@ -26,7 +26,13 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     for warning in run.warnings:
         note(f"warning: {warning}")
     preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
-    note(f"{resolved.record.name} ({preset}), seed {run.seed}; {program_line(run.program)}")
+    size = "x".join(map(str, run.setup.input_shape))
+    network = f"{resolved.record.name} ({preset}), input {size}, seed {run.seed}"
+    if resolved.config.base_filters is not None:
+        full = "x".join(map(str, resolved.record.input_shape))
+        published = resolved.record.builder_args.get("base_filters")
+        network += f", {resolved.config.base_filters} base filters (as published: {full}, {published})"
+    note(f"{network}; {program_line(run.program)}")
     progress: Optional[TrainProgress] = None
     try:
         for event in run.events():

@@ -32,7 +32,7 @@ class Dropout(keras.layers.Layer):
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
         self.supports_masking = True
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(self, inputs: Any, training: Any = None) -> Any:
         if not training or self.rate == 0:
             return inputs
         dynamic = tf.shape(inputs)

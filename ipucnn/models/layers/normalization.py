@@ -14,6 +14,8 @@ from ipucnn.models.layers.context import current_context
 # Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
 # loops are faster, but a call has its price.  Measured by benchmarks/batch_norm.py.
 NATIVE_PART_SIZE = 2**19
+# Rows are folded to at least this many numbers.
+FOLDED_WIDTH = 64
 
 
 def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
@@ -58,26 +60,47 @@ def _grouped_batch_norm(
     """All groups at once, with the gradient of Ioffe and Szegedy 2015, arXiv:1502.03167, section 3, written out.
 
     Every pass over the activations counts on a CPU, and automatic differentiation of the same formula makes
-    about twice as many.
+    about twice as many.  Few channels make short inner loops, so rows are folded until they are wide, and
+    then summed by a matrix product.
     """
-    channels = x.shape[-1]
+    channels = int(x.shape[-1])
+    rows = x.shape.num_elements()
+    fold = 1
+    if rows is not None:
+        rows = rows // (num_groups * channels)
+        while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
+            fold *= 2
+    shape = [num_groups, -1, fold * channels]
+
+    def total(values: Any) -> Any:
+        """Sums the rows of each group: (groups, rows, fold * channels) -> (groups, 1, channels)."""
+        if fold == 1:
+            return tf.reduce_sum(values, axis=1, keepdims=True)
+        assert rows is not None
+        sums = tf.matmul(tf.ones([num_groups, 1, rows // fold], x.dtype), values)
+        return tf.reduce_sum(tf.reshape(sums, [num_groups, fold, channels]), axis=1, keepdims=True)
+
+    def wide(values: Any) -> Any:
+        """Repeats per-channel values for each folded row."""
+        return tf.tile(values, [1, 1, fold]) if fold > 1 else values
 
     @tf.custom_gradient
     def normalise(x: Any, gamma: Any, beta: Any) -> Any:
-        grouped = tf.reshape(x, [num_groups, -1, channels])
-        count = tf.cast(tf.shape(grouped)[1], x.dtype)
-        mean = tf.reduce_sum(grouped, axis=1, keepdims=True) / count
-        variance = tf.reduce_sum(tf.math.squared_difference(grouped, mean), axis=1, keepdims=True) / count
+        grouped = tf.reshape(x, shape)
+        count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
+        mean = total(grouped) / count
+        variance = total(tf.math.squared_difference(grouped, wide(mean))) / count
         inverse = tf.math.rsqrt(variance + epsilon)
         factor = inverse * gamma
-        y = tf.reshape(grouped * factor + (beta - mean * factor), tf.shape(x))
+        y = tf.reshape(grouped * wide(factor) + wide(beta - mean * factor), tf.shape(x))
 
         def gradient(dy: Any, *_: Any) -> Any:
-            dy = tf.reshape(dy, [num_groups, -1, channels])
-            centred = grouped - mean
-            sum_dy = tf.reduce_sum(dy, axis=1, keepdims=True)
-            sum_dy_x = tf.reduce_sum(dy * centred, axis=1, keepdims=True) * inverse
-            dx = factor * (dy - sum_dy / count) - centred * (factor * inverse * sum_dy_x / count)
+            dy = tf.reshape(dy, shape)
+            centred = grouped - wide(mean)
+            sum_dy = total(dy)
+            sum_dy_x = total(dy * centred) * inverse
+            dx = dy * wide(factor) - centred * wide(factor * inverse * sum_dy_x / count)
+            dx = dx - wide(factor * sum_dy / count)
             return (
                 tf.reshape(dx, tf.shape(x)),
                 tf.reduce_sum(sum_dy_x, axis=[0, 1]),
@@ -201,7 +224,7 @@ class GroupNormalization(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros")
         super().build(input_shape)
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(self, inputs: Any, training: Any = None) -> Any:
         channels = inputs.shape[-1]
         per_group = channels // self.groups
         batch = tf.shape(inputs)[0]

@@ -1,0 +1,67 @@
+"""Every `$ ipucnn ...` line of the README and the docs is run, training up to the resolved configuration."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ipucnn import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What the pages promise of commands that do not succeed.
+EXIT_CODES = {"benchmark": 2, "plan-splits": 2, "verify-dataset": 2}
+
+
+def examples():
+    for page in PAGES:
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            match = re.match(r"\$ ipucnn (.*)", line)
+            if match:
+                yield pytest.param(match.group(1).split(" #")[0], id=f"{page.name}:{number}")
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """The files that the examples speak of, as far as resolving a configuration looks at them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    cifar, mnist = tmp_path / "DATA" / "cifar-10-batches-py", tmp_path / "DATA" / "mnist"
+    for folder, names in (
+        (cifar, ["data_batch_1", "test_batch", "batches.meta"]),
+        (mnist, [f"{s}-{k}-ubyte.gz" for s in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]),
+        (tmp_path / "DIR" / "train" / "cat", ["1.png"]),
+        (tmp_path / "DIR" / "val" / "cat", ["1.png"]),
+    ):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_bytes(b"x")
+    (tmp_path / "configs.yml").write_text("my_run:\n  model-name: lenet\n")
+    run = tmp_path / "runs" / "lenet-digits"
+    run.mkdir(parents=True)
+    (run / "config.yml").write_text("model-name: lenet\ndataset: digits\n")
+
+
+@pytest.mark.parametrize("line", examples())
+def test_example(line, world, capsys):
+    args = shlex.split(line)
+    if args[0] in ("evaluate", "infer"):
+        args = [args[0], "--help"]
+    if args[0] == "train" and "--print-config" not in args:
+        args.append("--print-config")
+    code = cli.run(args)
+    err = capsys.readouterr().err
+    assert code == EXIT_CODES.get(args[0], 0), err
+
+
+def test_there_are_examples():
+    assert len(list(examples())) >= 8
+
+
+def test_the_readme_shows_what_the_unbuilt_commands_print(capsys):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for line in ("benchmark unet --host-generated-data", "plan-splits resnet50 --stages 4"):
+        assert cli.run(shlex.split(line)) == 2
+        printed = capsys.readouterr().err.strip()
+        assert f"$ ipucnn {line}\n{printed}" in text

@@ -1,0 +1,121 @@
+"""Losses and metrics against NumPy, and the depthwise weight gradient against TensorFlow's."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn.models.layers.depthwise import depthwise_conv2d, tap_ranges
+from ipucnn.training.losses import cross_entropy_per_sample, make_loss
+from ipucnn.training.metrics import MetricTotals, batch_sums
+
+
+def softmax(logits):
+    shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def numpy_cross_entropy(logits, labels, smoothing):
+    classes = logits.shape[-1]
+    target = np.eye(classes)[labels] * (1 - smoothing) + smoothing / classes
+    return -(target * np.log(softmax(logits))).sum(-1).reshape(len(logits), -1).mean(1)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(2, 7), st.sampled_from([0.0, 0.1]), st.booleans())
+def test_cross_entropy(seed, n, classes, smoothing, pixels):
+    rng = np.random.default_rng(seed)
+    shape = (n, 3, 2) if pixels else (n,)
+    logits = rng.normal(0, 4, (*shape, classes)).astype(np.float32)
+    labels = rng.integers(0, classes, shape).astype(np.int32)
+    ours = cross_entropy_per_sample(logits, labels, smoothing).numpy()
+    np.testing.assert_allclose(ours, numpy_cross_entropy(logits, labels, smoothing), rtol=1e-5, atol=1e-6)
+
+
+def test_dice_is_taken_within_a_micro_batch():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4, 5, 5, 2)).astype(np.float32)
+    labels = rng.integers(0, 2, (4, 5, 5)).astype(np.int32)
+    fused = make_loss("bce_dice")(logits, labels, 2).numpy()
+    for i in range(2):
+        part, truth = softmax(logits[2 * i : 2 * i + 2])[..., 1], labels[2 * i : 2 * i + 2]
+        dice = 1 - (2 * (part * truth).sum() + 1) / (part.sum() + truth.sum() + 1)
+        entropy = numpy_cross_entropy(logits[2 * i : 2 * i + 2], truth, 0.0).mean()
+        assert fused[i] == pytest.approx(entropy + dice, rel=1e-5)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 8), st.integers(2, 12))
+def test_every_sample_counts_once_whatever_the_batch(seed, n, batch, classes):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(n, classes)).astype(np.float32)
+    labels = rng.integers(0, classes, n).astype(np.int32)
+    totals = MetricTotals()
+    for start in range(0, n, batch):
+        part = slice(start, start + batch)
+        missing = batch - len(labels[part])
+        x = np.concatenate([logits[part], np.zeros((missing, classes), np.float32)])
+        y = np.concatenate([labels[part], np.zeros(missing, np.int32)])
+        weights = np.concatenate([np.ones(batch - missing), np.zeros(missing)]).astype(np.float32)
+        losses = cross_entropy_per_sample(x, y)
+        totals.add(batch_sums(tf.constant(x), tf.constant(y), tf.constant(weights), losses))
+    result = totals.result()
+    order = np.argsort(-logits, axis=1, kind="stable")
+    assert result["samples"] == n
+    assert result["accuracy"] == pytest.approx(np.mean(order[:, 0] == labels), abs=1e-6)
+    k = min(5, classes)
+    assert result["top5"] == pytest.approx(np.mean((order[:, :k] == labels[:, None]).any(1)), abs=1e-6)
+    assert result["loss"] == pytest.approx(numpy_cross_entropy(logits, labels, 0.0).mean(), rel=1e-5)
+
+
+def test_segmentation_metrics():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(5, 4, 4, 2)).astype(np.float32)
+    labels = rng.integers(0, 2, (5, 4, 4)).astype(np.int32)
+    weights = np.array([1, 1, 1, 0, 0], np.float32)
+    totals = MetricTotals()
+    totals.add(batch_sums(tf.constant(logits), tf.constant(labels), weights, tf.zeros(5)))
+    result = totals.result()
+    predicted, truth = logits[:3].argmax(-1), labels[:3]
+    both = (predicted & truth).sum()
+    assert result["accuracy"] == pytest.approx((predicted == truth).mean())
+    assert result["dice"] == pytest.approx(2 * both / (predicted.sum() + truth.sum()))
+    assert result["iou"] == pytest.approx(both / (predicted | truth).sum())
+
+
+@pytest.mark.parametrize("size, kernel, stride, padding", [
+    (4, 5, 2, "SAME"), (5, 5, 2, "VALID"), (7, 5, 2, "VALID"), (3, 3, 1, "SAME"), (1, 5, 1, "SAME"),
+    (2, 5, 1, "SAME"), (4, 3, 2, "SAME"), (5, 3, 2, "SAME"), (9, 3, 2, "VALID"), (6, 3, 3, "SAME"),
+])  # fmt: skip
+def test_the_depthwise_gradients_are_tensorflows(size, kernel, stride, padding):
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(3, size, size, 6)).astype(np.float32))
+    w = tf.constant(rng.normal(size=(kernel, kernel, 6, 1)).astype(np.float32))
+    results = []
+    for function in (
+        lambda: tf.nn.depthwise_conv2d(x, w, [1, stride, stride, 1], padding),
+        lambda: depthwise_conv2d(x, w, stride, padding),
+    ):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = function()
+            loss = tf.reduce_sum(tf.sin(y))
+        results.append([y, *tape.gradient(loss, [x, w])])
+    for native, ours in zip(*results):
+        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))
+def test_tap_ranges_name_the_pixels_a_tap_meets(size, kernel, stride, padding):
+    if padding == "VALID" and kernel > size:
+        return
+    output = -(-size // stride) if padding == "SAME" else (size - kernel) // stride + 1
+    before = max((output - 1) * stride + kernel - size, 0) // 2 if padding == "SAME" else 0
+    met = {}
+    for o in range(output):
+        for tap in range(kernel):
+            pixel = o * stride + tap - before
+            if 0 <= pixel < size:
+                met.setdefault(tap, []).append((o, pixel))
+    assert {t: list(zip(range(a, b), range(x, size, stride))) for t, a, b, x in tap_ranges(size, kernel, stride, padding)} == met
