@@ -23,7 +23,7 @@ COMMANDS = {
     for command in (
         Command("train", "train", "train", "Train a network.", "Run"),
         Command("evaluate", "evaluate", "evaluate", "Evaluate a run or its checkpoints.", "Run"),
-        Command("infer", "infer", "infer", "Classify or segment images with a run.", "Run"),
+        Command("infer", "infer", "infer", "Classify images with a run.", "Run"),
         Command("benchmark", "benchmark", "benchmark", "Measure throughput and time.", "Run"),
         Command(
             "models", "models", "models", "List the networks, or show the layers of one.", "Look up and plan"

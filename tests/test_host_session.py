@@ -153,7 +153,7 @@ class Naive:
         p = program
         trainable = [k for k in self.weights if "moving" not in k]
         accumulated: Dict[str, np.ndarray] = {}
-        size, losses = p.micro_batch_size, []
+        size, losses, hits = p.micro_batch_size, [], []
         for g in range(p.gradient_accumulation_count):
             gradient = {k: np.zeros_like(self.weights[k]) for k in trainable}
             for r in range(0, p.num_replicas, p.dbn_replica_group_size):
@@ -169,6 +169,7 @@ class Naive:
                 for k, d in zip(trainable, tape.gradient(loss, [values[k] for k in trainable])):
                     gradient[k] += d.numpy() * p.dbn_replica_group_size / p.num_replicas
                 losses += [float(loss)] * p.dbn_replica_group_size
+                hits += list(np.argmax(logits.numpy(), -1) == labels[start:stop])
                 for member in range(r, r + p.dbn_replica_group_size):
                     for name, pair in statistics.items():
                         for kind, value in zip(("moving_mean", "moving_variance"), pair):
@@ -188,7 +189,7 @@ class Naive:
         for k in self.weights:
             if "moving" in k:
                 self.weights[k] = np.mean([m[k] for m in self.replica_moving], axis=0)
-        return np.mean(losses)
+        return np.mean(losses), np.mean(hits)
 
     def slot(self, key, like):
         return self.slots.setdefault(key, np.zeros_like(like))
@@ -236,12 +237,14 @@ def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed
     }
     moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
     naive = Naive(norm, start, {}, moving)
-    losses = []
+    losses, hits = [], []
     for u in range(program.num_weight_updates):
         part = slice(u * program.global_batch_size, (u + 1) * program.global_batch_size)
         rate = np.float32(learning_rate) / np.float32(1 + u)
-        losses.append(naive.update(program, optimizer, images[part], labels[part], rate, u))
-    return naive.weights, naive.slots, losses
+        loss, hit = naive.update(program, optimizer, images[part], labels[part], rate, u)
+        losses.append(loss)
+        hits.append(hit)
+    return naive.weights, naive.slots, losses, hits
 
 
 def assert_close(ours: Dict[str, np.ndarray], theirs: Dict[str, np.ndarray], tolerance=2e-4) -> None:
@@ -264,17 +267,18 @@ OPTIMIZERS = [
 def compare(norm, program, optimizer, fused, seed=3):
     images, labels = data(program.num_weight_updates * program.global_batch_size, seed)
     weights, slots, events = run_session(norm, program, optimizer, images, labels, fused, seed=seed)
-    naive_weights, naive_slots, losses = run_naive(norm, program, optimizer, images, labels, seed=seed)
+    naive_weights, naive_slots, losses, hits = run_naive(norm, program, optimizer, images, labels, seed=seed)
     assert_close(weights, naive_weights)
     assert_close(slots, naive_slots)
     executions = [e for e in events if isinstance(e, ExecutionFinished)]
     per = program.weight_updates_per_execution
-    np.testing.assert_allclose(
-        [e.metrics["loss"] for e in executions],
-        [np.mean(losses[i : i + per]) for i in range(0, len(losses), per)],
-        rtol=1e-3,
-        atol=1e-4,
-    )
+    for name, values in (("loss", losses), ("accuracy", hits)):
+        np.testing.assert_allclose(
+            [e.metrics[name] for e in executions],
+            [np.mean(values[i : i + per]) for i in range(0, len(values), per)],
+            rtol=1e-3,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
@@ -290,6 +294,49 @@ def test_fused_equals_naive_for_every_optimizer(optimizer):
     compare("batch", make_program(3, 2, 2), optimizer, 4)
 
 
+def test_native_kernels_per_group_equal_naive(monkeypatch):
+    from ipucnn.models.layers import normalization
+
+    monkeypatch.setattr(normalization, "NATIVE_PART_SIZE", 1)
+    compare("batch", make_program(3, 2, 2), SGD, 4)
+
+
+def test_narrow_layers_that_are_not_folded_equal_naive(monkeypatch):
+    from ipucnn.models.layers import normalization
+
+    monkeypatch.setattr(normalization, "FOLDED_WIDTH", 1)
+    compare("batch", make_program(3, 2, 2), SGD, 4)
+
+
+def test_dropout_does_not_depend_on_how_many_micro_batches_are_fused():
+    from ipucnn.models.layers import Dropout
+
+    program = make_program(2, 4, 1, updates_per_epoch=2)
+    images, labels = data(16, 0)
+    results = []
+    for fused in (1, 4):
+        keras.backend.clear_session()
+        inputs = keras.Input((SIZE, SIZE, 2))
+        x = keras.layers.Flatten(name="flat")(Dropout(0.3, (None, 1, 1, 1), name="connect")(inputs))
+        x = keras.layers.Dense(CLASSES, name="logits")(Dropout(0.5, name="drop")(x))
+        model = keras.Model(inputs, x)
+        for weight in model.weights:
+            weight.assign(np.random.default_rng(1).normal(size=weight.shape))
+        session = HostSession(CPU)
+        sgd = make_settings("sgd", {"momentum": 0.0}, global_batch_size=8)
+        session.compile(
+            model,
+            program.with_fused(fused),
+            sgd,
+            make_loss("cross_entropy"),
+            lambda u: np.full(np.shape(u), 0.1),
+        )
+        both = tf.data.Dataset.from_tensor_slices((images, labels))
+        list(session.train(lambda first, n, both=both: both.batch(n, drop_remainder=True)))
+        results.append({k: v.numpy() for k, v in session.state.weights.items()})
+    assert_close(*results, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("group, fused", [(2, 4), (2, 2), (4, 8), (4, 4)])
 def test_distributed_batch_norm_equals_naive(group, fused):
     compare("batch", make_program(2, 2, 4, dbn_replica_group_size=group), SGD, fused)
@@ -302,9 +349,10 @@ def test_distributed_batch_norm_equals_naive(group, fused):
     replicas=st.integers(1, 3),
     executions=st.sampled_from([1, 2]),
     norm=st.sampled_from(["batch", "group", "none"]),
+    method=st.sampled_from(["mean", "sum", "running_mean"]),
     data_=st.data(),
 )
-def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, norm, data_):
+def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, norm, method, data_):
     count = accumulate * replicas
     fused = data_.draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
     program = make_program(
@@ -314,6 +362,7 @@ def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, n
         updates_per_epoch=2,
         weight_updates_per_execution=2 // executions,
         num_executions=executions,
+        gradient_accumulation_reduction_method=method,
     )
     compare(norm, program, SGD, fused, seed=data_.draw(st.integers(0, 99)))
 
@@ -418,3 +467,17 @@ def test_no_gpu_is_said():
 
     with pytest.raises(MissingError, match="no GPU"):
         create_session("gpu")
+
+
+def test_slices_of_any_length_share_one_graph(monkeypatch):
+    from ipucnn.sessions.host import session as module
+    from ipucnn.sessions.host.step import UpdateLoop
+
+    traced = []
+    original = UpdateLoop._run
+    monkeypatch.setattr(UpdateLoop, "_run", lambda self, *a: traced.append(1) or original(self, *a))
+    monkeypatch.setattr(module, "SLICE_S", 0.02)
+    program = make_program(2, updates_per_epoch=40, weight_updates_per_execution=20, num_executions=2)
+    images, labels = data(80, 0)
+    run_session("none", program, SGD, images, labels, 1)
+    assert len(traced) == 1

@@ -31,7 +31,11 @@ def test_what_cannot_be_cut_is_refused(costs, parts):
 
 
 @given(
-    st.integers(1, 400), st.integers(1, 300), st.integers(1, 10**8), st.integers(0, 2**36), st.sampled_from([1, 2, 4])
+    st.integers(1, 400),
+    st.integers(1, 300),
+    st.integers(1, 10**8),
+    st.integers(0, 2**36),
+    st.sampled_from([1, 2, 4]),
 )
 def test_fused_micro_batches_divide_a_weight_update_into_whole_groups(count, size, per_sample, memory, group):
     count *= group

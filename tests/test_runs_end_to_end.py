@@ -165,6 +165,16 @@ BAD = [
     (["train", "toy_model", "--pipeline-splits", "no_such", "--gradient-accumulation-count", "4"], 2, "no_such"),
     (["train", "toy_model", "--weights", "absent.npz"], 3, "does not exist"),
     (["train", "toy_model", "--fused-micro-batches", "3", "--global-batch-size", "64"], 2, "does not divide"),
+    (["train", "toy_model", "--pipeline-splits", "conv2d_1", "--ipus-per-replica", "1"], 2, "ipus-per-replica"),
+    (["train", "toy_model", "--optimizer", "lars", "--weight-decay", "0.1"], 2, "LARS"),
+    (["train", "toy_model", "--logs-per-epoch", "2", "--steps-per-execution", "4"], 2, "both given"),
+    (["train", "toy_model", "--host-generated-data", "--dataset", "digits"], 2, "both given"),
+    (["train", "toy_model", "--no-training", "--no-validation"], 2, "nothing to do"),
+    (["train", "cifar_resnet8", "--norm-layer", "none", "--bn-momentum", "0.5"], 2, "no effect"),
+    (["train", "toy_model", "--base-filters", "8"], 2, "base-filters"),
+    (["train", "toy_model", "--optimizer-params", "{momentun: 1}"], 2, "momentum"),
+    (["train", "toy_model", "--lr-schedule", "stepped", "--lr-schedule-params", "{boundaries: 3, values: [1]}"],
+     2, "must be lists"),
     (["evaluate", "absent"], 3, "does not exist"),
     (["infer", "absent", "x.png"], 3, "does not exist"),
 ]  # fmt: skip
@@ -189,6 +199,68 @@ def test_an_existing_run_folder_is_kept(trained, run):
     code, _, err = run("train", "toy_model", "--run-dir", folder)
     assert code == 2 and "already exists" in err and "--overwrite" in err
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_truncated_data_malicious_pickles_and_wrong_keys(run, tmp_path):
+    import gzip
+    import pickle
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "executed"), "w"))
+
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 20), ("t10k", 10)):
+        images = (2051).to_bytes(4, "big") + count.to_bytes(4, "big") + (28).to_bytes(4, "big") * 2
+        (folder / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images + bytes(100)))
+        labels = (2049).to_bytes(4, "big") + count.to_bytes(4, "big") + bytes(count)
+        (folder / f"{split}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    cifar = tmp_path / "data" / "cifar-10-batches-py"
+    cifar.mkdir()
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (cifar / name).write_bytes(pickle.dumps({"data": Bomb()}))
+    (tmp_path / "c.yml").write_text("mine:\n  micro-batch-sise: 4\n")
+    before = sorted(tmp_path.rglob("*"))
+    for args, code, message in (
+        (["train", "mnist_cnn", "--dataset", "mnist", "--dataset-path", "data"], 3, "train-images"),
+        (["train", "toy_model", "--dataset", "cifar10", "--dataset-path", "data"], 3, "cifar-10-batches-py"),
+        (["train", "toy_model", "--config", "mine", "--config-path", "c.yml"], 2, "micro-batch-size"),
+    ):
+        got, out, err = run(*args)
+        assert got == code and message in err and "hint: " in err and "Traceback" not in err, err
+        assert out == "" and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_checkpoint_folder_of_another_run_is_refused(trained, run, tmp_path):
+    foreign = trained[0] / "checkpoints"
+    before = {p: p.read_bytes() for p in foreign.iterdir()}
+    code, _, err = run("train", "toy_model", "--checkpoint-dir", foreign, "--run-dir", tmp_path / "new")
+    assert code == 2 and "another run's checkpoints" in err
+    assert {p: p.read_bytes() for p in foreign.iterdir()} == before and not (tmp_path / "new").exists()
+
+
+def test_checkpoints_elsewhere_the_last_is_always_written_and_cleaned_on_request(run, tmp_path):
+    args = [
+        "train",
+        "toy_model",
+        "--micro-batch-size",
+        "32",
+        *SMALL,
+        "--no-validation",
+        "--ckpts-per-epoch",
+        "0",
+    ]
+    code, _, err = run(*args, "--checkpoint-dir", "ck", "--run-dir", "r1")
+    assert code == 0, err
+    assert [p.name for p in (tmp_path / "ck").iterdir()] == ["last.npz"]
+    assert run("evaluate", "r1")[0] == 0
+    assert run("evaluate", "ck/last.npz")[0] == 0
+    (tmp_path / "ck2").mkdir()
+    (tmp_path / "ck2" / "mine.npz").write_bytes(b"x")
+    code, out, err = run(*args, "--checkpoint-dir", "ck2", "--run-dir", "r2", "--clean-dir")
+    assert code == 0 and "evaluate it" not in out, err
+    assert [p.name for p in (tmp_path / "ck2").iterdir()] == ["mine.npz"]
 
 
 def test_overwrite_does_not_touch_folders_of_others(run, tmp_path):

@@ -23,7 +23,9 @@ def numpy_cross_entropy(logits, labels, smoothing):
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(2, 7), st.sampled_from([0.0, 0.1]), st.booleans())
+@given(
+    st.integers(0, 10**6), st.integers(1, 9), st.integers(2, 7), st.sampled_from([0.0, 0.1]), st.booleans()
+)
 def test_cross_entropy(seed, n, classes, smoothing, pixels):
     rng = np.random.default_rng(seed)
     shape = (n, 3, 2) if pixels else (n,)
@@ -118,4 +120,14 @@ def test_tap_ranges_name_the_pixels_a_tap_meets(size, kernel, stride, padding):
             pixel = o * stride + tap - before
             if 0 <= pixel < size:
                 met.setdefault(tap, []).append((o, pixel))
-    assert {t: list(zip(range(a, b), range(x, size, stride))) for t, a, b, x in tap_ranges(size, kernel, stride, padding)} == met
+    assert {
+        t: list(zip(range(a, b), range(x, size, stride)))
+        for t, a, b, x in tap_ranges(size, kernel, stride, padding)
+    } == met
+
+
+def test_a_network_that_says_nothing_is_not_right():
+    labels = tf.constant([0, 7, 9], tf.int32)
+    for logits, expected in ((np.zeros((3, 10)), 1), (np.full((3, 10), np.nan), 0)):
+        sums = batch_sums(tf.constant(logits, tf.float32), labels, tf.ones(3), tf.zeros(3))
+        assert float(sums["top5"]) == expected  # of equal logits the first five classes are the top five

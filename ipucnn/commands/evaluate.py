@@ -14,7 +14,7 @@ WHICH = typer.Option(
     "--checkpoint",
     metavar="NAME",
     help="Checkpoint of the run: best, last, or a file name in it.",
-    show_default="best, else last",
+    show_default="last, else best",
 )
 
 

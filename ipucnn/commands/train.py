@@ -37,6 +37,10 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     try:
         for event in run.events():
             if isinstance(event, runs.Started):
+                if run.fresh_weights:
+                    note(
+                        f"starting from {resolved.config.weights}, with a new head for {run.info.num_classes} classes"
+                    )
                 note(f"run folder {event.folder}; compiling")
                 progress = TrainProgress(event.program)
                 progress.__enter__()

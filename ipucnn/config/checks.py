@@ -16,6 +16,21 @@ def check(config: RunConfig) -> None:
             f"{config.lr_schedule_params['initial_learning_rate']} (per sample) are both given",
             "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
         )
+    if config.steps_per_execution is not None and config.logs_per_epoch != RunConfig().logs_per_epoch:
+        raise ConfigurationError(
+            f"steps-per-execution {config.steps_per_execution} and logs-per-epoch {config.logs_per_epoch:g} are "
+            "both given, and each sets the length of an execution",
+            "give one of --steps-per-execution and --logs-per-epoch",
+        )
+    if config.optimizer == "lars" and config.weight_decay:
+        raise ConfigurationError(
+            f"weight-decay {config.weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
+            f"give it with --optimizer-params '{{\"weight_decay\": {config.weight_decay:g}}}'",
+        )
+    if not config.training and not config.validation:
+        raise ConfigurationError(
+            "neither training nor validation: nothing to do", "drop one of the two flags"
+        )
     repeated = [name for name in config.pipeline_splits if config.pipeline_splits.count(name) > 1]
     if repeated:
         raise ConfigurationError(

@@ -48,6 +48,7 @@ class Pipeline:
         False,
         "Recompute activations in the backward pass instead of stashing them; needs a pipeline.",
         commands=PLAN,
+        host_effect=False,
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),

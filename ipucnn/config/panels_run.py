@@ -38,7 +38,7 @@ class General:
         "Seed of weights, data order, augmentation and dropout; drawn and recorded if not given.",
         minimum=0,
         maximum=2**31 - 1,
-        commands=(*RUN, "evaluate", "plan-splits"),
+        commands=(*RUN, "plan-splits"),
         default_text="drawn and recorded",
     )
     device: str = option(
@@ -95,9 +95,9 @@ class Data:
         minimum=1,
         commands=(*RUN, "evaluate", "infer"),
     )
-    eight_bit_transfer: bool = option(False, "Send images to the device in 8 bits.")
+    eight_bit_transfer: bool = option(False, "Send images to the device in 8 bits.", host_effect=False)
     accelerator_side_preprocess: bool = option(
-        False, "Normalise and cast images on the device instead of the host."
+        False, "Normalise and cast images on the device instead of the host.", host_effect=False
     )
 
 
@@ -163,7 +163,7 @@ class Evaluation:
     )
     validation_freq: int = option(1, "Validate every so many epochs.", aliases=("eval-freq",), minimum=1)
     pipeline_validation_model: bool = option(
-        False, "Pipeline the validation model too.", commands=(*RUN, "evaluate")
+        False, "Pipeline the validation model too.", commands=(*RUN, "evaluate"), host_effect=False
     )
     checkpoints: bool = option(True, "Save checkpoints.", commands=TRAIN)
     checkpoint_dir: Optional[str] = option(

@@ -45,7 +45,9 @@ class Training:
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0)
-    l2_regularization: float = option(0.0, "L2 penalty on the weights, added to the loss.", minimum=0)
+    l2_regularization: float = option(
+        0.0, "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).", minimum=0
+    )
     loss_scaling: float = option(0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0)
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"

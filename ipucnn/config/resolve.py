@@ -22,6 +22,11 @@ _REPLACES = (
     ("gradient_accumulation_count", "global_batch_size"),
     ("global_batch_size", "gradient_accumulation_count"),
     ("logs_per_epoch", "steps_per_execution"),
+    ("steps_per_execution", "logs_per_epoch"),
+    ("ipus", "num_replicas"),
+    ("num_replicas", "ipus"),
+    ("dataset", "host_generated_data"),
+    ("host_generated_data", "dataset"),
     ("pipeline_splits", "device_mapping"),
     ("pipeline_splits", "ipus_per_replica"),
     ("lr_schedule_params", "learning_rate"),
@@ -160,7 +165,7 @@ def overlay(layers: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
     for origin, layer in layers:
         layer = dict(layer)
         for name, other in _REPLACES:
-            if name in layer and other not in layer and layer[name] is not None:
+            if name in layer and other not in layer and layer[name] not in (None, False):
                 settings[other], origins[other] = BY_NAME[other].default, DEFAULT
         stages = layer.get("ipus_per_replica")
         if (
@@ -230,7 +235,16 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
         return None
     from ipucnn.datasets.registry import choose_dataset
 
-    name = "random" if _first("host_generated_data", *layers) else _first("dataset", *layers)
+    name = None
+    for layer in layers:
+        named, generated = layer.get("dataset"), layer.get("host_generated_data")
+        if named is not None and generated:
+            raise ConfigurationError(
+                f"dataset {named} and host-generated-data are both given", "give one of them"
+            )
+        if named is not None or generated:
+            name = "random" if generated else named
+            break
     path = Path(_first("dataset_path", *layers)).expanduser()
     return choose_dataset(
         name,

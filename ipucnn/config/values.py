@@ -109,11 +109,6 @@ def parse_percent(value: Any) -> float:
     return number
 
 
-def parse_precision(value: Any) -> str:
-    """``16.16``, ``16.32`` or ``32.32``; YAML reads an unquoted one as a number."""
-    return check_choice(str(value), ("16.16", "16.32", "32.32"))
-
-
 def parse_rounding(value: Any) -> str:
     """``ON``, ``OFF`` or ``RI`` (identical in all replicas) from a boolean or one of the words."""
     word = str(value).strip().upper()

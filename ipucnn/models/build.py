@@ -5,7 +5,7 @@ TensorFlow is imported on the first build.
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.models.registry import ModelRecord
@@ -88,16 +88,14 @@ def _check_norm(record: ModelRecord, options: BuildOptions) -> str:
     return norm
 
 
-def build_model(record: ModelRecord, options: BuildOptions) -> Any:
-    """Builds a registered network as a functional Keras model.
+def check_options(record: ModelRecord, options: BuildOptions) -> Tuple[str, Dict[str, Any]]:
+    """Refuses what can be refused without building; TensorFlow is not needed.
 
-    Batch norm, group norm and dropout are those of ``ipucnn.models.layers``; layer names are canonical; the
-    output is logits, (batch, classes) or (batch, height, width, classes).  The initial weights are a pure
-    function of ``options.seed`` and the layer's name.
+    Returns:
+        The normalisation and the builder's arguments.
 
     Raises:
         ConfigurationError: an option the network can't have.
-        MissingError: the installed Keras lacks the network.
     """
     validate_input_shape(record, options.input_shape)
     if options.num_classes < 1:
@@ -110,6 +108,21 @@ def build_model(record: ModelRecord, options: BuildOptions) -> Any:
         if options.base_filters < 1:
             raise ConfigurationError(f"--base-filters must be at least 1, got {options.base_filters}")
         arguments["base_filters"] = options.base_filters
+    return norm, arguments
+
+
+def build_model(record: ModelRecord, options: BuildOptions) -> Any:
+    """Builds a registered network as a functional Keras model.
+
+    Batch norm, group norm and dropout are those of ``ipucnn.models.layers``; layer names are canonical; the
+    output is logits, (batch, classes) or (batch, height, width, classes).  The initial weights are a pure
+    function of ``options.seed`` and the layer's name.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+        MissingError: the installed Keras lacks the network.
+    """
+    norm, arguments = check_options(record, options)
     check_requirements(record)
 
     from tensorflow import keras

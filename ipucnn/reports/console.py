@@ -25,16 +25,6 @@ def note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def human_bytes(number: float) -> str:
-    """12345678 -> ``11.8 MiB``."""
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
-
-
 def human_count(number: float) -> str:
     """4049571 -> ``4.05 M``; three significant digits."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

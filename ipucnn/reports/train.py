@@ -132,7 +132,7 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
                 f"{measured['images_per_s']:.0f} images/s steady, measured on {device['kind'].upper()}",
             )
         )
-        total = report["trained_samples"] / max(measured["train_s"] + compiled["first_update_s"], 1e-9)
+        total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
         rows.append(("with compilation", f"{total:.0f} images/s"))
         rows.append(("arithmetic", f"{human_count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
     rows.append(
@@ -171,4 +171,5 @@ def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float])
     for name, value in report_rows(report, folder, baseline):
         table.add_row(Text(name, style="bold"), Text(value))
     out.print(table)
-    out.print(Text(f"evaluate it: ipucnn evaluate {folder}"), soft_wrap=True)
+    if report["checkpoints"]:
+        out.print(Text(f"evaluate it: ipucnn evaluate {folder}"), soft_wrap=True)

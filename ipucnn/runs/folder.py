@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
@@ -53,6 +53,27 @@ def check_new(path: Path, overwrite: bool) -> None:
         )
 
 
+def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
+    """Refuses a checkpoint folder of its own that holds another run's checkpoints.
+
+    Raises:
+        ConfigurationError: it does, and ``overwrite`` is not set.
+        DataError: it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"checkpoint folder {folder} is a file", "choose another --checkpoint-dir")
+    if folder.is_dir() and not overwrite and any(is_checkpoint_name(p.name) for p in folder.iterdir()):
+        raise ConfigurationError(
+            f"checkpoint folder {folder} holds another run's checkpoints",
+            "use another --checkpoint-dir, or --overwrite to replace them",
+        )
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a run gives its checkpoints such a name."""
+    return name in (LAST, BEST) or (name.startswith("checkpoint-") and name.endswith(".npz"))
+
+
 class RunFolder:
     """Paths and writers of a run folder.
 
@@ -71,20 +92,28 @@ class RunFolder:
         Raises:
             DataError: it cannot be written.
         """
+        made = [p for p in (self.path, self.checkpoints) if not p.exists()]
         try:
-            for name in _OURS:
-                old = self.path / name
-                if old.is_dir():
-                    shutil.rmtree(old)
-                elif old.exists():
-                    old.unlink()
+            # The new folders first: a former run goes only once it is known that this one can be written.
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+            write_text(self.path / CONFIG, config.to_yaml())
+        except (OSError, DataError) as error:
+            for folder in reversed(made):
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+            reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
-                f"run folder {self.path} cannot be written: {error.strerror}", "choose another --run-dir"
+                f"run folder {self.path} cannot be written: {reason}", "choose another --run-dir"
             ) from None
-        write_text(self.path / CONFIG, config.to_yaml())
+        for name in (PROGRAM, METRICS, REPORT):
+            if (self.path / name).exists():
+                (self.path / name).unlink()
+        if (self.path / TENSORBOARD).is_dir():
+            shutil.rmtree(self.path / TENSORBOARD)
+        for old in self.checkpoints.iterdir():
+            if is_checkpoint_name(old.name):
+                old.unlink()
         write_text(self.path / PROGRAM, program.to_json())
 
     def append_metrics(self, row: Dict[str, Any]) -> None:
@@ -96,14 +125,6 @@ class RunFolder:
             raise DataError(
                 f"{self.path / METRICS} cannot be written: {error.strerror}", "free some space"
             ) from None
-
-    def read_metrics(self) -> List[Dict[str, Any]]:
-        """All rows of ``metrics.jsonl``; empty if there is none."""
-        try:
-            text = (self.path / METRICS).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
 
     def write_report(self, report: Dict[str, Any]) -> None:
         """Writes ``report.json``."""

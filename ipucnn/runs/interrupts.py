@@ -27,7 +27,7 @@ class InterruptGuard:
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
         if self.exit_code is not None:
-            raise KeyboardInterrupt
+            raise SystemExit(_EXIT_CODES[signal.Signals(number)])
         self.exit_code = _EXIT_CODES[signal.Signals(number)]
 
     def __enter__(self) -> "InterruptGuard":

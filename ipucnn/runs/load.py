@@ -1,4 +1,4 @@
-"""Opening what a training run left: a run folder, one of its checkpoints, or Keras weights."""
+"""Opening what a training run left: a run folder, or one of its checkpoints."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,22 +43,23 @@ def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
 
     Args:
         path: ``runs/NAME``, or ``runs/NAME/checkpoints/best.npz``.
-        which: "best", "last" or the name of a checkpoint file in the run; by default the best where there
-            is one, else the last.  Not with a checkpoint's own path.
+        which: "best", "last" or the name of a checkpoint file in the run; by default the last where there
+            is one, else the best.  Without meaning for a checkpoint's own path.
 
     Raises:
         DataError: not a run, no checkpoint, or a damaged one.
     """
     path = Path(path).expanduser()
     if path.is_file():
+        checkpoint = load_checkpoint(path)
         folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
-        return TrainedRun(folder, folder.read_config(), load_checkpoint(path), path)
+        return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
     if not path.exists():
         raise DataError(f"run folder {path} does not exist", "train one with: ipucnn train toy_model")
     folder = RunFolder(path)
     config = folder.read_config()
     folder = RunFolder(path, config.checkpoint_dir)
-    names = [BEST, LAST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
+    names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:
         candidate = folder.checkpoints / name
         if candidate.is_file():

@@ -114,9 +114,13 @@ def prepare(resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, in
     return Setup(resolved, source, shape, outputs, seed)
 
 
-def build(setup: Setup) -> Any:
-    """Builds the model of a run (imports TensorFlow)."""
-    from ipucnn.models.build import BuildOptions, build_model
+def build_options(setup: Setup) -> Any:
+    """The ``BuildOptions`` of a run, checked as far as that is possible without TensorFlow.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+    """
+    from ipucnn.models.build import BuildOptions, check_options
 
     config = setup.config
     norm: Dict[str, Any] = dict(config.norm_layer)
@@ -132,7 +136,15 @@ def build(setup: Setup) -> Any:
         base_filters=config.base_filters,
         seed=setup.seed,
     )
-    return build_model(setup.record, options)
+    check_options(setup.record, options)
+    return options
+
+
+def build(setup: Setup) -> Any:
+    """Builds the model of a run (imports TensorFlow)."""
+    from ipucnn.models.build import build_model
+
+    return build_model(setup.record, build_options(setup))
 
 
 def loss_name(config: RunConfig, task: str) -> str:

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Dict
 
+from ipucnn.errors import DataError
+
 
 class EventWriter:
     """One event file in ``folder``; usable once TensorFlow may be imported."""
@@ -21,8 +23,15 @@ class EventWriter:
         self._write(self._event(wall_time=now, file_version="brain.Event:2"))
 
     def _write(self, event: object) -> None:
-        self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
-        self._writer.flush()
+        import tensorflow as tf
+
+        try:
+            self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
+            self._writer.flush()
+        except tf.errors.OpError as error:
+            raise DataError(
+                f"TensorBoard events cannot be written: {error.message}", "free some space"
+            ) from None
 
     def scalars(self, step: int, values: Dict[str, float]) -> None:
         """Adds one point to each named curve."""

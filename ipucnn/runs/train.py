@@ -6,12 +6,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Set, Union
 
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import BEST, LAST, RunFolder, check_new, default_run_dir
+from ipucnn.runs.folder import BEST, LAST, RunFolder, check_new, check_new_checkpoints, default_run_dir
 from ipucnn.runs.interrupts import Interrupted, InterruptGuard
 from ipucnn.sessions.session import (
     CheckpointDue,
@@ -79,9 +79,16 @@ class TrainingRun:
         default = default_run_dir(config.model_name, resolved.choice.name)
         path = Path(config.run_dir).expanduser() if config.run_dir else default
         check_new(path, config.overwrite)
-        self.folder = RunFolder(path, config.checkpoint_dir)
+        checkpoint_dir = (
+            str(Path(config.checkpoint_dir).expanduser().absolute()) if config.checkpoint_dir else None
+        )
+        if checkpoint_dir is not None:
+            check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
+        self.folder = RunFolder(path, checkpoint_dir)
+        self._check_flags()
         make_layout(config)  # before data is touched; the rest of the Program needs the size of the data set
         self.setup = run_setup.prepare(resolved, self.seed)
+        run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(config, self.info.num_train, seed=self.seed)
         self.optimizer = make_settings(
@@ -110,8 +117,28 @@ class TrainingRun:
         self._timed_samples = 0.0
         self._started = 0.0
         self.final_report: Dict[str, Any] = {}
+        self.fresh_weights = 0
         self._settled_at = -1
+        self._last_at = -1
+        self._written: Set[str] = set()
         self.statistics_updates = 0
+
+    def _check_flags(self) -> None:
+        """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
+        config, origins = self.resolved.config, self.resolved.origins
+        if config.weights not in (None, "imagenet") and not Path(str(config.weights)).expanduser().exists():
+            raise DataError(
+                f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
+            )
+        norm = config.norm_layer["name"]
+        if origins["bn_momentum"] == "flag" and norm not in ("batch_norm", "custom_batch_norm"):
+            raise ConfigurationError(f"--bn-momentum has no effect with norm-layer {norm}", "drop it")
+        both = origins["ipus"] == "flag" == origins["num_replicas"]
+        if both and make_layout(config).batching.num_replicas != config.num_replicas:
+            raise ConfigurationError(
+                f"--ipus {config.ipus} and --num-replicas {config.num_replicas} contradict each other",
+                "give one of them",
+            )
 
     @property
     def warnings(self) -> List[str]:
@@ -231,7 +258,8 @@ class TrainingRun:
             metrics = self._validate(session)
             wall_s = time.perf_counter() - started
             self.last_validation = metrics
-            is_best = self.best is None or metrics["accuracy"] > self.best["accuracy"]
+            figure = "dice" if "dice" in metrics else "accuracy"
+            is_best = self.best is None or metrics[figure] > self.best[figure]
             self.folder.append_metrics(
                 {"event": "validation", "weight_updates": event.weight_updates, **metrics, "wall_s": wall_s}
             )
@@ -245,6 +273,7 @@ class TrainingRun:
         elif isinstance(event, CheckpointDue):
             self._settle_statistics(session)
             numbered = self._save(session, f"checkpoint-{event.weight_updates:08d}.npz")
+            self._last_at = event.weight_updates
             yield CheckpointSaved(self.folder.link_checkpoint(numbered, LAST))
 
     def _settle_statistics(self, session: Any) -> None:
@@ -259,6 +288,7 @@ class TrainingRun:
         config = self.setup.config
         meta = {
             "model": config.model_name,
+            "config": self._saved_config().to_yaml(),
             "num_classes": self.info.num_classes,
             "input_shape": list(self.setup.input_shape),
             "dataset": self.info.name,
@@ -270,6 +300,7 @@ class TrainingRun:
             "seed": self.seed,
             "program": self.program.to_dict(),
         }
+        self._written.update((name, LAST) if name.startswith("checkpoint-") else (name,))
         return self.folder.write_checkpoint(
             name,
             {k: v.numpy() for k, v in state.weights.items()},
@@ -288,15 +319,15 @@ class TrainingRun:
         )
 
     def _finish(self, session: Any) -> Iterator[RunEvent]:
-        last = self.folder.checkpoints / LAST
-        if self.setup.config.training and self.setup.config.checkpoints and not last.exists():
+        config = self.setup.config
+        if config.training and config.checkpoints and self._last_at != session.state.weight_updates:
+            self._settle_statistics(session)
             yield CheckpointSaved(self._save(session, LAST))
         self.final_report = self.report(session)
         self.folder.write_report(self.final_report)
-        if self.setup.config.clean_dir:
-            for path in self.folder.checkpoints.glob("*.npz"):
-                if path.name in (LAST, BEST) or path.name.startswith("checkpoint-"):
-                    path.unlink()
+        if config.clean_dir:
+            for name in self._written:
+                (self.folder.checkpoints / name).unlink()
 
     def report(self, session: Any) -> Dict[str, Any]:
         """What ``report.json`` holds: measured figures of this machine, and what they are of."""
@@ -335,6 +366,7 @@ class TrainingRun:
                 if self.statistics_updates
                 else "running"
             ),
+            "checkpoints": sorted(self._written) if not self.setup.config.clean_dir else [],
             "trained_samples": session.state.weight_updates * self.program.global_batch_size,
             "validation": self.last_validation,
             "best_validation": self.best,
@@ -352,7 +384,9 @@ class TrainingRun:
     def _saved_config(self) -> Any:
         from dataclasses import replace
 
-        return replace(self.setup.config, seed=self.seed, run_dir=str(self.folder.path))
+        config = self.setup.config
+        checkpoints = str(self.folder.checkpoints) if config.checkpoint_dir else None
+        return replace(config, seed=self.seed, run_dir=str(self.folder.path), checkpoint_dir=checkpoints)
 
     def _load_weights(self, model: Any) -> None:
         weights = self.setup.config.weights
@@ -361,11 +395,11 @@ class TrainingRun:
         if weights == "imagenet":
             from ipucnn.models.build import load_imagenet_weights
 
-            load_imagenet_weights(model, self.setup.record)
+            self.fresh_weights = load_imagenet_weights(model, self.setup.record)
             return
         from ipucnn.runs.load import load_starting_weights
 
-        load_starting_weights(model, Path(weights).expanduser())
+        self.fresh_weights = len(load_starting_weights(model, Path(weights).expanduser()))
 
     def _with_splits(self, model: Any) -> Program:
         program = self.program
@@ -392,6 +426,7 @@ def evaluation_batches(setup: Any, batch_size: int) -> Any:
         input_shape=setup.input_shape,
         input_range=setup.record.input_range,
         output_shape=setup.output_shape,
+        num_parallel=setup.config.pipeline_num_parallel,
     )
 
 

@@ -6,7 +6,7 @@ of the Poplar SDK's pipelining API; every refusal names the nearest legal values
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Optional
 
 from ipucnn.errors import ConfigurationError
 
@@ -333,9 +333,3 @@ def check_distributed_batch_norm(group_size: int, num_replicas: int, ipus_per_re
             f"{ipus_per_replica}",
             "use --dbn-replica-group-size 1, or drop the pipeline splits",
         )
-
-
-def split_evenly(total: int, limit: int) -> Tuple[int, int]:
-    """The largest divisor of ``total`` that is at most ``limit``, and how many such parts there are."""
-    part = max(d for d in divisors(total) if d <= max(1, limit))
-    return part, total // part

@@ -28,10 +28,13 @@ def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> 
         hits = tf.cast(tf.equal(predicted, labels), tf.float32)
         sums["top1"] = tf.reduce_sum(hits * weights)
         k = min(5, int(logits.shape[-1]))
-        # Ties count against the network, as in NumPy's stable ordering of the true class last.
-        own = tf.gather(logits, labels, axis=1, batch_dims=1)
-        rank = tf.reduce_sum(tf.cast(logits > own[:, None], tf.int32), axis=1)
-        sums["top5"] = tf.reduce_sum(tf.cast(rank < k, tf.float32) * weights)
+        # Of equal logits the lower class comes first, as argmax has it; what is not a number is never right.
+        own = tf.gather(logits, labels, axis=1, batch_dims=1)[:, None]
+        classes = tf.range(tf.shape(logits)[1], dtype=labels.dtype)[None]
+        before = tf.logical_or(logits > own, tf.logical_and(tf.equal(logits, own), classes < labels[:, None]))
+        rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=1)
+        right = tf.logical_and(rank < k, tf.math.is_finite(own[:, 0]))
+        sums["top5"] = tf.reduce_sum(tf.cast(right, tf.float32) * weights)
         return sums
     hits = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float32), axis=[1, 2])
     sums["top1"] = tf.reduce_sum(hits * weights)

@@ -73,6 +73,8 @@ def make_settings(
                 f"optimizer {name} has no parameter '{key}'",
                 did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
             )
+        if key == "nesterov" and not isinstance(value, bool):
+            raise ConfigurationError(f"optimizer parameter nesterov is '{value}'", "give it true or false")
         if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ConfigurationError(
                 f"optimizer parameter {key} is '{value}', not a number", f"give {key} a number"
@@ -85,6 +87,11 @@ def make_settings(
         if key in values and not 0 <= values[key] < 1:
             raise ConfigurationError(
                 f"optimizer parameter {key} is {values[key]:g}", f"{key} must be at least 0 and below 1"
+            )
+    for key in ("epsilon", "eeta", "weight_decay"):
+        if values.get(key, 0) < 0:
+            raise ConfigurationError(
+                f"optimizer parameter {key} is {values[key]:g}", f"{key} must not be negative"
             )
     return OptimizerSettings(name, values, weight_decay, l2_regularization)
 

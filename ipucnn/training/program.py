@@ -109,9 +109,15 @@ def _stages(config: RunConfig) -> int:
                 f"--device-mapping names {stages} stage(s), but {splits} pipeline split(s) make {splits + 1}",
                 f"give {splits + 1} numbers in --device-mapping",
             )
+        if wanted not in (None, max(config.device_mapping) + 1):
+            raise ConfigurationError(
+                f"--ipus-per-replica {wanted} does not suit --device-mapping, which uses "
+                f"{max(config.device_mapping) + 1} IPU(s)",
+                f"use --ipus-per-replica {max(config.device_mapping) + 1}, or drop it",
+            )
         return stages
     if splits:
-        if wanted not in (None, 1, splits + 1):
+        if wanted not in (None, splits + 1):
             raise ConfigurationError(
                 f"--ipus-per-replica {wanted} does not suit {splits} pipeline split(s), which make "
                 f"{splits + 1} stages",

@@ -71,6 +71,11 @@ def make_schedule(
     """
     values = dict(params)
     what = f"lr-schedule '{name}'"
+    if learning_rate is not None and name == "stepped":
+        raise ConfigurationError(
+            "--learning-rate and lr-schedule 'stepped' exclude each other: it has its own values",
+            "drop one of them",
+        )
     if learning_rate is not None:
         values["initial_learning_rate"] = learning_rate
         scale = 1.0
@@ -108,6 +113,11 @@ def _base_schedule(
     name: str, what: str, values: Dict[str, Any], scale: float, weight_updates_per_epoch: int
 ) -> Schedule:
     if name == "stepped":
+        if not isinstance(values["boundaries"], list) or not isinstance(values["values"], list):
+            raise ConfigurationError(
+                f"boundaries and values of {what} must be lists",
+                'for example {"boundaries": [30, 60], "values": [1, 0.1, 0.01]}',
+            )
         boundaries, rates = list(values["boundaries"]), list(values["values"])
         if len(boundaries) != len(rates) - 1:
             raise ConfigurationError(
@@ -115,6 +125,8 @@ def _base_schedule(
                 f"give {len(rates) - 1} boundaries, one less than values",
             )
         edges = np.array([_number(what, "boundaries", b, 0) for b in boundaries])
+        if np.any(np.diff(edges) <= 0):
+            raise ConfigurationError(f"boundaries of {what} do not rise: {boundaries}", "sort them")
         edges = np.floor(edges * weight_updates_per_epoch)
         levels = np.array([_number(what, "values", v, 0) for v in rates])
         # Keras' PiecewiseConstantDecay: the boundary itself still has the value before it.

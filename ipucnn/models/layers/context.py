@@ -18,14 +18,16 @@ class ExecutionContext:
     Attributes:
         num_groups: batch-norm groups in the batch: fused micro-batches, or groups of replicas of one
             micro-batch step under distributed batch norm.  Divides the batch.
-        seed: int32 tensor of shape (2,), different for every fused chunk of every weight update.
+        seeds: int32 tensor (num_micro_batches, 2), different for every micro-batch of the run.
+        num_micro_batches: fused micro-batches in the batch.
         batch_statistics: filled by the batch norms: (layer, mean, variance), statistics of shape
             (num_groups, channels), the variance with Bessel's correction.
         seed_slots: how many times each layer has drawn random numbers from this context.
     """
 
     num_groups: int
-    seed: Any
+    seeds: Any
+    num_micro_batches: int
     batch_statistics: List[Tuple[Any, Any, Any]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
 

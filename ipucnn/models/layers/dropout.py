@@ -1,4 +1,4 @@
-"""Dropout without state: the mask is a pure function of the run's seed, the step and the layer.
+"""Dropout without state: the mask is a pure function of the run's seed, the micro-batch and the layer.
 
 Keras' Dropout advances a generator whose state is not saved with the model, so a resumed run draws other
 masks.  Here the mask comes from the execution context's seed; ``noise_shape=(None, 1, 1, 1)`` gives drop
@@ -12,6 +12,11 @@ import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.models.layers.context import current_context
+
+
+def static_or(static: Any, dynamic: Any) -> Any:
+    """A dimension's static size where it is known, the tensor otherwise."""
+    return dynamic if static is None else int(static)
 
 
 class Dropout(keras.layers.Layer):
@@ -38,10 +43,7 @@ class Dropout(keras.layers.Layer):
         dynamic = tf.shape(inputs)
         static = inputs.shape
         wanted = self.noise_shape or (None,) * len(static)
-        shape = [
-            (static[i] if static[i] is not None else dynamic[i]) if n is None else n
-            for i, n in enumerate(wanted)
-        ]
+        shape = [static_or(static[i], dynamic[i]) if n is None else n for i, n in enumerate(wanted)]
         context = current_context()
         if context is None:
             noise = tf.random.uniform(shape)
@@ -50,7 +52,14 @@ class Dropout(keras.layers.Layer):
             context.seed_slots[self.name] = slot + 1
             # The layer's name keeps the streams of two layers apart, whatever the order they are traced in.
             own = zlib.crc32(f"{self.name}/{slot}".encode()) & 0x7FFFFFFF
-            noise = tf.random.stateless_uniform(shape, seed=context.seed + tf.constant([own, 0], tf.int32))
+            # Each micro-batch draws by itself, so that the masks do not depend on how many are fused.
+            parts = context.num_micro_batches
+            part_shape = [shape[0] if wanted[0] is not None else shape[0] // parts, *shape[1:]]
+            seeds = context.seeds + tf.constant([own, 0], tf.int32)
+            drawn = [tf.random.stateless_uniform(part_shape, seed=seeds[i]) for i in range(parts)]
+            if wanted[0] is not None:  # one mask for all samples of a micro-batch
+                drawn = [tf.repeat(d, static_or(static[0], dynamic[0]) // parts, axis=0) for d in drawn]
+            noise = tf.concat(drawn, axis=0) if parts > 1 else drawn[0]
         keep = tf.cast(noise >= self.rate, inputs.dtype)
         return inputs * (keep * (1.0 / (1.0 - self.rate)))
 

@@ -4,7 +4,7 @@ Ghost batch norm: Hoffer et al. 2017, arXiv:1705.08741, section 4.  Its statisti
 micro-batch, as on an IPU, however many micro-batches the session computes at once.
 """
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 from tensorflow import keras
@@ -32,7 +32,8 @@ def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: 
     """
     size = x.shape.num_elements()
     large = size is not None and size // num_groups >= NATIVE_PART_SIZE
-    if len(x.shape) == 4 and (num_groups == 1 or large):
+    # TensorFlow's kernel raises a smaller epsilon to 1.001e-5.
+    if len(x.shape) == 4 and (num_groups == 1 or large) and epsilon >= 1.001e-5:
         return _native_batch_norm(x, gamma, beta, epsilon, num_groups)
     return _grouped_batch_norm(x, gamma, beta, epsilon, num_groups)
 
@@ -57,28 +58,50 @@ def _native_batch_norm(
 def _grouped_batch_norm(
     x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int
 ) -> Tuple[Any, Any, Any]:
-    """All groups at once, with the gradient of Ioffe and Szegedy 2015, arXiv:1502.03167, section 3, written out.
+    """All groups at once."""
+    channels = int(x.shape[-1])
+    size = x.shape.num_elements()
+    rows = None if size is None else size // (num_groups * channels)
+    y, mean, variance = _normalise(x, gamma, beta, epsilon, num_groups, rows, channels)
+    count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
+    return y, mean, variance * (count / tf.maximum(count - 1.0, 1.0))
 
-    Every pass over the activations counts on a CPU, and automatic differentiation of the same formula makes
-    about twice as many.  Few channels make short inner loops, so rows are folded until they are wide, and
-    then summed by a matrix product.
+
+def _normalise(
+    x: Any, gamma: Any, beta: Any, epsilon: float, num_parts: Any, rows: Optional[int], channel_groups: int
+) -> Tuple[Any, Any, Any]:
+    """Normalises each (part of the batch, group of channels) by its own mean and variance.
+
+    The gradient is written out (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups,
+    Wu and He 2018): every pass over the activations counts on a CPU, and automatic differentiation of the same
+    formula makes about twice as many.  Sums are taken per channel first and pooled over channels when they are
+    small.  Few channels make short inner loops, so rows are folded until they are wide, and then summed by a
+    matrix product.
+
+    Args:
+        x: (num_parts * b, ..., channels).
+        gamma, beta: (channels,).
+        epsilon: added to the variance.
+        num_parts: equal parts of the batch, an int or a scalar tensor.
+        rows: numbers per part and channel, None if unknown.
+        channel_groups: groups of neighbouring channels; as many as channels for batch norm.
+
+    Returns:
+        The normalised x; mean and biased variance, (num_parts, channels), without gradients.
     """
     channels = int(x.shape[-1])
-    rows = x.shape.num_elements()
+    per_group = channels // channel_groups
     fold = 1
-    if rows is not None:
-        rows = rows // (num_groups * channels)
-        while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
-            fold *= 2
-    shape = [num_groups, -1, fold * channels]
+    while rows is not None and fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
+        fold *= 2
+    shape = [num_parts, -1, fold * channels]
 
     def total(values: Any) -> Any:
-        """Sums the rows of each group: (groups, rows, fold * channels) -> (groups, 1, channels)."""
-        if fold == 1:
+        """Sums the rows of each part: (parts, rows, fold * channels) -> (parts, 1, channels)."""
+        if fold == 1 or rows is None:
             return tf.reduce_sum(values, axis=1, keepdims=True)
-        assert rows is not None
-        sums = tf.matmul(tf.ones([num_groups, 1, rows // fold], x.dtype), values)
-        return tf.reduce_sum(tf.reshape(sums, [num_groups, fold, channels]), axis=1, keepdims=True)
+        sums = tf.matmul(tf.ones([num_parts, 1, rows // fold], x.dtype), values)
+        return tf.reduce_sum(tf.reshape(sums, [num_parts, fold, channels]), axis=1, keepdims=True)
 
     def wide(values: Any) -> Any:
         """Repeats per-channel values for each folded row."""
@@ -87,9 +110,17 @@ def _grouped_batch_norm(
     @tf.custom_gradient
     def normalise(x: Any, gamma: Any, beta: Any) -> Any:
         grouped = tf.reshape(x, shape)
-        count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
-        mean = total(grouped) / count
-        variance = total(tf.math.squared_difference(grouped, wide(mean))) / count
+        count = tf.cast(tf.shape(grouped)[1] * (fold * per_group), x.dtype)
+
+        def pool(sums: Any) -> Any:
+            """Per-channel sums (parts, 1, channels) -> means over each channel group, of the same shape."""
+            if per_group > 1:
+                sums = tf.reduce_sum(tf.reshape(sums, [num_parts, channel_groups, per_group]), axis=2)
+                sums = tf.repeat(sums, per_group, axis=1)[:, None, :]
+            return sums / count
+
+        mean = pool(total(grouped))
+        variance = pool(total(tf.math.squared_difference(grouped, wide(mean))))
         inverse = tf.math.rsqrt(variance + epsilon)
         factor = inverse * gamma
         y = tf.reshape(grouped * wide(factor) + wide(beta - mean * factor), tf.shape(x))
@@ -98,12 +129,12 @@ def _grouped_batch_norm(
             dy = tf.reshape(dy, shape)
             centred = grouped - wide(mean)
             sum_dy = total(dy)
-            sum_dy_x = total(dy * centred) * inverse
-            dx = dy * wide(factor) - centred * wide(factor * inverse * sum_dy_x / count)
-            dx = dx - wide(factor * sum_dy / count)
+            sum_dy_x = total(dy * centred)
+            slope = inverse * inverse * inverse * pool(gamma * sum_dy_x)
+            dx = dy * wide(factor) - (centred * wide(slope) + wide(inverse * pool(gamma * sum_dy)))
             return (
                 tf.reshape(dx, tf.shape(x)),
-                tf.reduce_sum(sum_dy_x, axis=[0, 1]),
+                tf.reduce_sum(sum_dy_x * inverse, axis=[0, 1]),
                 tf.reduce_sum(sum_dy, axis=[0, 1]),
             )
 
@@ -111,8 +142,7 @@ def _grouped_batch_norm(
 
     y, mean, variance = normalise(x, gamma, beta)
     y.set_shape(x.shape)
-    count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
-    return y, mean, variance * (count / tf.maximum(count - 1.0, 1.0))
+    return y, mean, variance
 
 
 class BatchNormalization(keras.layers.Layer):
@@ -225,19 +255,10 @@ class GroupNormalization(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        channels = inputs.shape[-1]
-        per_group = channels // self.groups
-        batch = tf.shape(inputs)[0]
-        grouped = tf.reshape(inputs, [batch, -1, self.groups, per_group])
-        mean, variance = tf.nn.moments(grouped, axes=[1, 3])
-        factor = tf.math.rsqrt(variance + self.epsilon)
-        # Per sample and channel, so that the large tensor is touched by one multiply-add only.
-        wide = tf.reshape(tf.repeat(factor, per_group, axis=1), [batch, channels])
-        factor = wide * tf.convert_to_tensor(self.gamma)
-        offset = tf.convert_to_tensor(self.beta) - tf.repeat(mean, per_group, axis=1) * factor
-        spatial = [1] * (len(inputs.shape) - 2)
-        shape = tf.concat([[batch], tf.constant(spatial, tf.int32), [channels]], axis=0)
-        return inputs * tf.reshape(factor, shape) + tf.reshape(offset, shape)
+        rows = inputs.shape[1:-1].num_elements()
+        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
+        parts = inputs.shape[0] if inputs.shape[0] is not None else tf.shape(inputs)[0]
+        return _normalise(inputs, gamma, beta, self.epsilon, parts, rows, self.groups)[0]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

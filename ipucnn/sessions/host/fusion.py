@@ -1,7 +1,7 @@
 """How many micro-batches the host computes as one.
 
 More samples per operation cost less overhead each, until the activations leave the cache or the memory.
-The choice never changes what is computed beyond the order of floating-point sums.
+The choice changes nothing but the order of floating-point sums.
 """
 
 from typing import Any

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.errors import UserError
+from ipucnn.errors import InfeasibleError, UserError
 from ipucnn.models.arithmetic import count_macs
 from ipucnn.models.weight_names import named_weights
 from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
@@ -70,7 +70,7 @@ class HostSession(Session):
                 program.micro_batch_size,
                 program.dbn_replica_group_size,
                 activation_bytes_per_sample(model),
-                self.device.memory_bytes,
+                self.device.memory_bytes if self.device.kind == "cpu" else 0,
             )
             program = program.with_fused(fused)
         self.program = program
@@ -115,10 +115,8 @@ class HostSession(Session):
         started = time.perf_counter()
         iterator = iter(make_dataset(0, self.samples_per_element))
         with tf.device(self._place):
-            concrete = self._loop.run.get_concrete_function(
-                iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
-            )
-        return time.perf_counter() - started, _count_operations(concrete.graph)
+            graph = self._loop.trace(iterator)
+        return time.perf_counter() - started, _count_operations(graph)
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
         """See the contract.  The first event is the first weight update's Progress (compilation included).
@@ -145,12 +143,9 @@ class HostSession(Session):
                 count = min(count, end - first)
                 rates = self._schedule(np.arange(first, first + count))
                 started = time.perf_counter()
-                with tf.device(self._place):
-                    slice_losses, slice_hits = loop.run(
-                        iterator, tf.constant(rates, tf.float32), tf.constant(first, tf.int64)
-                    )
-                    losses.extend(slice_losses.numpy().tolist())
-                    hits.extend(slice_hits.numpy().tolist())
+                slice_losses, slice_hits = self._run_slice(iterator, rates, first)
+                losses.extend(slice_losses)
+                hits.extend(slice_hits)
                 spent = time.perf_counter() - started
                 self.state.weight_updates = first + count
                 rate = float(rates[-1])
@@ -181,6 +176,23 @@ class HostSession(Session):
             )
             yield from self._host_events(execution)
 
+    def _run_slice(self, iterator: Any, rates: Any, first: int) -> Tuple[List[float], List[float]]:
+        assert self._loop is not None and self.program is not None
+        try:
+            with tf.device(self._place):
+                losses, hits = self._loop.run(
+                    iterator, tf.constant(rates, tf.float32), tf.constant(first, tf.int64)
+                )
+                return losses.numpy().tolist(), hits.numpy().tolist()
+        except tf.errors.ResourceExhaustedError:
+            fused = self.program.fused_micro_batches
+            raise InfeasibleError(
+                f"out of memory with {fused} fused micro-batch(es) of {self.program.micro_batch_size}",
+                "use --fused-micro-batches 1"
+                if fused > 1
+                else "use a smaller --micro-batch-size or --image-size",
+            ) from None
+
     def _host_events(self, execution: int) -> Iterator[Event]:
         p = self.program
         assert p is not None
@@ -189,7 +201,7 @@ class HostSession(Session):
         if p.executions_per_validation and (done % p.executions_per_validation == 0 or last):
             yield ValidationDue(self.state.weight_updates, execution)
         if p.executions_per_checkpoint:
-            due = done > p.first_checkpoint_execution and done % p.executions_per_checkpoint == 0
+            due = done >= p.first_checkpoint_execution and done % p.executions_per_checkpoint == 0
             if due or last:
                 yield CheckpointDue(self.state.weight_updates, execution)
 
@@ -239,5 +251,5 @@ def _require_finite(losses: List[float], first: int, rate: float) -> None:
     if bad:
         raise NotFiniteError(
             f"the loss became {losses[bad[0]]} at weight update {first + bad[0] + 1}",
-            f"lower the learning rate (it was {rate:.4g}); the last checkpoint of the run is kept",
+            f"lower the learning rate (it was {rate:.4g}); checkpoints written before are kept",
         )

@@ -49,8 +49,25 @@ class UpdateLoop:
             for layer in model.layers
             if isinstance(layer, BatchNormalization)
         }
-        self.run = tf.function(self._run, autograph=False)
+        self._function = tf.function(self._run, autograph=False)
+        self._concrete: Any = None
         self.collect = tf.function(self._collect, autograph=False)
+
+    def trace(self, iterator: Any) -> Any:
+        """Traces the loop for any number of weight updates, once; returns its graph."""
+        if self._concrete is None:
+            self._concrete = self._function.get_concrete_function(
+                iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
+            )
+        return self._concrete.graph
+
+    def run(self, iterator: Any, rates: Any, first: Any) -> Tuple[Any, Any]:
+        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on.
+
+        One concrete function: TensorFlow 2.6 would trace again for each new n.
+        """
+        self.trace(iterator)
+        return self._concrete(iterator, rates, first)
 
     @property
     def has_batch_norm(self) -> bool:
@@ -68,8 +85,7 @@ class UpdateLoop:
 
         def body(c: Any, sums: Any) -> Any:
             images, _ = iterator.get_next()
-            seed = tf.stack([self._program.seed & SEED_MASK, tf.cast(c % SEED_MASK, tf.int32)])
-            context = ExecutionContext(self._fused // self._program.dbn_replica_group_size, seed)
+            context = self._context(c)
             with execution_context(context):
                 self._model(images, training=True)
             found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
@@ -87,7 +103,6 @@ class UpdateLoop:
                 variable.assign(total / tf.cast(count, tf.float32))
 
     def _run(self, iterator: Any, rates: Any, first: Any) -> Tuple[Any, Any]:
-        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on."""
         count = tf.shape(rates)[0]
         losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
         hits = tf.TensorArray(tf.float32, size=count, element_shape=[])
@@ -148,9 +163,7 @@ class UpdateLoop:
     def _chunk(self, iterator: Any, update: Any, chunk: Any) -> Tuple[List[Any], Any, Any]:
         """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
         images, labels = iterator.get_next()
-        stream = update * self._chunks + chunk
-        seed = tf.stack([self._program.seed & SEED_MASK, tf.cast(stream % SEED_MASK, tf.int32)])
-        context = ExecutionContext(self._fused // self._program.dbn_replica_group_size, seed)
+        context = self._context(update * self._chunks + chunk)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
             with execution_context(context):
@@ -164,6 +177,16 @@ class UpdateLoop:
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
+
+    def _context(self, chunk: Any) -> ExecutionContext:
+        """The context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
+        number = (chunk * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
+        seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
+        return ExecutionContext(
+            num_groups=self._fused // self._program.dbn_replica_group_size,
+            seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
+            num_micro_batches=self._fused,
+        )
 
     def _move_statistics(self, context: ExecutionContext, chunk: Any) -> None:
         """Moving statistics after this chunk, in closed form.
