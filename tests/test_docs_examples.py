@@ -43,7 +43,7 @@ def world(tmp_path, monkeypatch):
     (run / "config.yml").write_text("model-name: lenet\ndataset: digits\n")
 
 
-@pytest.mark.parametrize("line", examples())
+@pytest.mark.parametrize("line", list(examples()))
 def test_example(line, world, capsys):
     args = shlex.split(line)
     if args[0] in ("evaluate", "infer"):
