@@ -266,7 +266,7 @@ def test_imagenet_weights_that_can_not_be_had(monkeypatch):
     def unreachable(**_):
         raise Exception("URL fetch failure on https://example.invalid: no route")
 
-    monkeypatch.setattr(keras.applications, "MobileNetV2", unreachable)
+    monkeypatch.setattr(build_module, "application", lambda name: unreachable)
     with pytest.raises(MissingError) as caught:
         load_imagenet_weights(None, get_model("mobilenetv2"))
     assert "could not be downloaded" in caught.value.message and caught.value.hint
@@ -275,7 +275,7 @@ def test_imagenet_weights_that_can_not_be_had(monkeypatch):
 def test_imagenet_weights_go_by_position(monkeypatch):
     source = keras.applications.MobileNet(weights=None, classes=7, input_shape=(32, 32, 3))
     model = build("mobilenet", classes=4)
-    monkeypatch.setattr(keras.applications, "MobileNet", lambda weights: source)
+    monkeypatch.setattr(build_module, "application", lambda name: lambda weights: source)
     assert load_imagenet_weights(model, get_model("mobilenet")) == 2
     np.testing.assert_array_equal(
         model.get_layer("conv_pw_13").get_weights()[0], source.get_layer("conv_pw_13").get_weights()[0]

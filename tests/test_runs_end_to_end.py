@@ -172,9 +172,10 @@ BAD = [
     (["train", "toy_model", "--no-training", "--no-validation"], 2, "nothing to do"),
     (["train", "cifar_resnet8", "--norm-layer", "none", "--bn-momentum", "0.5"], 2, "no effect"),
     (["train", "toy_model", "--base-filters", "8"], 2, "base-filters"),
-    (["train", "toy_model", "--optimizer-params", "{momentun: 1}"], 2, "momentum"),
+    (["train", "toy_model", "--optimizer", "sgd", "--optimizer-params", "{momentun: 1}"], 2, "did you mean 'momentum'"),
     (["train", "toy_model", "--lr-schedule", "stepped", "--lr-schedule-params", "{boundaries: 3, values: [1]}"],
      2, "must be lists"),
+    (["train", "resnet50", "--weights", "imagenet"], 2, "no ImageNet weights"),
     (["evaluate", "absent"], 3, "does not exist"),
     (["infer", "absent", "x.png"], 3, "does not exist"),
 ]  # fmt: skip
@@ -281,8 +282,8 @@ def test_a_damaged_checkpoint_is_refused(trained, run, tmp_path):
     import shutil
 
     shutil.copytree(str(trained[0]), str(tmp_path / "copy"))
-    best = tmp_path / "copy" / "checkpoints" / "best.npz"
-    best.write_bytes(best.read_bytes()[:-100])
+    last = tmp_path / "copy" / "checkpoints" / "last.npz"
+    last.write_bytes(last.read_bytes()[:-100])
     code, _, err = run("evaluate", "copy")
     assert code == 3 and "damaged" in err
 

@@ -154,6 +154,13 @@ def build_model(record: ModelRecord, options: BuildOptions) -> Any:
     return assemble(blueprint, images(), record.name)
 
 
+def application(name: str) -> Any:
+    """The function of Keras Applications that builds a network (imports TensorFlow)."""
+    from tensorflow import keras
+
+    return getattr(keras.applications, name)
+
+
 def load_imagenet_weights(model: Any, record: ModelRecord) -> int:
     """Loads Keras Applications' ImageNet weights into a model from ``build_model``.
 
@@ -175,10 +182,8 @@ def load_imagenet_weights(model: Any, record: ModelRecord) -> int:
             "ipucnn models --json lists keras_application for those that have them",
         )
     check_requirements(record)
-    from tensorflow import keras
-
     try:
-        source = getattr(keras.applications, record.keras_application)(weights="imagenet")
+        source = application(record.keras_application)(weights="imagenet")
     except Exception as error:
         # Keras reports a failed download as a bare Exception with the address in its text.
         if isinstance(error, OSError) or "URL fetch failure" in str(error):

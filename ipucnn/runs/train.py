@@ -130,6 +130,11 @@ class TrainingRun:
             raise DataError(
                 f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
             )
+        if config.weights == "imagenet" and self.resolved.record.keras_application is None:
+            raise ConfigurationError(
+                f"there are no ImageNet weights for {config.model_name}",
+                "`ipucnn models --json` lists keras_application for the networks that have them",
+            )
         norm = config.norm_layer["name"]
         if origins["bn_momentum"] == "flag" and norm not in ("batch_norm", "custom_batch_norm"):
             raise ConfigurationError(f"--bn-momentum has no effect with norm-layer {norm}", "drop it")

@@ -3,7 +3,27 @@
 import os
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Tuple
+
+
+def set_variables() -> None:
+    """Sets the environment variables that TensorFlow reads once, on import."""
+    os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+    # oneDNN of TensorFlow 2.6 divides by zero in training steps (SIGFPE); from 2.9 on it is TensorFlow's default.
+    if _tensorflow_version() >= (2, 9):
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+
+def _tensorflow_version() -> Tuple[int, ...]:
+    """(major, minor) of the installed TensorFlow, without importing it; (0, 0) if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("tensorflow", "tensorflow-cpu"):
+        try:
+            return tuple(int(part) for part in version(package).split(".")[:2])
+        except (PackageNotFoundError, ValueError):
+            continue
+    return (0, 0)
 
 
 def import_tensorflow(verbose: bool = False) -> Any:
@@ -19,8 +39,7 @@ def import_tensorflow(verbose: bool = False) -> Any:
         MissingError: TensorFlow is not installed.
     """
     if "tensorflow" not in sys.modules:
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-        os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+        set_variables()
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
