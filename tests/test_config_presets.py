@@ -153,3 +153,29 @@ def test_built_in_presets_are_valid_and_belong_to_models():
         assert registry.get_model(name.split("@")[0]).name == name.split("@")[0]
         # They are chosen by model and data set, so they must not name another.
         assert not {"model_name", "dataset", "dataset_path"} & set(preset.values)
+
+
+def test_small_images_have_presets_of_their_own_and_every_model_has_one():
+    from ipucnn.models.registry import list_models
+
+    assert (
+        presets.find_built_in(*presets.candidates("efficientnet-b0", "cifar10")).name
+        == "efficientnet-b0@small"
+    )
+    assert (
+        presets.find_built_in(*presets.candidates("efficientnet-b0", "digits")).name
+        == "efficientnet-b0@digits"
+    )
+    assert presets.find_built_in(*presets.candidates("efficientnet-b0", "imagenet")).name == "efficientnet-b0"
+    for record in list_models():
+        assert presets.find_built_in(record.name) is not None, record.name
+
+
+def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
+    from ipucnn.config.resolve import resolve
+
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"x")
+    flags = {"dataset": "cifar10", "dataset_path": str(tmp_path)}
+    assert resolve("train", flags, model="efficientnet-b0").preset == "efficientnet-b0@small"

@@ -102,7 +102,7 @@ def resolve(
     record = get_model(str(_first("model_name", given, in_file)))
     choice = _choose_dataset(command, record, given, in_file)
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
-    preset = chosen or presets.find_built_in(f"{record.name}@{dataset}", record.name)
+    preset = chosen or presets.find_built_in(*presets.candidates(record.name, dataset))
     layers = [(FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
