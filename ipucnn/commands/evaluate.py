@@ -4,18 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-import typer
-
+from ipucnn.commands.run_arguments import RUN, WHICH
 from ipucnn.config.signature import with_run_options
-
-RUN = typer.Argument(..., metavar="RUN", help="Run folder, or a checkpoint file in one.")
-WHICH = typer.Option(
-    None,
-    "--checkpoint",
-    metavar="NAME",
-    help="Checkpoint of the run: best, last, or a file name in it.",
-    show_default="last, else best",
-)
 
 
 @with_run_options("evaluate", from_run=True)

@@ -6,17 +6,10 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
+from ipucnn.commands.run_arguments import RUN, WHICH
 from ipucnn.config.signature import with_run_options
 
-RUN = typer.Argument(..., metavar="RUN", help="Run folder, or a checkpoint file in one.")
 IMAGES = typer.Argument(..., metavar="IMAGE...", help="Image files.")
-WHICH = typer.Option(
-    None,
-    "--checkpoint",
-    metavar="NAME",
-    help="Checkpoint of the run: best, last, or a file name in it.",
-    show_default="last, else best",
-)
 TOP = typer.Option(5, "--top", min=1, help="Classes to show per image.")
 
 

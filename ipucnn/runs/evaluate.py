@@ -10,7 +10,6 @@ from ipucnn.config.resolve import resolve_saved
 from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.load import load_weights, open_run, summary
-from ipucnn.runs.train import evaluation_batches
 
 
 def evaluate_run(
@@ -58,7 +57,7 @@ def evaluate_run(
     )
     started = time.perf_counter()
     with data_errors():
-        metrics = session.evaluate(evaluation_batches(setup, batch))
+        metrics = session.evaluate(run_setup.evaluation_batches(setup, batch))
     wall_s = time.perf_counter() - started
     info = setup.source.info
     return {

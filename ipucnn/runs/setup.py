@@ -202,3 +202,20 @@ def choose_splits(model: Any, num_stages: int) -> List[str]:
         )
     starts = balanced_partition([layer_macs(layer) for layer in layers], num_stages)
     return [layers[i].name for i in starts[1:]]
+
+
+def evaluation_batches(setup: Any, batch_size: int) -> Any:
+    """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed."""
+    from ipucnn.datasets.pipeline import eval_batches
+
+    pixels = setup.input_shape[0] * setup.input_shape[1]
+    wanted = max(1, min(128, 128 * 64 * 64 // pixels, len(setup.source.eval)))
+    return eval_batches(
+        setup.source.eval,
+        setup.source.info,
+        batch_size=batch_size * max(1, wanted // batch_size),
+        input_shape=setup.input_shape,
+        input_range=setup.record.input_range,
+        output_shape=setup.output_shape,
+        num_parallel=setup.config.pipeline_num_parallel,
+    )

@@ -109,7 +109,7 @@ class TrainingRun:
             staircase=config.lr_staircase,
         )
         if config.fused_micro_batches is not None:
-            self.program = _with_fused(self.program, config.fused_micro_batches)
+            self.program = self.program.with_checked_fused(config.fused_micro_batches)
         self.best: Optional[Dict[str, float]] = None
         self.last_validation: Optional[Dict[str, float]] = None
         self.compilation: Optional[CompilationReport] = None
@@ -184,7 +184,7 @@ class TrainingRun:
         )
 
     def _validate(self, session: Any) -> Dict[str, float]:
-        dataset = evaluation_batches(
+        dataset = run_setup.evaluation_batches(
             self.setup, self.program.validation_micro_batch_size * self.program.validation_num_replicas
         )
         result: Dict[str, float] = session.evaluate(dataset)
@@ -416,34 +416,3 @@ class TrainingRun:
         splits = program.pipeline_splits or tuple(run_setup.choose_splits(model, program.num_stages))
         run_setup.check_splits(splits, names)
         return program.with_splits(splits)
-
-
-def evaluation_batches(setup: Any, batch_size: int) -> Any:
-    """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed."""
-    from ipucnn.datasets.pipeline import eval_batches
-
-    pixels = setup.input_shape[0] * setup.input_shape[1]
-    wanted = max(1, min(128, 128 * 64 * 64 // pixels, len(setup.source.eval)))
-    return eval_batches(
-        setup.source.eval,
-        setup.source.info,
-        batch_size=batch_size * max(1, wanted // batch_size),
-        input_shape=setup.input_shape,
-        input_range=setup.record.input_range,
-        output_shape=setup.output_shape,
-        num_parallel=setup.config.pipeline_num_parallel,
-    )
-
-
-def _with_fused(program: Program, fused: int) -> Program:
-    from ipucnn.training.batching import divisors
-
-    legal = [d for d in divisors(program.num_micro_batches) if d % program.dbn_replica_group_size == 0]
-    if fused not in legal:
-        near = sorted(sorted(legal, key=lambda d: (abs(d - fused), d))[:2])
-        raise ConfigurationError(
-            f"--fused-micro-batches {fused} does not divide the {program.num_micro_batches} micro-batches of "
-            "a weight update into whole groups",
-            "use --fused-micro-batches " + " or ".join(map(str, near)),
-        )
-    return program.with_fused(fused)

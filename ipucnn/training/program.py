@@ -83,6 +83,23 @@ class Program:
         """The same program with the host's choice filled in."""
         return replace(self, fused_micro_batches=fused_micro_batches)
 
+    def with_checked_fused(self, fused: int) -> "Program":
+        """:meth:`with_fused` for a number that a user gave.
+
+        Raises:
+            ConfigurationError: it does not divide a weight update into whole groups of micro-batches.
+        """
+        group = self.dbn_replica_group_size
+        legal = [d for d in arithmetic.divisors(self.num_micro_batches) if d % group == 0]
+        if fused not in legal:
+            near = sorted(sorted(legal, key=lambda d: (abs(d - fused), d))[:2])
+            raise ConfigurationError(
+                f"--fused-micro-batches {fused} does not divide the {self.num_micro_batches} micro-batches of "
+                "a weight update into whole groups",
+                "use --fused-micro-batches " + " or ".join(map(str, near)),
+            )
+        return self.with_fused(fused)
+
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
