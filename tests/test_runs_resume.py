@@ -255,8 +255,8 @@ def test_a_checkpoint_of_another_run_is_not_continued(tmp_path, capsys):
     ],
 )
 def test_options_that_contradict_the_run_are_refused(tmp_path, capsys, args, message):
-    if not (tmp_path / "r").exists():
-        assert cut(training(tmp_path / "r"), 9)
+    assert cut(training(tmp_path / "r"), 14)
+    assert load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"] > 10
     before = files(tmp_path / "r")
     code = cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r", *args])
     err = capsys.readouterr().err
@@ -283,7 +283,9 @@ def test_more_epochs_for_a_finished_run(tmp_path):
     train(tmp_path / "short", options=options)
     train(tmp_path / "long", options=options, num_epochs="3")
     train(tmp_path / "short", options=options, num_epochs="3", resume=True)
-    assert_same(tmp_path / "short", files(tmp_path / "long"))
+    found, expected = files(tmp_path / "short"), files(tmp_path / "long")
+    for name in ("metrics.jsonl", "program.json", "checkpoints/last.npz"):
+        assert found[name] == expected[name]
 
 
 def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, tmp_path, capsys):
@@ -418,7 +420,7 @@ def test_the_run_folder_says_where_its_result_comes_from(tmp_path):
     assert cut(training(tmp_path / "r"), 9)
     train(tmp_path / "r", resume=True)
     processes = json.loads((tmp_path / "r" / "environment.json").read_text())
-    assert [p["first_weight_update"] for p in processes] == [0, 10]
+    assert [p["first_weight_update"] for p in processes] == [0, 5]
     for process in processes:
         assert {
             "ipucnn",
