@@ -278,6 +278,13 @@ def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path,
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
 
 
+def test_print_config_shows_the_run_that_is_continued(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--print-config", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert "mnist_cnn" in json.dumps(printed) and "cosine" in json.dumps(printed)
+
+
 def test_more_epochs_for_a_finished_run(tmp_path):
     options = {**RUN, "lr_schedule": "const"}
     train(tmp_path / "short", options=options)

@@ -7,7 +7,13 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 
 
-@with_run_options("train")
+def _settle(resolved: Resolved) -> Resolved:
+    from ipucnn.runs.resume import find_start
+
+    return find_start(resolved).resolved
+
+
+@with_run_options("train", settle=_settle)
 def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 
