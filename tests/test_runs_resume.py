@@ -15,7 +15,8 @@ import pytest
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
 from ipucnn.runs.interrupts import Interrupted
-from ipucnn.runs.train import ExecutionFinished, Progress, TrainingRun
+from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.session import ExecutionFinished, Progress
 from ipucnn.training.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).parents[1]

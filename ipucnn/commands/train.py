@@ -22,6 +22,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """
     from ipucnn.reports.console import note
     from ipucnn.reports.train import TrainProgress, print_report, program_line
+    from ipucnn.runs import events
     from ipucnn.runs import train as runs
 
     run = runs.TrainingRun(resolved, verbose)
@@ -49,10 +50,10 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     progress: Optional[TrainProgress] = None
     try:
         for event in run.events():
-            if isinstance(event, runs.Notes):
+            if isinstance(event, events.Notes):
                 for line in event.lines:
                     note(line)
-            elif isinstance(event, runs.Started):
+            elif isinstance(event, events.Started):
                 if run.fresh_weights:
                     note(
                         f"starting from {resolved.config.weights}, with a new head for {run.info.num_classes} classes"
@@ -75,19 +76,19 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
 
 
 def _show(progress: Any, event: Any) -> None:
-    from ipucnn.runs import train as runs
+    from ipucnn.runs import events
 
-    if isinstance(event, runs.Progress):
+    if isinstance(event, events.Progress):
         progress.progress(event)
-    elif isinstance(event, runs.ExecutionFinished):
+    elif isinstance(event, events.ExecutionFinished):
         progress.execution(event)
-    elif isinstance(event, runs.Validated):
+    elif isinstance(event, events.Validated):
         progress.validation(event)
 
 
 def _baseline(run: Any) -> Optional[float]:
     """3-nearest-neighbours on the same split, where that takes no time: the yardstick of the embedded digits."""
-    validation: Optional[Dict[str, float]] = run.last_validation
+    validation: Optional[Dict[str, float]] = run.final_report.get("validation")
     if run.info.name != "digits" or validation is None:
         return None
     from ipucnn.datasets.baseline import knn_accuracy
