@@ -21,5 +21,5 @@ WEIGHTS = typer.Option(
     metavar="imagenet|FILE",
     help="Weights for the network that RUN then names: imagenet (of Keras Applications, downloaded once) or "
     "a Keras weight file.",
-    show_default="the run's",
+    show_default=False,
 )

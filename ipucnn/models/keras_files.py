@@ -152,7 +152,9 @@ def _counted_layers(container: Any, path: Path, seen: Set[Any]) -> List[FileLaye
         group = _child(container, key, path)
         place = h5py.h5o.get_info(group.id).addr
         if place in seen or not isinstance(group, h5py.Group):
-            raise DataError(f"{path} is no weight file of Keras: {group.name} is not a layer of its own", HINT)
+            raise DataError(
+                f"{path} is no weight file of Keras: {group.name} is not a layer of its own", HINT
+            )
         seen.add(place)
         if "layers" in group:
             layers += _counted_layers(_child(group, "layers", path), path, seen)
@@ -188,8 +190,15 @@ def _tensor(group: Any, name: str, path: Path) -> Any:
     import h5py
 
     tensor = _child(group, name, path)
-    if not isinstance(tensor, h5py.Dataset) or tensor.is_virtual or tensor.external or tensor.dtype.kind != "f":
-        raise DataError(f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT)
+    if (
+        not isinstance(tensor, h5py.Dataset)
+        or tensor.is_virtual
+        or tensor.external
+        or tensor.dtype.kind != "f"
+    ):
+        raise DataError(
+            f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT
+        )
     return tensor
 
 

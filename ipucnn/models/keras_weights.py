@@ -38,13 +38,12 @@ def load_keras_weights(model: Any, path: Path) -> None:
     targets = _targets(model)
     with open_keras_file(path) as file:
         pairs = _match(file, targets, path, model.name)
-        values = [
-            [np.asarray(tensor[()], np.float32) for tensor in layer.tensors] for layer, _ in pairs
-        ]
+        values = [[np.asarray(tensor[()], np.float32) for tensor in layer.tensors] for layer, _ in pairs]
     for (_, target), arrays in zip(pairs, values):
         if not all(np.isfinite(array).all() for array in arrays):
             raise DataError(
-                f"{path}: the weights of layer {target.name} are not finite", "its training diverged; use others"
+                f"{path}: the weights of layer {target.name} are not finite",
+                "its training diverged; use others",
             )
     for (_, target), arrays in zip(pairs, values):
         for variable, array in zip(target.variables, arrays):
@@ -93,7 +92,9 @@ def _match(
             raise DataError(
                 f"{path} does not fit: its {name} has weights of {_shown(layer.shapes)}, "
                 f"{model}'s {target.name} of {_shown(target.shapes)}",
-                HINT if target is not targets[-1] else "use a data set with as many classes, or other weights",
+                HINT
+                if target is not targets[-1]
+                else "use a data set with as many classes, or other weights",
             )
     return list(zip(ordered, targets))
 

@@ -92,13 +92,13 @@ def _reliability(axis: Any, result: Dict[str, Any]) -> None:
         markersize=4, label="at the mean confidence",
     )  # fmt: skip
     axis.plot([0, 1], [0, 1], "--", color="grey", linewidth=1, label="perfectly calibrated")
+    shares = [row["count"] / total for row in result["calibration"]]
     axis.step(
-        [*lower, lower[-1] + width], [*(row["count"] / total for row in bins), bins[-1]["count"] / total],
-        where="post", color="black", linewidth=1, label="share of predictions",
+        [i * width for i in range(len(shares) + 1)], [*shares, shares[-1]], where="post", color="black", linewidth=1, label="share of predictions",
     )  # fmt: skip
     axis.set(
         xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence (largest probability)", ylabel="accuracy",
         title=f"reliability: expected calibration error {result['measured']['calibration_error']:.4f}",
     )  # fmt: skip
     axis.grid(alpha=0.3)
-    axis.legend(loc="upper left", fontsize=8)
+    axis.legend(loc="best", fontsize=8)

@@ -86,7 +86,9 @@ def evaluate_run(
     subject = open_subject("evaluate", target, flags, which=which, weights=weights)
     setup, config = subject.setup, subject.resolved.config
     if predictions is not None and setup.record.task != "classification":
-        raise ConfigurationError(f"--predictions: {setup.record.name} segments images, it has no labels", "drop it")
+        raise ConfigurationError(
+            f"--predictions: {setup.record.name} segments images, it has no labels", "drop it"
+        )
     totals = EvaluationTotals(
         setup.source.info.num_classes,
         run_setup.loss_name(config, setup.record.task),

@@ -88,7 +88,9 @@ def open_subject(
     if weights is None:
         return _of_run(command, target, flags, which, reads_data)
     if which is not None:
-        raise ConfigurationError(f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it")
+        raise ConfigurationError(
+            f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it"
+        )
     if weights.lower() == IMAGENET:
         return _of_imagenet(command, target, flags, reads_data)
     return _of_keras_file(command, target, flags, weights, reads_data)
