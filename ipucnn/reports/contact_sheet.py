@@ -87,8 +87,9 @@ def _thumbnail(pixels: Any) -> Any:
 def _caption(result: Dict[str, Any]) -> List[Tuple[str, Tuple[int, int, int]]]:
     """The predicted label, its probability with the file's name, and where it is wrong the true label."""
     best = result["predictions"][0]
-    name = result["image"].rpartition("/")[2] if "truth" not in result else result["image"]
-    lines = [(f"{best['label']} {best['probability']:.0%}", BLACK), (name, (90, 90, 90))]
+    last = result["image"].rpartition("/")[2]
+    name = last if "." in last else result["image"]
+    lines = [(f"{best['label']}: {best['probability']:.0%}", BLACK), (name, (90, 90, 90))]
     if not result.get("correct", True):
         lines.append((f"is {result['truth']}", RED))
     return lines

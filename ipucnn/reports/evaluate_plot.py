@@ -94,7 +94,8 @@ def _reliability(axis: Any, result: Dict[str, Any]) -> None:
     axis.plot([0, 1], [0, 1], "--", color="grey", linewidth=1, label="perfectly calibrated")
     shares = [row["count"] / total for row in result["calibration"]]
     axis.step(
-        [i * width for i in range(len(shares) + 1)], [*shares, shares[-1]], where="post", color="black", linewidth=1, label="share of predictions",
+        [i * width for i in range(len(shares) + 1)], [*shares, shares[-1]], where="post", color="black",
+        linewidth=1, label="share of predictions",
     )  # fmt: skip
     axis.set(
         xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence (largest probability)", ylabel="accuracy",

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -100,7 +101,8 @@ def images_of_files(
 ) -> Iterator[ImageInput]:
     """Image files, each brought to the size of the training images as evaluation does it."""
     for path in paths:
-        yield ImageInput(printable(path), _reader(lambda p=path: read_file(p), path, info, input_shape))
+        read = _reader(partial(read_file, path), path, info, input_shape)
+        yield ImageInput(printable(path), read)
 
 
 def images_of_split(
@@ -110,10 +112,10 @@ def images_of_split(
     for i in range(len(examples)):
         truth = int(examples.labels[i])
         if isinstance(examples, ArrayExamples):
-            yield ImageInput(f"{info.name}/{split}/{i}", lambda i=i: examples.images[i], truth)
+            yield ImageInput(f"{info.name}/{split}/{i}", partial(examples.images.__getitem__, i), truth)
         else:
             name = examples.paths[i] if hasattr(examples, "paths") else f"{info.name}/{split}/{i}"
-            read = _reader(lambda i=i: examples.encoded(i), name, info, input_shape)
+            read = _reader(partial(examples.encoded, i), name, info, input_shape)
             yield ImageInput(printable(name), read, truth)
 
 
@@ -143,7 +145,7 @@ def decoded(
         num_parallel: threads.
         ahead: images decoded and not taken yet, at most: what memory holds.
     """
-    waiting: Deque[Tuple[ImageInput, "Future[Any]"]] = deque()
+    waiting: Deque[Tuple[ImageInput, Future[Any]]] = deque()
     pool = ThreadPoolExecutor(max(1, num_parallel))
     try:
         for image in inputs:

@@ -108,7 +108,7 @@ def infer_run(
     names = subject.names()
     session.prepare_evaluation(subject.build(), None)
     on_total(total)
-    spool, failed, done = Spool(), len(problems), 0
+    spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * (os.cpu_count() or 1))
     batch = batch_size(setup.input_shape, total)
     finish = _finisher(subject)
@@ -126,16 +126,15 @@ def infer_run(
         readable.clear()
 
     for position, (image, pixels) in enumerate(decoded(inputs, threads, 2 * batch)):
-        done += 1
         if isinstance(pixels, DataError):
             failed += 1
             say(" ".join(pixels.message.split()))
         else:
             readable.append((position, image, pixels))
-        if len(readable) == batch or done == total:
+        if len(readable) == batch or position + 1 == total:
             flush()
             if on_images is not None:
-                on_images(done, total)
+                on_images(position + 1, total)
     return Predictions(spool, failed, min(top, len(names)), split is not None)
 
 

@@ -74,7 +74,7 @@ class EvaluationTotals:
                 "the network's outputs are not finite: its weights are damaged, or its training diverged",
                 "evaluate an earlier checkpoint with --checkpoint",
             )
-        if labels.size and not (0 <= labels.min() and labels.max() < self.num_classes):
+        if labels.size and (labels.min() < 0 or labels.max() >= self.num_classes):
             raise DataError(
                 f"labels from {labels.min()} to {labels.max()} for {self.num_classes} classes",
                 "check the data set",
