@@ -108,8 +108,10 @@ def _fitting(text: str, font: Any, width: int) -> str:
     """The text, its end cut off with dots where it is wider than ``width`` pixels."""
     # The bitmap font knows Latin-1 only, and no font here knows every script.
     text = text.encode("latin-1", "replace").decode("latin-1")
-    if _length(text, font) <= width:
+    length = _length(text, font)
+    if length <= width:
         return text
+    text = text[: int(len(text) * width / length) + 5]  # about right, so that few characters are tried
     while text and _length(text + "...", font) > width:
         text = text[:-1]
     return text + "..."
