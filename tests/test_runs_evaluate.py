@@ -46,7 +46,8 @@ def oracle(logits, labels, smoothing):
             if m / 15 < max(p) <= (m + 1) / 15:
                 bins.setdefault(m, []).append((max(p), order[0] == label))
     error = sum(
-        len(b) / n * abs(sum(hit for _, hit in b) / len(b) - sum(c for c, _ in b) / len(b)) for b in bins.values()
+        len(b) / n * abs(sum(hit for _, hit in b) / len(b) - sum(c for c, _ in b) / len(b))
+        for b in bins.values()
     )
     metrics = {
         "samples": n,
@@ -80,7 +81,12 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
     labels = rng.integers(0, classes, n).astype(np.int32)
     examples = ArrayExamples(images, labels)
     source = array_source(
-        examples, examples, name="x", class_names=[str(i) for i in range(classes)], location="", augmentation="none"
+        examples,
+        examples,
+        name="x",
+        class_names=[str(i) for i in range(classes)],
+        location="",
+        augmentation="none",
     )
     shape = (1, classes, 1)
     if as_a_run:
@@ -195,7 +201,18 @@ def test_the_most_confused_pairs_come_first():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "lenet"
-    args = ["train", "lenet", "--limit-train", "128", "--limit-eval", "37", "--num-epochs", "1", "--seed", "7"]
+    args = [
+        "train",
+        "lenet",
+        "--limit-train",
+        "128",
+        "--limit-eval",
+        "37",
+        "--num-epochs",
+        "1",
+        "--seed",
+        "7",
+    ]
     assert cli.run([*args, "--dataset", "digits", "--micro-batch-size", "32", "--run-dir", str(folder)]) == 0
     return folder
 
@@ -265,7 +282,7 @@ def test_tables_fit_any_width(trained, run):
 
 @pytest.mark.parametrize("name, start", [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("f.SVG", b"<?xml")])
 def test_the_figure(trained, run, tmp_path, name, start):
-    code, out, err = run("evaluate", trained, "--plot", name)
+    code, _, err = run("evaluate", trained, "--plot", name)
     assert code == 0 and name in err, err
     assert (tmp_path / name).read_bytes().startswith(start)
     assert [p.name for p in tmp_path.iterdir()] == [name]
@@ -362,9 +379,7 @@ def test_what_this_keras_writes_is_read(trained, run, tmp_path):
     from ipucnn.models.weight_names import named_weights
 
     for name, shape in (("cifar_resnet8", (16, 16, 3)), ("mobilenet", (32, 32, 3))):
-        first, second = (
-            build_model(get_model(name), BuildOptions(shape, 4, seed=seed)) for seed in (1, 2)
-        )
+        first, second = (build_model(get_model(name), BuildOptions(shape, 4, seed=seed)) for seed in (1, 2))
         first.save_weights(str(tmp_path / "w.weights.h5"))
         load_keras_weights(second, tmp_path / "w.weights.h5")
         for (key, a), b in zip(named_weights(first).items(), named_weights(second).values()):
@@ -408,7 +423,9 @@ def test_weight_files_that_do_not_fit_are_refused(trained, run, tmp_path):
     write_keras_2(
         tmp_path / "classes.h5", {**layers, "dense7": {"kernel": np.zeros((84, 3)), "bias": np.zeros(3)}}
     )
-    write_keras_3(tmp_path / "shape.h5", {**layers, "conv3": {"kernel": np.zeros((3, 3, 6, 16)), "bias": np.zeros(16)}})
+    write_keras_3(
+        tmp_path / "shape.h5", {**layers, "conv3": {"kernel": np.zeros((3, 3, 6, 16)), "bias": np.zeros(16)}}
+    )
     nan = {name: dict(weights) for name, weights in layers.items()}
     nan["dense6"]["bias"] = np.full(84, np.nan, np.float32)
     write_keras_2(tmp_path / "nan.h5", nan)

@@ -21,7 +21,18 @@ from ipucnn.runs.image_inputs import ImageInput, decoded, find_images, printable
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "lenet"
-    args = ["train", "lenet", "--limit-train", "320", "--limit-eval", "30", "--num-epochs", "2", "--seed", "7"]
+    args = [
+        "train",
+        "lenet",
+        "--limit-train",
+        "320",
+        "--limit-eval",
+        "30",
+        "--num-epochs",
+        "2",
+        "--seed",
+        "7",
+    ]
     assert cli.run([*args, "--dataset", "digits", "--micro-batch-size", "32", "--run-dir", str(folder)]) == 0
     return folder
 
@@ -258,7 +269,9 @@ def test_keras_weights_with_the_data_set_s_names(trained, run, images):
 
     import_tensorflow()
     open_subject("evaluate", str(trained), {}).build().save_weights("w.weights.h5")
-    code, out, err = run("infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json")
+    code, out, err = run(
+        "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
+    )
     assert code == 0, err
     expected = json.loads(run("infer", trained, "in", "--json")[1])
     for one, other in zip(json.loads(out), expected):
@@ -339,7 +352,18 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
     )
     root = str(Path(__file__).parent.parent)
     process = subprocess.Popen(
-        [sys.executable, "-c", script, "infer", str(trained), "many", "--output", "o.csv", "--contact-sheet", "s.png"],
+        [
+            sys.executable,
+            "-c",
+            script,
+            "infer",
+            str(trained),
+            "many",
+            "--output",
+            "o.csv",
+            "--contact-sheet",
+            "s.png",
+        ],
         cwd=str(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
