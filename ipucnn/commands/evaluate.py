@@ -1,11 +1,22 @@
-"""``ipucnn evaluate``: the metrics of a trained run."""
+"""``ipucnn evaluate``: the metrics of a trained run or of other weights."""
 
-import json
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from ipucnn.commands.run_arguments import RUN, WHICH
+import typer
+
+from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH
 from ipucnn.config.signature import with_run_options
+
+PLOT = typer.Option(
+    None,
+    "--plot",
+    metavar="FILE",
+    help="Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg.",
+)
+PREDICTIONS = typer.Option(
+    None, "--predictions", metavar="FILE.csv", help="Write each sample's label and prediction."
+)
 
 
 @with_run_options("evaluate", from_run=True)
@@ -13,21 +24,47 @@ def evaluate(
     flags: Dict[str, Any],
     verbose: bool,
     json_output: bool,
-    run: Path = RUN,
+    run: str = RUN,
     checkpoint: Optional[str] = WHICH,
+    weights: Optional[str] = WEIGHTS,
+    plot: Optional[Path] = PLOT,
+    predictions: Optional[Path] = PREDICTIONS,
 ) -> None:
-    """Evaluate a run on held-out data: loss, top-1, top-5.
+    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration.
 
-    Every sample counts exactly once. The run's own options hold unless a flag overrides them.
+    Every sample counts exactly once. A run's own options hold unless a flag overrides them; weights of Keras
+    take --model-name and --dataset.
     """
     from ipucnn.reports.console import note
-    from ipucnn.reports.evaluate import print_evaluation
+    from ipucnn.reports.evaluate import evaluation_json, print_evaluation
+    from ipucnn.reports.progress import ItemProgress
     from ipucnn.runs.evaluate import evaluate_run
 
-    result = evaluate_run(run, flags, which=checkpoint, verbose=verbose)
-    for warning in result.pop("warnings"):
-        note(f"warning: {warning}")
+    if plot is not None:
+        from ipucnn.reports.evaluate_plot import check_can_plot
+
+        check_can_plot()
+    with ItemProgress("evaluating") as progress:
+        result = evaluate_run(
+            run,
+            flags,
+            which=checkpoint,
+            weights=weights,
+            plot=plot,
+            predictions=predictions,
+            verbose=verbose,
+            say=note,
+            on_batch=progress.update,
+        )
+    if plot is not None:
+        from ipucnn.reports.evaluate_plot import draw_evaluation
+        from ipucnn.runs.files import write_atomically
+
+        write_atomically(plot, lambda temporary: draw_evaluation(result, temporary, plot.suffix))
     if json_output:
-        print(json.dumps(result, indent=2))
+        print(evaluation_json(result))
     else:
         print_evaluation(result)
+    for option, path in (("figure", plot), ("predictions", predictions)):
+        if path is not None:
+            note(f"{option} in {path}")

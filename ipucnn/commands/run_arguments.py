@@ -1,12 +1,25 @@
-"""Arguments of the commands that work on a run."""
+"""Arguments of the commands that work on a run or on other trained weights."""
 
 import typer
 
-RUN = typer.Argument(..., metavar="RUN", help="Run folder, or a checkpoint file in one.")
+RUN = typer.Argument(
+    ...,
+    metavar="RUN",
+    help="Run folder, a checkpoint in one, or Keras weights (.weights.h5, .h5, .keras) of --model-name; "
+    "with --weights a network.",
+)
 WHICH = typer.Option(
     None,
     "--checkpoint",
     metavar="NAME",
     help="Checkpoint of the run: best, last, or a file name in it.",
     show_default="last, else best",
+)
+WEIGHTS = typer.Option(
+    None,
+    "--weights",
+    metavar="imagenet|FILE",
+    help="Weights for the network that RUN then names: imagenet (of Keras Applications, downloaded once) or "
+    "a Keras weight file.",
+    show_default=False,
 )

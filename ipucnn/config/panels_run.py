@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import values
-from ipucnn.config.spec import DATA, DEVICE, PLAN, RUN, TRAIN, option
+from ipucnn.config.spec import DATA, DEVICE, NETWORK, RUN, TRAIN, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class General:
         "Network to train, see `ipucnn models`; also the argument MODEL.",
         aliases=("model",),
         metavar="NAME",
-        commands=PLAN,
+        commands=NETWORK,
     )
     dataset: Optional[str] = option(
         None,
@@ -72,7 +72,7 @@ class Data:
         metavar="SIZE",
         parse=values.parse_image_size,
         to_yaml=values.image_size_to_yaml,
-        commands=(*PLAN, "verify-dataset"),
+        commands=(*NETWORK, "verify-dataset"),
         default_text="the data set's, at least the model's smallest",
     )
     augment: bool = option(False, "Augment the training images, each data set in its own way.")
@@ -81,7 +81,7 @@ class Data:
         "Train on this many samples (500) or this share (10%).",
         metavar="N|P%",
         parse=values.parse_limit,
-        commands=(*RUN, "verify-dataset"),
+        commands=(*RUN, "infer", "verify-dataset"),
         default_text="all",
     )
     limit_eval: Optional[str] = option(
@@ -126,7 +126,7 @@ class Model:
         "momentum, epsilon, num_groups, channels_per_group.",
         metavar="NAME|DICT",
         parse=values.parse_norm_layer,
-        commands=PLAN,
+        commands=NETWORK,
     )
     bn_momentum: float = option(
         0.97, "Momentum of batch norm's moving statistics, unless norm-layer gives one.", minimum=0, below=1
@@ -142,7 +142,7 @@ class Model:
         None,
         "Filters of the U-Net's first block.",
         minimum=1,
-        commands=PLAN,
+        commands=NETWORK,
         default_text="the network's own",
     )
 

@@ -77,6 +77,7 @@ def resolve(
     model: Optional[str] = None,
     config_name: Optional[str] = None,
     config_path: Optional[str] = None,
+    reads_data: bool = True,
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
 
@@ -86,6 +87,7 @@ def resolve(
         model: the positional MODEL, if given.
         config_name: ``--config``.
         config_path: ``--config-path``.
+        reads_data: False where this call of the command needs no data set, which may then be absent.
 
     Raises:
         ConfigurationError: for a wrong value, key, name or combination.
@@ -102,7 +104,7 @@ def resolve(
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     record = get_model(str(_first("model_name", given, in_file)))
-    choice = _choose_dataset(command, record, given, in_file)
+    choice = _choose_dataset(command, record, given, in_file) if reads_data else None
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
     preset = chosen or presets.find_built_in(*presets.candidates(record.name, dataset))
     layers = [(FLAG, given)]
@@ -129,10 +131,13 @@ def resolve(
     )
 
 
-def resolve_saved(command: str, config: RunConfig, flags: Mapping[str, Any]) -> Resolved:
+def resolve_saved(
+    command: str, config: RunConfig, flags: Mapping[str, Any], *, reads_data: bool = True
+) -> Resolved:
     """Resolves a command on an existing run: its ``config.yml``, overridden by flags (evaluate, infer).
 
-    The data set is chosen again, so that a flag can point to another one or another place.
+    The data set is chosen again, so that a flag can point to another one or another place; with ``reads_data``
+    False none is.
     """
     from ipucnn.models.registry import get_model
 
@@ -140,7 +145,7 @@ def resolve_saved(command: str, config: RunConfig, flags: Mapping[str, Any]) -> 
     saved = {spec.name: getattr(config, spec.name) for spec in SPECS}
     settings, origins = overlay([(RUN_ORIGIN, saved), (FLAG, given)])
     record = get_model(settings["model_name"])
-    choice = _choose_dataset(command, record, given, saved)
+    choice = _choose_dataset(command, record, given, saved) if reads_data else None
     merged = RunConfig(**settings)
     check(merged)
     return Resolved(command, merged, origins, record, choice, None, _without_effect(merged, given))

@@ -15,7 +15,8 @@ METADATA_KEY = "ipucnn.option"
 TRAIN = ("train",)
 RUN = ("train", "benchmark")
 PLAN = ("train", "benchmark", "plan-splits")
-DATA = ("train", "evaluate", "benchmark", "verify-dataset")
+NETWORK = (*PLAN, "evaluate", "infer")
+DATA = ("train", "evaluate", "infer", "benchmark", "verify-dataset")
 DEVICE = ("train", "evaluate", "infer", "benchmark")
 
 

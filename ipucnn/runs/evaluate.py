@@ -1,179 +1,170 @@
-"""Evaluation and inference of a trained run."""
+"""Evaluation: every sample of a data set exactly once, on batches of one fixed shape."""
 
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.config.resolve import resolve_saved
-from ipucnn.errors import DataError
+from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.load import load_weights, open_run, summary
+from ipucnn.runs.spool import Spool, check_output, write_csv
+from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.training.evaluation import EvaluationTotals
+
+PLOTS = (".png", ".pdf", ".svg")
+OnBatch = Callable[[int, int], None]
+
+
+def measure(
+    predict: Callable[[Any], Any],
+    batches: Iterable[Tuple[Any, Any, Any]],
+    totals: EvaluationTotals,
+    *,
+    on_batch: Optional[Callable[[int], None]] = None,
+    on_samples: Optional[Callable[[Any, Any, Any], None]] = None,
+) -> int:
+    """Adds all samples of weight 1 to the totals; padding is left out before anything is computed from it.
+
+    Args:
+        predict: images of one fixed shape -> logits, both of the whole batch.
+        batches: (images, labels, weights), weights 1 for samples and 0 for padding.
+        totals: where the sums go.
+        on_batch: called with the number of samples seen so far.
+        on_samples: called with labels, predicted classes and their probabilities.
+
+    Returns:
+        The number of samples seen.
+    """
+    for images, labels, weights in batches:
+        real = np.asarray(weights) > 0
+        logits = np.asarray(predict(images))[real]
+        truth = np.asarray(labels)[real]
+        predicted, confidence = totals.add(logits, truth)
+        if on_samples is not None:
+            on_samples(truth, predicted, confidence)
+        if on_batch is not None:
+            on_batch(totals.samples)
+    return totals.samples
 
 
 def evaluate_run(
-    path: Path, flags: Mapping[str, Any], *, which: Optional[str] = None, verbose: bool = False
+    target: str,
+    flags: Mapping[str, Any],
+    *,
+    which: Optional[str] = None,
+    weights: Optional[str] = None,
+    plot: Optional[Path] = None,
+    predictions: Optional[Path] = None,
+    verbose: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    on_batch: Optional[OnBatch] = None,
 ) -> Dict[str, Any]:
-    """Evaluates a run's weights on its evaluation set, or on another one that the flags name.
-
-    Every sample counts exactly once: the last batch is padded and masked.
+    """Evaluates a run's weights, or others, on an evaluation set.
 
     Args:
-        path: run folder or checkpoint.
+        target: run folder, checkpoint or Keras weight file; with ``weights`` a network.
         flags: options given on the command line, over the run's own.
         which: which checkpoint of the run.
+        weights: imagenet or a Keras weight file.
+        plot: a figure the caller will write; its name is checked before any work.
+        predictions: CSV file that gets a row per sample.
         verbose: let TensorFlow speak.
+        say: takes lines worth knowing before the work begins (which data set, warnings).
+        on_batch: called with the samples seen and their total.
 
     Returns:
-        ``measured`` (loss, accuracy, top5 or dice and iou, samples), what was evaluated, and on what.
+        ``measured`` (loss, accuracy, top5 or dice and iou, calibration_error, samples), ``classes``,
+        ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what.
     """
-    from ipucnn.sessions.factory import check_device, create_session
+    from ipucnn.sessions.factory import create_session
 
-    run = open_run(path, which)
-    resolved = resolve_saved("evaluate", run.config, flags)
-    check_device(resolved.config.device)
-    run_setup.check_supported(resolved.config)
-    seed = int(run.checkpoint.meta["seed"])
-    setup = run_setup.prepare(resolved, seed, run.input_shape)
-    _normalise_as_trained(setup, run)
-    if setup.source.info.num_classes != run.num_classes:
-        raise DataError(
-            f"{run.path} has {run.num_classes} classes, data set {setup.source.info.name} has "
-            f"{setup.source.info.num_classes}",
-            f"evaluate it on {run.checkpoint.meta['dataset']}, which it was trained on",
+    if plot is not None:
+        check_output(plot, "--plot", PLOTS)
+    if predictions is not None:
+        check_output(predictions, "--predictions", (".csv",))
+    subject = open_subject("evaluate", target, flags, which=which, weights=weights)
+    setup, config = subject.setup, subject.resolved.config
+    if predictions is not None and setup.record.task != "classification":
+        raise ConfigurationError(
+            f"--predictions: {setup.record.name} segments images, it has no labels", "drop it"
         )
-    session = create_session(resolved.config.device, verbose=verbose)
-    from ipucnn.datasets.pipeline import data_errors
-    from ipucnn.training.losses import make_loss
-
-    model = run_setup.build(setup)
-    load_weights(model, run.checkpoint, str(run.path))
-    loss = make_loss(run_setup.loss_name(resolved.config, setup.record.task), resolved.config.label_smoothing)
-    session.prepare_evaluation(model, loss)
-    config = resolved.config
-    batch = (config.validation_micro_batch_size or config.micro_batch_size) * (
-        config.validation_num_replicas or config.num_replicas
+    totals = EvaluationTotals(
+        setup.source.info.num_classes,
+        run_setup.loss_name(config, setup.record.task),
+        config.label_smoothing,
     )
+    if subject.summary["weight_updates"] is None:
+        say(subject.resolved.choice.message)
+    for warning in setup.source.info.warnings:
+        say(f"warning: {warning}")
+    session = create_session(config.device, verbose=verbose)
+    from ipucnn.datasets.pipeline import data_errors
+
+    session.prepare_evaluation(subject.build(), None)
+    replicas = config.validation_num_replicas or config.num_replicas
+    micro_batch = config.validation_micro_batch_size or config.micro_batch_size
+    size = len(setup.source.eval)
+    rows = Spool() if predictions is not None else None
     started = time.perf_counter()
     with data_errors():
-        metrics = session.evaluate(run_setup.evaluation_batches(setup, batch))
+        seen = measure(
+            lambda images: session.predict([images])[0],
+            run_setup.evaluation_batches(setup, micro_batch * replicas),
+            totals,
+            on_batch=None if on_batch is None else lambda done: on_batch(done, size),
+            on_samples=None if rows is None else lambda *samples: _keep(rows, *samples),
+        )
     wall_s = time.perf_counter() - started
-    info = setup.source.info
+    if seen != size:
+        raise RuntimeError(f"{seen} samples were evaluated, and the data set has {size}")
+    names = _class_names(subject)
+    if predictions is not None and rows is not None:
+        _write_predictions(predictions, rows, setup.source.eval, names)
+    return _report(subject, session.device.kind, totals, names, wall_s)
+
+
+def _class_names(subject: Subject) -> Tuple[str, ...]:
+    """The names the network was trained with where they are known, else the data set's."""
+    names, info = subject.names(), subject.setup.source.info
+    return names if len(names) == info.num_classes else info.class_names
+
+
+def _report(
+    subject: Subject, device: str, totals: EvaluationTotals, names: Tuple[str, ...], wall_s: float
+) -> Dict[str, Any]:
+    info = subject.setup.source.info
     return {
-        **summary(run),
+        **subject.summary,
+        "task": subject.setup.record.task,
         "dataset": {"name": info.name, "location": info.location, "size": info.num_eval},
-        "device": session.device.kind,
-        "warnings": list(info.warnings),
-        "measured": {**metrics, "samples": int(metrics["samples"]), "wall_s": wall_s},
+        "device": device,
+        "measured": {**totals.result(), "wall_s": wall_s},
+        "classes": totals.classes(names),
+        "calibration": totals.bins(),
+        "confusion_matrix": totals.confusion.tolist(),
     }
 
 
-def _normalise_as_trained(setup: Any, run: Any) -> None:
-    """Another data set is normalised with the training set's mean and standard deviation, not its own."""
-    from dataclasses import replace
-
-    mean, std = run.checkpoint.meta["mean"], run.checkpoint.meta["std"]
-    if len(mean) == len(setup.source.info.mean):
-        setup.source = replace(
-            setup.source, info=replace(setup.source.info, mean=tuple(mean), std=tuple(std))
-        )
+def _keep(rows: Spool, labels: Any, predicted: Any, confidence: Any) -> None:
+    for label, guess, probability in zip(labels.tolist(), predicted.tolist(), confidence.tolist()):
+        rows.append({"label": label, "prediction": guess, "probability": probability})
 
 
-def infer_run(
-    path: Path,
-    images: Sequence[Path],
-    flags: Mapping[str, Any],
-    *,
-    top: int = 5,
-    which: Optional[str] = None,
-    verbose: bool = False,
-) -> List[Dict[str, Any]]:
-    """The ``top`` most probable classes of each image file, in the order given.
-
-    Args:
-        path: run folder or checkpoint of a classification network.
-        images: image files.
-        flags: options given on the command line.
-        top: classes per image, at most the network's.
-        which: which checkpoint of the run.
-        verbose: let TensorFlow speak.
-
-    Returns:
-        Per image ``image`` and ``predictions``, a list of ``label`` and ``probability``, falling.
-
-    Raises:
-        DataError: an image that cannot be read, or a segmentation network.
-    """
-    from ipucnn.models.registry import get_model
-    from ipucnn.sessions.factory import check_device, create_session
-
-    run = open_run(path, which)
-    record = get_model(run.config.model_name)
-    if record.task != "classification":
-        raise DataError(f"infer gives labels; {record.name} segments images", "masks are not built yet")
-    for image in images:
-        if not image.is_file():
-            raise DataError(f"image {image} does not exist", "give image files, for example digit.png")
-    resolved = resolve_saved("infer", run.config, flags)
-    run_setup.check_supported(resolved.config)
-    check_device(resolved.config.device)
-    session = create_session(resolved.config.device, verbose=verbose)
-    from ipucnn.datasets.pipeline import load_images
-
-    setup = run_setup.Setup(resolved, _Trained(run), run.input_shape, None, int(run.checkpoint.meta["seed"]))
-    model = run_setup.build(setup)
-    load_weights(model, run.checkpoint, str(run.path))
-    session.prepare_evaluation(model, None)
-    names = run.checkpoint.meta["class_names"]
-    pixels = load_images(
-        [str(image) for image in images],
-        setup.source.info,
-        input_shape=run.input_shape,
-        input_range=record.input_range,
+def _write_predictions(path: Path, rows: Spool, examples: Any, names: Tuple[str, ...]) -> None:
+    paths = getattr(examples, "paths", None)
+    columns: List[str] = ["index", "image", "label", "prediction", "probability"]
+    write_csv(
+        path,
+        columns,
+        (
+            (
+                i,
+                paths[i] if paths else "",
+                names[row["label"]],
+                names[row["prediction"]],
+                f"{row['probability']:.6f}",
+            )
+            for i, row in enumerate(rows)
+        ),
     )
-    results = []
-    for image, logits in zip(images, _in_batches(session, pixels)):
-        exponentials = np.exp(logits.astype(np.float64) - logits.max())
-        probabilities = exponentials / exponentials.sum()
-        order = np.argsort(-probabilities, kind="stable")[:top]
-        results.append(
-            {
-                "image": str(image),
-                "predictions": [{"label": names[i], "probability": float(probabilities[i])} for i in order],
-            }
-        )
-    return results
-
-
-def _in_batches(session: Any, pixels: Any, batch: int = 32) -> Iterator[Any]:
-    """Logits of each image, computed in batches of one fixed shape (the last one padded)."""
-    import tensorflow as tf
-
-    pixels = np.asarray(pixels)
-    batch = min(batch, len(pixels))
-    for start in range(0, len(pixels), batch):
-        part = pixels[start : start + batch]
-        padded = np.concatenate([part, np.zeros((batch - len(part), *part.shape[1:]), part.dtype)])
-        yield from session.predict([tf.constant(padded)])[0][: len(part)]
-
-
-class _Trained:
-    """Stands for the data set of a run where only its facts are needed, from the checkpoint."""
-
-    def __init__(self, run: Any) -> None:
-        from ipucnn.datasets.base import DatasetInfo
-
-        meta = run.checkpoint.meta
-        self.info = DatasetInfo(
-            name=meta["dataset"],
-            task="classification",
-            num_classes=run.num_classes,
-            image_shape=tuple(meta["image_shape"]),
-            num_train=0,
-            num_eval=0,
-            class_names=tuple(meta["class_names"]),
-            location=str(run.path),
-            mean=tuple(meta["mean"]),
-            std=tuple(meta["std"]),
-        )

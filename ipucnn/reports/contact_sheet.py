@@ -1,0 +1,124 @@
+"""A contact sheet: small images with their predictions below, on one PNG."""
+
+from pathlib import Path
+from typing import Any, Dict, List, Set, Tuple
+
+import numpy as np
+
+MOST_IMAGES = 100
+TILE, MARGIN, BORDER, LINE = 128, 10, 4, 15
+"""Pixels: side of an image, gap between tiles, frame of an image, height of a line of text."""
+COLUMNS = 10
+FONT_SIZE = 12
+GREEN, RED, GREY, BLACK = (34, 139, 34), (200, 30, 30), (190, 190, 190), (0, 0, 0)
+
+
+class ContactSheet:
+    """Collects up to 100 images, evenly spread over all of them, and draws them.
+
+    A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
+    wrong one says the true class, too, for those who can't tell the colours apart.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: Set[int] = set()
+        self._tiles: List[Tuple[Dict[str, Any], Any]] = []
+        self._total = 0
+
+    def expect(self, total: int) -> None:
+        """Says how many images there will be."""
+        shown = min(total, MOST_IMAGES)
+        self._total = total
+        self._wanted = {i * total // shown for i in range(shown)}
+
+    def add(self, position: int, result: Dict[str, Any], pixels: Any) -> None:
+        """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown."""
+        if position in self._wanted:
+            self._tiles.append((result, _thumbnail(pixels)))
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def save(self, path: Path) -> None:
+        """Draws the sheet into a PNG file, whatever the file's name."""
+        from PIL import Image, ImageDraw
+
+        columns = min(COLUMNS, len(self._tiles))
+        rows = -(-len(self._tiles) // columns)
+        lines = 3 if any("truth" in result for result, _ in self._tiles) else 2
+        step = TILE + 2 * BORDER + MARGIN
+        tall = step + lines * LINE
+        head = LINE + MARGIN if self._total > len(self._tiles) else 0
+        sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), (255, 255, 255))
+        draw, font = ImageDraw.Draw(sheet), _font()
+        if head:
+            text = f"{len(self._tiles)} of {self._total} images"
+            draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
+        for i, (result, thumbnail) in enumerate(self._tiles):
+            left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
+            colour = GREY if "truth" not in result else GREEN if result["correct"] else RED
+            side = TILE + 2 * BORDER
+            draw.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
+            inset = ((side - thumbnail.width) // 2, (side - thumbnail.height) // 2)
+            draw.rectangle(
+                (left + BORDER, top + BORDER, left + side - BORDER - 1, top + side - BORDER - 1),
+                fill=(255, 255, 255),
+            )
+            sheet.paste(thumbnail, (left + inset[0], top + inset[1]))
+            for number, (line, fill) in enumerate(_caption(result)):
+                place = (left, top + side + 1 + number * LINE)
+                draw.text(place, _fitting(line, font, side), fill=fill, font=font)
+        sheet.save(str(path), format="PNG")
+
+
+def _thumbnail(pixels: Any) -> Any:
+    """The image at most TILE wide and high: small ones enlarged by whole pixels, large ones reduced."""
+    from PIL import Image
+
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).convert("RGB")
+    longest = max(image.size)
+    if longest <= TILE // 2:
+        factor = TILE // longest
+        return image.resize((image.width * factor, image.height * factor), Image.NEAREST)
+    image.thumbnail((TILE, TILE), Image.BICUBIC)
+    return image
+
+
+def _caption(result: Dict[str, Any]) -> List[Tuple[str, Tuple[int, int, int]]]:
+    """The predicted label, its probability with the file's name, and where it is wrong the true label."""
+    best = result["predictions"][0]
+    last = result["image"].rpartition("/")[2]
+    name = last if "." in last else result["image"]
+    lines = [(f"{best['label']}: {best['probability']:.0%}", BLACK), (name, (90, 90, 90))]
+    if not result.get("correct", True):
+        lines.append((f"is {result['truth']}", RED))
+    return lines
+
+
+def _font() -> Any:
+    from PIL import ImageFont
+
+    try:
+        return ImageFont.load_default(FONT_SIZE)
+    except (TypeError, ImportError):  # Pillow before 10.1, or without FreeType: one bitmap font
+        return ImageFont.load_default()
+
+
+def _fitting(text: str, font: Any, width: int) -> str:
+    """The text, its end cut off with dots where it is wider than ``width`` pixels."""
+    # The bitmap font knows Latin-1 only, and no font here knows every script.
+    text = text.encode("latin-1", "replace").decode("latin-1")
+    length = _length(text, font)
+    if length <= width:
+        return text
+    text = text[: int(len(text) * width / length) + 5]  # about right, so that few characters are tried
+    while text and _length(text + "...", font) > width:
+        text = text[:-1]
+    return text + "..."
+
+
+def _length(text: str, font: Any) -> float:
+    """Pixels a line of text takes."""
+    if hasattr(font, "getlength"):
+        return float(font.getlength(text))
+    return float(np.asarray(font.getmask(text).size)[0])

@@ -1,0 +1,169 @@
+"""The images ``infer`` is given: files, folders, patterns, or a split of a data set; decoded a few at a time."""
+
+import glob
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from ipucnn.datasets import images as image_files
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, read_file
+from ipucnn.datasets.imagefolder import EXTENSIONS
+from ipucnn.errors import DataError
+
+SPLITS = ("eval", "train")
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """An image that is not decoded yet.
+
+    Attributes:
+        name: the path, or the place in the data set.
+        read: decodes it to uint8 [h, w, channels]; raises DataError.
+        truth: its class, where it is known.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    truth: Optional[int] = None
+
+
+def printable(path: str) -> str:
+    """A path as one line of valid UTF-8: what no text can hold is written as an escape."""
+    text = path.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """The image files that paths and patterns name, those of one folder or pattern sorted.
+
+    Args:
+        inputs: files (taken whatever their names), folders (searched with all below them for the extensions
+            of images), or patterns with ``*``, ``?``, ``[...]`` and ``**``.  What begins with a dot is
+            passed over in folders.
+
+    Returns:
+        paths: in the order of the inputs.
+        problems: a line for each input that names no image.
+    """
+    paths: List[str] = []
+    problems: List[str] = []
+    for given in inputs:
+        expanded = os.path.expanduser(given)
+        if os.path.isdir(expanded):
+            found = _in_folder(expanded, problems)
+        elif os.path.exists(expanded):
+            found = [expanded]
+        elif glob.has_magic(expanded):
+            found = _matching(expanded, problems)
+        else:
+            problems.append(f"image {printable(given)} does not exist")
+            continue
+        if not found:
+            problems.append(f"{printable(given)} names no image ({', '.join(EXTENSIONS)})")
+        paths += found
+    return paths, problems
+
+
+def _is_image_name(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
+
+
+def _in_folder(folder: str, problems: List[str]) -> List[str]:
+    def unreadable(error: OSError) -> None:
+        problems.append(f"cannot read {printable(str(error.filename))}: {error.strerror or error}")
+
+    found = []
+    for place, folders, files in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(place, name) for name in files if _is_image_name(name)]
+    return sorted(found)
+
+
+def _matching(pattern: str, problems: List[str]) -> List[str]:
+    found = set()
+    for path in glob.glob(pattern, recursive=True):
+        if os.path.isdir(path):
+            # As a shell would hand it over; ``**`` names the folders in between, too.
+            found.update(_in_folder(path, problems))
+        elif _is_image_name(path):
+            found.add(path)
+    return sorted(found)
+
+
+def images_of_files(
+    paths: Sequence[str], info: DatasetInfo, input_shape: Tuple[int, int, int]
+) -> Iterator[ImageInput]:
+    """Image files, each brought to the size of the training images as evaluation does it."""
+    for path in paths:
+        read = _reader(partial(read_file, path), path, info, input_shape)
+        yield ImageInput(printable(path), read)
+
+
+def images_of_split(
+    examples: Any, info: DatasetInfo, split: str, input_shape: Tuple[int, int, int]
+) -> Iterator[ImageInput]:
+    """The samples of a data set in stored order, with their classes."""
+    for i in range(len(examples)):
+        truth = int(examples.labels[i])
+        if isinstance(examples, ArrayExamples):
+            yield ImageInput(f"{info.name}/{split}/{i}", partial(examples.images.__getitem__, i), truth)
+        else:
+            name = examples.paths[i] if hasattr(examples, "paths") else f"{info.name}/{split}/{i}"
+            read = _reader(partial(examples.encoded, i), name, info, input_shape)
+            yield ImageInput(printable(name), read, truth)
+
+
+def _reader(
+    load: Callable[[], bytes], name: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
+) -> Callable[[], Any]:
+    """Decodes as ``ipucnn.datasets.pipeline.load_images`` does."""
+    height, width, channels = info.image_shape
+    origin = f"image {printable(name)}"
+
+    def read() -> Any:
+        data = load()
+        if height is None or width is None:
+            return image_files.decode_for_eval(data, origin, input_shape[:2], channels)
+        return image_files.decode_to_size(data, origin, (height, width), channels)
+
+    return read
+
+
+def decoded(
+    inputs: Iterable[ImageInput], num_parallel: int, ahead: int
+) -> Iterator[Tuple[ImageInput, Union[Any, DataError]]]:
+    """Each input with its pixels or with what is wrong with it, in order.
+
+    Args:
+        inputs: images; taken from the iterator only when they are decoded.
+        num_parallel: threads.
+        ahead: images decoded and not taken yet, at most: what memory holds.
+    """
+    waiting: Deque[Tuple[ImageInput, Future[Any]]] = deque()
+    pool = ThreadPoolExecutor(max(1, num_parallel))
+    try:
+        for image in inputs:
+            waiting.append((image, pool.submit(_read, image)))
+            if len(waiting) >= max(1, ahead):
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        for _, future in waiting:
+            future.cancel()
+        pool.shutdown(wait=True)
+
+
+def _read(image: ImageInput) -> Union[Any, DataError]:
+    try:
+        return np.asarray(image.read())
+    except DataError as error:
+        return error

@@ -1,0 +1,274 @@
+"""What ``evaluate`` and ``infer`` work on: a trained run, Keras weights, or a network with ImageNet weights."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+from ipucnn.config.options import BY_NAME
+from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
+from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
+from ipucnn.models.keras_files import is_keras_file
+from ipucnn.models.registry import get_model, list_models
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.load import load_weights, open_run, summary
+
+IMAGENET = "imagenet"
+_NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
+_DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_eval")
+_NORM_LAYERS = {"batch": "batch_norm", "group": "group_norm", "none": "none"}
+
+
+@dataclass
+class Subject:
+    """A network to build and the weights for it, before TensorFlow is imported.
+
+    Attributes:
+        setup: configuration, shapes and data; of a data set that is not read, only its facts.
+        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where nobody knows), for reports.
+        fill: puts the weights into the built model.
+        names: the names of the classes; may ask the network, and import TensorFlow.
+    """
+
+    setup: run_setup.Setup
+    summary: Dict[str, Any]
+    fill: Callable[[Any], None]
+    names: Callable[[], Tuple[str, ...]]
+
+    @property
+    def resolved(self) -> Resolved:
+        """The configuration."""
+        return self.setup.resolved
+
+    def build(self) -> Any:
+        """The model with its weights (imports TensorFlow)."""
+        model = run_setup.build(self.setup)
+        self.fill(model)
+        return model
+
+
+class FactsOnly:
+    """Stands for a data set of which nothing but the facts is needed."""
+
+    def __init__(self, info: DatasetInfo) -> None:
+        self.info = info
+
+
+def open_subject(
+    command: str,
+    target: str,
+    flags: Mapping[str, Any],
+    *,
+    which: Optional[str] = None,
+    weights: Optional[str] = None,
+    reads_data: bool = True,
+) -> Subject:
+    """Finds out what the command line names, and checks all that can be checked without TensorFlow.
+
+    Args:
+        command: evaluate or infer.
+        target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
+        flags: options given on the command line.
+        which: ``--checkpoint``, which of a run's.
+        weights: ``--weights``: imagenet, or a Keras weight file.
+        reads_data: whether the samples of a data set are needed.
+
+    Raises:
+        ConfigurationError, DataError, MissingError: as the parts of it do.
+    """
+    path = Path(target).expanduser()
+    if weights is None and is_keras_file(path):
+        if "model_name" not in flags:
+            raise ConfigurationError(
+                f"{target} holds weights only; the network they belong to must be named",
+                f"ipucnn {command} {target} --model-name lenet --dataset mnist",
+            )
+        weights, target = target, str(flags["model_name"])
+    if weights is None:
+        return _of_run(command, target, flags, which, reads_data)
+    if which is not None:
+        raise ConfigurationError(
+            f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it"
+        )
+    if weights.lower() == IMAGENET:
+        return _of_imagenet(command, target, flags, reads_data)
+    return _of_keras_file(command, target, flags, weights, reads_data)
+
+
+def _check_runs_here(resolved: Resolved) -> None:
+    from ipucnn.sessions.factory import check_device
+
+    check_device(resolved.config.device)
+    run_setup.check_supported(resolved.config)
+
+
+def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: str) -> None:
+    for name in names:
+        if name in flags:
+            raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
+
+
+def _of_run(
+    command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
+) -> Subject:
+    path = Path(target).expanduser()
+    if not path.exists() and any(record.name == target for record in list_models()):
+        raise DataError(
+            f"{target} is a network, and there is no run folder of that name",
+            f"give a run folder, or weights: ipucnn {command} {target} --weights imagenet",
+        )
+    try:
+        run = open_run(path, which)
+        facts = _facts_of_run(run)
+    except KeyError as error:
+        raise DataError(
+            f"checkpoint {target} lacks {error}", "give a checkpoint or run folder that `ipucnn train` wrote"
+        ) from None
+    _refuse(flags, _NETWORK_OPTIONS, f"{target} is a run, which has its own network", "drop it")
+    if not reads_data:
+        _refuse_data(flags)
+    resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
+    _check_runs_here(resolved)
+    seed = int(run.checkpoint.meta["seed"])
+    if reads_data:
+        setup = run_setup.prepare(resolved, seed, run.input_shape)
+        _normalise_as_trained(setup, facts)
+        _check_classes(
+            setup,
+            run.num_classes,
+            f"{run.path} has {run.num_classes} classes",
+            f"take {facts.name}, which it was trained on",
+        )
+    else:
+        setup = run_setup.Setup(resolved, FactsOnly(facts), run.input_shape, None, seed)
+    return Subject(
+        setup,
+        summary(run),
+        lambda model: load_weights(model, run.checkpoint, str(run.path)),
+        lambda: facts.class_names,
+    )
+
+
+def _facts_of_run(run: Any) -> DatasetInfo:
+    """The training set's facts, from the checkpoint."""
+    meta = run.checkpoint.meta
+    return DatasetInfo(
+        name=meta["dataset"],
+        task=get_model(run.config.model_name).task,
+        num_classes=run.num_classes,
+        image_shape=tuple(meta["image_shape"]),
+        num_train=0,
+        num_eval=0,
+        class_names=tuple(meta["class_names"]),
+        location=str(run.path),
+        mean=tuple(meta["mean"]),
+        std=tuple(meta["std"]),
+    )
+
+
+def _normalise_as_trained(setup: run_setup.Setup, facts: DatasetInfo) -> None:
+    """Another data set is normalised with the training set's mean and standard deviation, not its own."""
+    info = setup.source.info
+    if len(facts.mean) == len(info.mean):
+        setup.source = replace(setup.source, info=replace(info, mean=facts.mean, std=facts.std))
+
+
+def _check_classes(setup: run_setup.Setup, num_classes: int, what: str, hint: str) -> None:
+    info = setup.source.info
+    if info.num_classes != num_classes:
+        raise DataError(f"{what}, data set {info.name} has {info.num_classes}", hint)
+
+
+def _refuse_data(flags: Mapping[str, Any]) -> None:
+    _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
+
+
+def _of_keras_file(
+    command: str, model: str, flags: Mapping[str, Any], weights: str, reads_data: bool
+) -> Subject:
+    from ipucnn.models.keras_weights import load_keras_weights
+
+    path = Path(weights).expanduser()
+    if not is_keras_file(path):
+        raise ConfigurationError(
+            f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
+            f"a run or its checkpoint needs no model: ipucnn {command} {weights}",
+        )
+    if not path.is_file():
+        raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
+    if not reads_data and "dataset" not in flags:
+        raise ConfigurationError(
+            f"{path} knows neither the names of its classes nor how its images were normalised",
+            "name the data set it was trained on: --dataset mnist",
+        )
+    resolved = resolve(command, flags, model=model)
+    _check_runs_here(resolved)
+    setup = run_setup.prepare(resolved, 0)
+    run_setup.build_options(setup)
+    return Subject(
+        setup,
+        {"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
+        lambda built: load_keras_weights(built, path),
+        lambda: setup.source.info.class_names,
+    )
+
+
+def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> Subject:
+    if Path(model).exists() and not any(record.name == model for record in list_models()):
+        raise ConfigurationError(
+            f"--weights imagenet: {model} is a file or folder, and has its own weights",
+            f"name a network instead: ipucnn {command} resnet50-keras --weights imagenet",
+        )
+    record = get_model(model)
+    check_has_weights(record)
+    if not reads_data:
+        _refuse_data(flags)
+    resolved = resolve(command, flags, model=model, reads_data=reads_data)
+    if resolved.origins["norm_layer"] != FLAG:
+        # The weights are those of the network as published, whatever a preset trains.
+        norm = {"name": _NORM_LAYERS[record.default_norm]}
+        resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
+    _check_runs_here(resolved)
+    if reads_data:
+        setup = run_setup.prepare(resolved, 0)
+        _check_classes(
+            setup,
+            NUM_CLASSES,
+            f"ImageNet weights have {NUM_CLASSES} classes",
+            "give ImageNet's images: --dataset imagefolder --dataset-path DIR",
+        )
+    else:
+        size = resolved.config.image_size
+        shape = record.input_shape if size is None else (*size, record.input_shape[2])
+        setup = run_setup.Setup(resolved, FactsOnly(_imagenet_facts()), shape, None, 0)
+    run_setup.build_options(setup)
+
+    def fill(built: Any) -> None:
+        from ipucnn.models.build import load_imagenet_weights
+
+        with quiet_download():
+            load_imagenet_weights(built, record)
+
+    return Subject(
+        setup,
+        {"checkpoint": "imagenet, of Keras Applications", "model": record.name, "weight_updates": None},
+        fill,
+        class_names if not reads_data else lambda: setup.source.info.class_names,
+    )
+
+
+def _imagenet_facts() -> DatasetInfo:
+    """What the weights were trained on: photographs of any size in 1000 classes."""
+    return DatasetInfo(
+        name=IMAGENET,
+        task="classification",
+        num_classes=NUM_CLASSES,
+        image_shape=(None, None, 3),
+        num_train=0,
+        num_eval=0,
+        class_names=(),
+        location="Keras Applications",
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )

@@ -1,0 +1,191 @@
+"""What ``ipucnn evaluate`` reports, summed over batches in int64 and float64: nothing is averaged before the end.
+
+Computed from logits with NumPy, so that the figures of a large set are exact to rounding of float64 and do not
+depend on the batch size, the session or the version of TensorFlow.
+"""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.errors import DataError
+
+NUM_BINS = 15
+"""Bins of the calibration error; the number Guo et al. 2017 (arXiv:1706.04599) use."""
+
+
+def log_softmax(logits: Any) -> Any:
+    """float64 [..., classes] of logits [..., classes], shifted by the largest so that nothing overflows."""
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def ranks(logits: Any, labels: Any) -> Any:
+    """int64 [n]: how many classes of logits [n, classes] come before the label.
+
+    Of equal logits the lower class comes first, as argmax has it.
+    """
+    own = np.take_along_axis(logits, labels[:, None], axis=1)
+    lower = np.arange(logits.shape[1])[None] < labels[:, None]
+    return ((logits > own) | ((logits == own) & lower)).sum(axis=1)
+
+
+class EvaluationTotals:
+    """Sums over the samples of an evaluation; for segmentation, over their pixels.
+
+    Args:
+        num_classes: labels are 0 .. num_classes - 1.
+        loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - soft Dice, each sample by itself).
+        label_smoothing: of the cross-entropy.
+    """
+
+    def __init__(
+        self, num_classes: int, loss: str = "cross_entropy", label_smoothing: Optional[float] = None
+    ) -> None:
+        self.num_classes = num_classes
+        self.samples = 0
+        self.confusion: Any = np.zeros((num_classes, num_classes), np.int64)
+        self._dice_loss = loss == "bce_dice"
+        self._smoothing = float(label_smoothing or 0.0)
+        self._pixels = False
+        self._loss = 0.0
+        self._top5 = 0
+        self._bin_counts: Any = np.zeros(NUM_BINS, np.int64)
+        self._bin_hits: Any = np.zeros(NUM_BINS, np.int64)
+        self._bin_confidence: Any = np.zeros(NUM_BINS, np.float64)
+
+    def add(self, logits: Any, labels: Any) -> Tuple[Any, Any]:
+        """Adds samples, none of them padding.
+
+        Args:
+            logits: (n, classes) or (n, h, w, classes).
+            labels: integer (n,) or (n, h, w).
+
+        Returns:
+            The predicted classes int64 and their probabilities float64, shaped like ``labels``.
+
+        Raises:
+            DataError: an output of the network is NaN or infinite, or a label is no class.
+        """
+        logits, labels = np.asarray(logits), np.asarray(labels, np.int64)
+        if not np.isfinite(logits).all():
+            raise DataError(
+                "the network's outputs are not finite: its weights are damaged, or its training diverged",
+                "evaluate an earlier checkpoint with --checkpoint",
+            )
+        if labels.size and (labels.min() < 0 or labels.max() >= self.num_classes):
+            raise DataError(
+                f"labels from {labels.min()} to {labels.max()} for {self.num_classes} classes",
+                "check the data set",
+            )
+        logs = log_softmax(logits)
+        self.samples += len(labels)
+        self._pixels = labels.ndim > 1
+        self._loss += float(self._losses(logs, labels).sum())
+        flat, truth = logs.reshape(-1, self.num_classes), labels.reshape(-1)
+        # Not of ``logs``: rounding could make two logits equal, and the prediction another one.
+        predicted = logits.reshape(-1, self.num_classes).argmax(axis=1)
+        cells = np.bincount(truth * self.num_classes + predicted, minlength=self.num_classes**2)
+        self.confusion += cells.reshape(self.num_classes, self.num_classes)
+        if not self._pixels:
+            self._top5 += int((ranks(logits, labels) < 5).sum())
+        confidence = np.exp(flat.max(axis=1, initial=-np.inf))
+        self._add_to_bins(confidence, predicted == truth)
+        return predicted.reshape(labels.shape), confidence.reshape(labels.shape)
+
+    def _losses(self, logs: Any, labels: Any) -> Any:
+        """float64 [n]."""
+        own = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
+        loss = -own
+        if self._smoothing:
+            loss = (1.0 - self._smoothing) * loss - self._smoothing * logs.mean(axis=-1)
+        loss = loss.reshape(len(labels), int(np.prod(labels.shape[1:]))).mean(axis=1)
+        if self._dice_loss:
+            truth = np.arange(1, self.num_classes) == labels[..., None]
+            foreground = np.exp(logs[..., 1:])
+            axes = tuple(range(1, logs.ndim))
+            overlap = (foreground * truth).sum(axis=axes)
+            total = foreground.sum(axis=axes) + truth.sum(axis=axes)
+            # As ipucnn.training.losses, with a micro-batch of one sample.
+            loss = loss + 1.0 - (2.0 * overlap + 1.0) / (total + 1.0)
+        return loss
+
+    def _add_to_bins(self, confidence: Any, hits: Any) -> None:
+        # Bin m holds confidences in ((m - 1) / M, m / M] (Guo et al. 2017, section 2).
+        bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
+        self._bin_counts += np.bincount(bins, minlength=NUM_BINS)
+        self._bin_hits += np.bincount(bins[hits], minlength=NUM_BINS)
+        self._bin_confidence += np.bincount(bins, weights=confidence, minlength=NUM_BINS)
+
+    def result(self) -> Dict[str, Any]:
+        """``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, ``calibration_error``.
+
+        Accuracy and calibration of a segmentation network are over pixels; Dice and IoU over the pixels that
+        are foreground (class 1 and up), where a foreground pixel of another foreground class is wrong.
+
+        Raises:
+            ValueError: nothing was added.
+        """
+        if not self.samples:
+            raise ValueError("no sample was added")
+        matrix = self.confusion
+        units = int(matrix.sum())
+        result: Dict[str, Any] = {
+            "samples": self.samples,
+            "loss": self._loss / self.samples,
+            "accuracy": int(np.trace(matrix)) / units,
+        }
+        if self._pixels:
+            right = int(np.trace(matrix[1:, 1:]))
+            both = int(matrix[:, 1:].sum() + matrix[1:].sum())
+            result["dice"] = 2 * right / both if both else 1.0
+            result["iou"] = right / (both - right) if both > right else 1.0
+        else:
+            result["top5"] = self._top5 / units
+        gaps = np.abs(self._bin_hits - self._bin_confidence)
+        result["calibration_error"] = float(gaps.sum() / units)
+        return result
+
+    def bins(self) -> List[Dict[str, Any]]:
+        """The reliability diagram: per bin its bounds, ``count``, mean ``confidence`` and ``accuracy``.
+
+        The means of an empty bin are None.
+        """
+        rows = []
+        for i in range(NUM_BINS):
+            count = int(self._bin_counts[i])
+            rows.append(
+                {
+                    "lower": i / NUM_BINS,
+                    "upper": (i + 1) / NUM_BINS,
+                    "count": count,
+                    "confidence": float(self._bin_confidence[i]) / count if count else None,
+                    "accuracy": int(self._bin_hits[i]) / count if count else None,
+                }
+            )
+        return rows
+
+    def classes(self, names: Sequence[str]) -> List[Dict[str, Any]]:
+        """Per class ``count`` (true samples or pixels), ``predicted``, ``accuracy`` (recall), ``precision``, ``iou``.
+
+        A share of nothing is None.
+        """
+        matrix = self.confusion
+        rows = []
+        for i, name in enumerate(names):
+            count, predicted = int(matrix[i].sum()), int(matrix[:, i].sum())
+            right = int(matrix[i, i])
+            either = count + predicted - right
+            rows.append(
+                {
+                    "class": i,
+                    "name": name,
+                    "count": count,
+                    "predicted": predicted,
+                    "accuracy": right / count if count else None,
+                    "precision": right / predicted if predicted else None,
+                    "iou": right / either if either else None,
+                }
+            )
+        return rows

@@ -1,0 +1,498 @@
+"""ipucnn evaluate: every sample once, metrics against naive ones, Keras weight files, figures, bad input."""
+
+import csv
+import json
+import math
+import zipfile
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn import cli
+from ipucnn.datasets.base import ArrayExamples, array_source
+from ipucnn.errors import DataError
+from ipucnn.reports.evaluate import worst_pairs
+from ipucnn.runs.evaluate import measure
+from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
+from ipucnn.training.evaluation import EvaluationTotals
+
+LENET = ["--model-name", "lenet", "--dataset", "digits", "--limit-eval", "37"]
+
+
+# The oracle: one sample at a time, written from the definitions.
+
+
+def probabilities_of(logits):
+    powers = [math.exp(float(x) - float(max(logits))) for x in logits]
+    return [p / sum(powers) for p in powers]
+
+
+def oracle(logits, labels, smoothing):
+    n, classes = logits.shape
+    losses, hits, top5, confusion, bins = [], 0, 0, [[0] * classes for _ in range(classes)], {}
+    for row, label in zip(logits, labels):
+        p = probabilities_of(row)
+        order = sorted(range(classes), key=lambda c: (-row[c], c))
+        target = [(1 - smoothing) * (c == label) + smoothing / classes for c in range(classes)]
+        losses.append(-sum(t * math.log(q) for t, q in zip(target, p) if t))
+        hits += order[0] == label
+        top5 += label in order[:5]
+        confusion[label][order[0]] += 1
+        for m in range(15):
+            if m / 15 < max(p) <= (m + 1) / 15:
+                bins.setdefault(m, []).append((max(p), order[0] == label))
+    error = sum(
+        len(b) / n * abs(sum(hit for _, hit in b) / len(b) - sum(c for c, _ in b) / len(b))
+        for b in bins.values()
+    )
+    metrics = {
+        "samples": n,
+        "loss": math.fsum(losses) / n,
+        "accuracy": hits / n,
+        "top5": top5 / n,
+        "calibration_error": error,
+    }
+    return metrics, confusion, {m: len(b) for m, b in bins.items()}
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 70),
+    micro_batch=st.integers(1, 9),
+    replicas=st.integers(1, 4),
+    classes=st.integers(2, 12),
+    smoothing=st.sampled_from([None, 0.1]),
+    as_a_run=st.booleans(),
+)
+def test_every_sample_counts_once_and_metrics_are_the_oracles(
+    seed, n, micro_batch, replicas, classes, smoothing, as_a_run
+):
+    from ipucnn.datasets.pipeline import eval_batches
+    from ipucnn.runs.setup import evaluation_batches
+
+    rng = np.random.default_rng(seed)
+    # The images are the logits: 1 x classes pixels; few values, so that some are equal.
+    images = rng.integers(0, 30, (n, 1, classes, 1)).astype(np.uint8)
+    labels = rng.integers(0, classes, n).astype(np.int32)
+    examples = ArrayExamples(images, labels)
+    source = array_source(
+        examples,
+        examples,
+        name="x",
+        class_names=[str(i) for i in range(classes)],
+        location="",
+        augmentation="none",
+    )
+    shape = (1, classes, 1)
+    if as_a_run:
+        setup = SimpleNamespace(
+            source=source,
+            input_shape=shape,
+            output_shape=None,
+            record=SimpleNamespace(input_range="raw"),
+            config=SimpleNamespace(pipeline_num_parallel=2),
+        )
+        batches = evaluation_batches(setup, micro_batch * replicas)
+    else:
+        batches = eval_batches(
+            examples, source.info, batch_size=micro_batch * replicas, input_shape=shape, input_range="raw"
+        )
+    shapes, counts = set(), []
+
+    def predict(x):
+        shapes.add(tuple(x.shape))
+        return x.numpy()[:, 0, :, 0] / 4.0 - 3.0
+
+    totals = EvaluationTotals(classes, label_smoothing=smoothing)
+    assert measure(predict, batches, totals, on_samples=lambda truth, *_: counts.append(len(truth))) == n
+    assert sum(counts) == n and len(shapes) == 1 and shapes.pop()[0] % (micro_batch * replicas) == 0
+    expected, confusion, bins = oracle(images[:, 0, :, 0] / 4.0 - 3.0, labels, smoothing or 0.0)
+    result = totals.result()
+    assert set(result) == set(expected)
+    for name, value in expected.items():
+        assert result[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+    assert totals.confusion.tolist() == confusion
+    assert {i: row["count"] for i, row in enumerate(totals.bins()) if row["count"]} == bins
+    for i, row in enumerate(totals.classes([str(i) for i in range(classes)])):
+        right, claimed = confusion[i][i], sum(line[i] for line in confusion)
+        assert row["count"] == sum(confusion[i]) and row["predicted"] == claimed
+        assert row["accuracy"] == (right / sum(confusion[i]) if sum(confusion[i]) else None)
+        assert row["precision"] == (right / claimed if claimed else None)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_dice"])
+def test_segmentation_metrics_are_the_oracles(loss):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, (7, 4, 5, 3)).astype(np.float32)
+    labels = rng.integers(0, 3, (7, 4, 5)).astype(np.int32)
+    totals = EvaluationTotals(3, loss)
+    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        totals.add(logits[part], labels[part])
+    expected, confusion, _ = oracle(logits.reshape(-1, 3), labels.reshape(-1), 0.0)
+    result = totals.result()
+    assert totals.confusion.tolist() == confusion and result["samples"] == 7 and "top5" not in result
+    predicted = logits.argmax(-1)
+    right = int(((predicted == labels) & (labels > 0)).sum())
+    claimed, actual = int((predicted > 0).sum()), int((labels > 0).sum())
+    assert result["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
+    assert result["calibration_error"] == pytest.approx(expected["calibration_error"], abs=1e-6)
+    assert result["dice"] == pytest.approx(2 * right / (claimed + actual), abs=1e-12)
+    assert result["iou"] == pytest.approx(right / (claimed + actual - right), abs=1e-12)
+    value = expected["loss"]
+    if loss == "bce_dice":
+        for image, mask in zip(logits.reshape(7, -1, 3), labels.reshape(7, -1)):
+            p = np.array([probabilities_of(pixel) for pixel in image])[:, 1:]
+            truth = np.stack([mask == 1, mask == 2], axis=1)
+            value += (1 - (2 * (p * truth).sum() + 1) / (p.sum() + truth.sum() + 1)) / 7
+    assert result["loss"] == pytest.approx(value, abs=1e-6)
+
+
+def test_the_loss_is_the_one_training_minimises():
+    import tensorflow as tf
+
+    from ipucnn.training.losses import make_loss
+
+    rng = np.random.default_rng(5)
+    for name, shape in (("cross_entropy", (6,)), ("bce_dice", (6, 4, 4))):
+        logits = rng.normal(0, 3, (*shape, 4)).astype(np.float32)
+        labels = rng.integers(0, 4, shape).astype(np.int32)
+        totals = EvaluationTotals(4, name, 0.1)
+        totals.add(logits, labels)
+        expected = float(tf.reduce_mean(make_loss(name, 0.1)(tf.constant(logits), tf.constant(labels), 6)))
+        assert totals.result()["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_sums_over_a_large_set_stay_exact():
+    rng = np.random.default_rng(0)
+    totals, losses = EvaluationTotals(3), []
+    for _ in range(20):
+        logits = rng.normal(0, 8, (10_000, 3)).astype(np.float32)
+        labels = rng.integers(0, 3, 10_000)
+        totals.add(logits, labels)
+        wide = logits.astype(np.longdouble)
+        own = np.take_along_axis(wide, labels[:, None], 1)[:, 0]
+        losses += (np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1) - own).tolist()
+    assert totals.result()["loss"] == pytest.approx(math.fsum(losses) / 200_000, abs=1e-10)
+    assert int(totals.confusion.sum()) == 200_000
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_are_no_metrics(bad):
+    logits = np.zeros((2, 3), np.float32)
+    logits[1, 2] = bad
+    with pytest.raises(DataError, match="not finite"):
+        EvaluationTotals(3).add(logits, np.array([0, 1]))
+
+
+def test_the_most_confused_pairs_come_first():
+    matrix = [[5, 2, 0], [7, 1, 2], [0, 0, 9]]
+    assert worst_pairs(matrix) == [(7, 1, 0), (2, 0, 1), (2, 1, 2)]
+    assert len(worst_pairs(np.ones((30, 30), int).tolist())) == 10
+
+
+# The command.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "lenet"
+    args = [
+        "train",
+        "lenet",
+        "--limit-train",
+        "128",
+        "--limit-eval",
+        "37",
+        "--num-epochs",
+        "1",
+        "--seed",
+        "7",
+    ]
+    assert cli.run([*args, "--dataset", "digits", "--micro-batch-size", "32", "--run-dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args, columns=100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        code = cli.run([str(a) for a in args])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call
+
+
+def evaluated(run, *args):
+    code, out, err = run("evaluate", *args, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    result["measured"].pop("wall_s")
+    return result
+
+
+def test_the_batch_does_not_change_the_metrics(trained, run):
+    first = evaluated(run, trained)
+    assert first["measured"]["samples"] == first["dataset"]["size"] == 37
+    for micro_batch, replicas in ((1, 1), (5, 3), (64, 2)):
+        again = evaluated(
+            run, trained, "--validation-micro-batch-size", micro_batch, "--validation-num-replicas", replicas
+        )
+        assert again["confusion_matrix"] == first["confusion_matrix"]
+        for name, value in first["measured"].items():
+            assert again["measured"][name] == pytest.approx(value, abs=1e-6)
+
+
+def test_the_json_is_consistent_with_itself_and_the_predictions(trained, run, tmp_path):
+    result = evaluated(run, trained, "--predictions", "p.csv")
+    matrix = np.array(result["confusion_matrix"])
+    assert matrix.sum() == 37 and np.trace(matrix) / 37 == pytest.approx(result["measured"]["accuracy"])
+    assert sum(row["count"] for row in result["calibration"]) == 37
+    assert [row["count"] for row in result["classes"]] == matrix.sum(1).tolist()
+    with open(tmp_path / "p.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    assert [row["index"] for row in rows] == [str(i) for i in range(37)]
+    counted = np.zeros((10, 10), int)
+    for row in rows:
+        counted[int(row["label"]), int(row["prediction"])] += 1
+    assert counted.tolist() == result["confusion_matrix"]
+
+
+def test_tables_fit_any_width(trained, run):
+    code, wide, _ = run("evaluate", trained, columns=160)
+    assert code == 0 and "37 of 37" in wide and "top-5" in wide and "ECE" in wide
+    assert "confusion matrix" in wide and "confused most often" not in wide
+    for columns in (160, 80, 30):
+        code, out, _ = run("evaluate", trained, columns=columns)
+        assert code == 0 and max(len(line) for line in out.splitlines()) <= columns
+    text = " ".join(out.split())
+    assert "confused most often" in text and "confusion matrix" not in text
+
+
+@pytest.mark.parametrize("name, start", [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("f.SVG", b"<?xml")])
+def test_the_figure(trained, run, tmp_path, name, start):
+    code, _, err = run("evaluate", trained, "--plot", name)
+    assert code == 0 and name in err, err
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_figures_that_cannot_be_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "d.png").mkdir()
+    for args, code, message in (
+        (["--plot", "f.bmp"], 2, ".png, .pdf, .svg"),
+        (["--plot", "absent/f.png"], 3, "does not exist"),
+        (["--plot", "file/f.png"], 3, "is a file"),
+        (["--plot", "d.png"], 3, "is a folder"),
+        (["--predictions", "p.txt"], 2, ".csv"),
+    ):
+        got, out, err = run("evaluate", trained, *args)
+        assert got == code and message in err and "hint: " in err and out == "", err
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    got, _, err = run("evaluate", trained, "--plot", "f.png")
+    assert got == 6 and "matplotlib" in err and "pip install" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.png", "file"]
+
+
+# Keras weights.
+
+
+def layers_of(trained):
+    """Layer -> its weights, in the network's order, of the run's last checkpoint."""
+    layers = {}
+    for name, value in load_checkpoint(trained / "checkpoints" / "last.npz").weights.items():
+        layers.setdefault(name.split("/")[0], {})[name.split("/")[1]] = value
+    order = ["conv1", "conv3", "dense5", "dense6", "dense7"]
+    assert sorted(layers) == order
+    return {name: {w: layers[name][w] for w in ("kernel", "bias")} for name in order}
+
+
+def write_keras_2(path, layers, below=None):
+    with h5py.File(str(path), "w") as file:
+        root = file.create_group(below) if below else file
+        root.attrs["layer_names"] = [name.encode() for name in ["input", *layers]]
+        for name, weights in {"input": {}, **layers}.items():
+            group = root.create_group(name)
+            group.attrs["weight_names"] = [f"{name}/{w}:0".encode() for w in weights]
+            for weight, value in weights.items():
+                group[f"{name}/{weight}:0"] = value
+
+
+def write_keras_3(path, layers, with_names=True):
+    with h5py.File(str(path), "w") as file:
+        counts = {}
+        for name, weights in layers.items():
+            kind = "conv2d" if name.startswith("conv") else "dense"
+            number = counts.get(kind, 0)
+            counts[kind] = number + 1
+            variables = file.create_group(f"layers/{kind}{f'_{number}' if number else ''}/vars")
+            if with_names:
+                variables.attrs["name"] = name
+            for i, value in enumerate(weights.values()):
+                variables[str(i)] = value
+        file.create_group("layers/dropout/seed_generator/vars")["0"] = np.zeros(2, np.uint32)
+        file.create_group("optimizer/vars")["0"] = np.zeros((), np.int64)
+
+
+def foreign(layers):
+    return {f"my_layer_{9 - i}": weights for i, weights in enumerate(layers.values())}
+
+
+def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_path):
+    # All 360 samples: which ones a limit keeps depends on the seed, and only a run has one.
+    expected, layers = evaluated(run, trained, "--limit-eval", "100%"), layers_of(trained)
+    write_keras_2(tmp_path / "a.weights.h5", layers)
+    write_keras_2(tmp_path / "b.h5", foreign(layers), below="model_weights")
+    write_keras_3(tmp_path / "c.weights.h5", layers)
+    write_keras_3(tmp_path / "d.weights.h5", layers, with_names=False)
+    with zipfile.ZipFile(str(tmp_path / "e.keras"), "w") as archive:
+        archive.writestr("config.json", "not even JSON")
+        archive.write(str(tmp_path / "d.weights.h5"), "model.weights.h5")
+    (tmp_path / "f.keras").write_bytes((tmp_path / "b.h5").read_bytes())
+    for path in sorted(tmp_path.glob("?.*")):
+        result = evaluated(run, path.name, *LENET[:4])
+        assert result["confusion_matrix"] == expected["confusion_matrix"], path
+        assert result["measured"] == pytest.approx(expected["measured"], abs=1e-6)
+        assert result["checkpoint"] == path.name
+    code, out, err = run("evaluate", "lenet", "--weights", "a.weights.h5", *LENET[2:])
+    assert code == 0 and "37 of 37" in out and "data set digits" in err
+
+
+def test_what_this_keras_writes_is_read(trained, run, tmp_path):
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.keras_weights import load_keras_weights
+    from ipucnn.models.registry import get_model
+    from ipucnn.models.weight_names import named_weights
+
+    for name, shape in (("cifar_resnet8", (16, 16, 3)), ("mobilenet", (32, 32, 3))):
+        first, second = (build_model(get_model(name), BuildOptions(shape, 4, seed=seed)) for seed in (1, 2))
+        first.save_weights(str(tmp_path / "w.weights.h5"))
+        load_keras_weights(second, tmp_path / "w.weights.h5")
+        for (key, a), b in zip(named_weights(first).items(), named_weights(second).values()):
+            np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=key)
+
+
+@pytest.mark.parametrize("extension", [".keras", ".h5"])
+def test_code_in_a_keras_file_is_never_executed(run, tmp_path, extension):
+    from tensorflow import keras
+
+    from ipucnn.compat import KERAS_3
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+
+    model = build_model(get_model("lenet"), BuildOptions((28, 28, 1), 10, norm="none"))
+    mark = str(tmp_path / "executed")
+    bomb = keras.layers.Lambda(eval(f"lambda x: (open({mark!r}, 'w').close(), x)[1]"))
+    path = tmp_path / f"m{extension}"
+    keras.Model(model.input, bomb(model.output)).save(str(path))
+    (tmp_path / "executed").unlink()
+    code, out, err = run("evaluate", path, *LENET, "--image-size", "28")
+    assert code == 0 and "37 of 37" in out, err
+    assert not (tmp_path / "executed").exists()
+    # The file does hold live code: Keras itself, told to trust it, runs it.
+    keras.models.load_model(str(path), **({"safe_mode": False} if KERAS_3 else {}))
+    assert (tmp_path / "executed").exists()
+
+
+def test_weight_files_that_do_not_fit_are_refused(trained, run, tmp_path):
+    layers = layers_of(trained)
+    write_keras_2(tmp_path / "good.h5", layers)
+    data = (tmp_path / "good.h5").read_bytes()
+    (tmp_path / "cut.h5").write_bytes(data[: len(data) // 2])
+    (tmp_path / "text.h5").write_text("hello")
+    (tmp_path / "empty.keras").write_bytes(b"")
+    with zipfile.ZipFile(str(tmp_path / "other.keras"), "w") as archive:
+        archive.writestr("readme", "x")
+    with h5py.File(str(tmp_path / "foreign.h5"), "w") as file:
+        file["data"] = np.zeros(3)
+    write_keras_2(tmp_path / "few.h5", dict(list(layers.items())[:-1]))
+    write_keras_2(
+        tmp_path / "classes.h5", {**layers, "dense7": {"kernel": np.zeros((84, 3)), "bias": np.zeros(3)}}
+    )
+    write_keras_3(
+        tmp_path / "shape.h5", {**layers, "conv3": {"kernel": np.zeros((3, 3, 6, 16)), "bias": np.zeros(16)}}
+    )
+    nan = {name: dict(weights) for name, weights in layers.items()}
+    nan["dense6"]["bias"] = np.full(84, np.nan, np.float32)
+    write_keras_2(tmp_path / "nan.h5", nan)
+    write_keras_2(tmp_path / "link.h5", layers)
+    with h5py.File(str(tmp_path / "link.h5"), "r+") as file:
+        del file["conv1/conv1/kernel:0"]
+        file["conv1/conv1/kernel:0"] = h5py.ExternalLink(str(tmp_path / "good.h5"), "conv1/conv1/kernel:0")
+    write_keras_3(tmp_path / "loop.h5", layers)
+    with h5py.File(str(tmp_path / "loop.h5"), "r+") as file:
+        file["layers/functional/layers"] = file["layers"]
+    for name, message in (
+        ("absent.h5", "does not exist"),
+        ("cut.h5", "damaged"),
+        ("text.h5", "neither HDF5 nor a zip"),
+        ("empty.keras", "neither HDF5 nor a zip"),
+        ("other.keras", "holds no model.weights.h5"),
+        ("foreign.h5", "holds no layers"),
+        ("few.h5", "4 layers with weights, lenet has 5"),
+        ("classes.h5", "dense7"),
+        ("shape.h5", "3x3x6x16"),
+        ("nan.h5", "not finite"),
+        ("link.h5", "a link elsewhere"),
+        ("loop.h5", "not a layer of its own"),
+    ):
+        code, out, err = run("evaluate", name, *LENET)
+        assert code == 3 and message in err and "hint: " in err and out == "", (name, err)
+
+
+def test_what_the_command_line_must_say_about_weights(trained, run, tmp_path):
+    write_keras_2(tmp_path / "w.h5", layers_of(trained))
+    (tmp_path / "w.npz").write_bytes(b"PK\x03\x04 nothing")
+    checkpoint = load_checkpoint(trained / "checkpoints" / "last.npz")
+    save_checkpoint(tmp_path / "bare.npz", checkpoint.weights, {}, {"model": "lenet"})
+    meta = {**checkpoint.meta, "config": checkpoint.meta["config"].replace("lenet", "mnist_cnn")}
+    save_checkpoint(tmp_path / "mixed.npz", checkpoint.weights, {}, meta)
+    for args, code, message in (
+        (["w.h5"], 2, "--model-name"),
+        (["w.h5", "--model-name", "lenett"], 2, "did you mean 'lenet'"),
+        (["w.h5", *LENET, "--checkpoint", "best"], 2, "--checkpoint"),
+        (["lenet", "--weights", "w.npz"], 2, "neither imagenet nor"),
+        (["lenet", "--weights", "imagenet"], 2, "no ImageNet weights"),
+        (["lenet"], 3, "is a network"),
+        (["w.npz"], 3, "damaged or no checkpoint"),
+        (["bare.npz"], 3, "lacks"),
+        (["mixed.npz"], 3, "another model"),
+        ([trained, "--model-name", "lenet"], 2, "its own network"),
+        ([trained, "--host-generated-data", "--device", "ipu"], 6, "Poplar"),
+        (["mobilenet", "--weights", "imagenet", "--dataset", "digits"], 3, "1000 classes"),
+    ):
+        got, out, err = run("evaluate", *args)
+        assert got == code and message in err and "hint: " in err and out == "", (args, err)
+
+
+def test_a_segmentation_network_counts_pixels(run, tmp_path):
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+
+    record = get_model("unet")
+    model = build_model(record, BuildOptions((188, 188, 1), 2, base_filters=2, norm="none"))
+    model.save_weights(str(tmp_path / "u.weights.h5"))
+    args = ["u.weights.h5", "--model-name", "unet", "--dataset", "membranes", "--image-size", "188",
+            "--base-filters", "2", "--norm-layer", "none"]  # fmt: skip
+    result = evaluated(run, *args)
+    side = model.output_shape[1] if hasattr(model, "output_shape") else model.output.shape[1]
+    assert result["measured"]["samples"] == 6 and {"dice", "iou"} <= set(result["measured"])
+    assert np.sum(result["confusion_matrix"]) == 6 * side * side
+    code, out, err = run("evaluate", *args, "--plot", "u.png")
+    assert code == 0 and "6 of 6" in out and "Dice, IoU" in out and "pixel accuracy" in out, err
+    code, _, err = run("evaluate", *args, "--predictions", "p.csv")
+    assert code == 2 and "segments" in err

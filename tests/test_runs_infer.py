@@ -1,0 +1,379 @@
+"""ipucnn infer: inputs, outputs, unreadable images, fixed shapes, the contact sheet, ImageNet weights, Ctrl-C."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ipucnn import cli
+from ipucnn.datasets.digits import open_digits
+from ipucnn.runs.image_inputs import ImageInput, decoded, find_images, printable
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "lenet"
+    args = [
+        "train",
+        "lenet",
+        "--limit-train",
+        "320",
+        "--limit-eval",
+        "30",
+        "--num-epochs",
+        "2",
+        "--seed",
+        "7",
+    ]
+    assert cli.run([*args, "--dataset", "digits", "--micro-batch-size", "32", "--run-dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args, columns=100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        code = cli.run([str(a) for a in args])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call
+
+
+def save_digit(path, i):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(open_digits().eval.images[i, :, :, 0]).save(str(path))
+
+
+@pytest.fixture
+def images(tmp_path):
+    """in/{0,1}.png, in/deep/2.PNG and some files that are no images."""
+    for i, name in enumerate(("0.png", "1.png", "deep/2.PNG")):
+        save_digit(tmp_path / "in" / name, i)
+    (tmp_path / "in" / "notes.txt").write_text("x")
+    save_digit(tmp_path / "in" / ".hidden" / "9.png", 9)
+    return tmp_path / "in"
+
+
+def test_find_images(images, monkeypatch):
+    monkeypatch.chdir(images.parent)
+    everything = ["in/0.png", "in/1.png", "in/deep/2.PNG"]
+    for pattern, expected in (
+        ("in", everything),
+        ("in/**", everything),
+        ("in/**/*.png", everything[:2]),
+        ("in/*.png", everything[:2]),
+        ("in/[1-9].png", everything[1:2]),
+        ("in/*", everything),
+        ("in/notes.txt", ["in/notes.txt"]),
+    ):
+        paths, problems = find_images([pattern])
+        assert [p.replace(os.sep, "/") for p in paths] == expected and not problems, pattern
+    assert find_images(["in/1.png", "in/0.png"])[0] == ["in/1.png", "in/0.png"]
+    paths, problems = find_images(["absent.png", "no*.png", "in/0.png"])
+    assert paths == ["in/0.png"] and len(problems) == 2
+    (images / "strange[1].png").write_bytes(b"")
+    assert find_images(["in/strange[1].png"])[0] == ["in/strange[1].png"]
+
+
+def test_names_are_one_line_of_valid_text():
+    assert printable("a\nb\x1b[31m.png") == "a\\nb\\x1b[31m.png"
+    assert printable("Zürich 東京.png") == "Zürich 東京.png"
+    printable(b"\xff.png".decode("utf-8", "surrogateescape")).encode("utf-8")
+
+
+def test_no_more_images_are_decoded_than_memory_should_hold():
+    alive, most, taken = set(), 0, []
+
+    def read(i):
+        alive.add(i)
+        return np.full((1, 1, 1), i, np.uint8)
+
+    def inputs():
+        for i in range(200):
+            yield ImageInput(str(i), lambda i=i: read(i))
+
+    for image, pixels in decoded(inputs(), 3, 8):
+        most = max(most, len(alive))
+        alive.discard(int(image.name))
+        taken.append(int(pixels[0, 0, 0]))
+    assert taken == list(range(200)) and most <= 9
+
+
+def test_a_split_gives_the_accuracy_that_evaluate_gives(trained, run, tmp_path):
+    code, out, err = run("infer", trained, "--split", "eval", "--json")
+    assert code == 0, err
+    results = json.loads(out)
+    assert len(results) == 30 and results[0]["image"] == "digits/eval/0"
+    code, out, _ = run("evaluate", trained, "--json", "--predictions", "p.csv")
+    accuracy = json.loads(out)["measured"]["accuracy"]
+    assert sum(r["correct"] for r in results) / 30 == pytest.approx(accuracy)
+    with open(tmp_path / "p.csv", newline="") as handle:
+        for result, row in zip(results, csv.DictReader(handle)):
+            best = result["predictions"][0]
+            assert (result["truth"], best["label"]) == (row["label"], row["prediction"])
+            assert best["probability"] == pytest.approx(float(row["probability"]), abs=1e-5)
+            assert sum(p["probability"] for p in result["predictions"]) <= 1 + 1e-9
+    code, out, _ = run("infer", trained, "--split", "train", "--limit-train", "70", "--format", "jsonl")
+    assert code == 0 and [json.loads(line)["image"] for line in out.splitlines()][-1] == "digits/train/69"
+    code, out, _ = run("infer", trained, "--split", "eval", "--top", "10", "--json")
+    assert all(abs(sum(p["probability"] for p in r["predictions"]) - 1) < 1e-9 for r in json.loads(out))
+
+
+def test_files_give_the_bytes_of_the_split(trained, run, images):
+    code, out, err = run("infer", trained, "in", "--json")
+    assert code == 0, err
+    from_files = json.loads(out)
+    code, out, _ = run("infer", trained, "--split", "eval", "--limit-eval", "100%", "--json")
+    for one, other in zip(from_files, json.loads(out)):
+        assert [p["class"] for p in one["predictions"]] == [p["class"] for p in other["predictions"]]
+        for p, q in zip(one["predictions"], other["predictions"]):
+            assert p["probability"] == pytest.approx(q["probability"], abs=1e-6)
+        assert "truth" not in one and other["truth"] == str(other["truth"])
+
+
+def test_every_format_holds_the_same(trained, run, images, tmp_path):
+    args = ["infer", trained, "in", "--top", "2"]
+    code, text, err = run(*args, "--format", "json")
+    assert code == 0, err
+    expected = json.loads(text)
+    assert run(*args, "--json")[1] == text
+    assert [json.loads(line) for line in run(*args, "--format", "jsonl")[1].splitlines()] == expected
+    rows = list(csv.reader(run(*args, "--format", "csv")[1].splitlines()))
+    assert rows[0] == ["image", "label_1", "probability_1", "label_2", "probability_2"]
+    for row, result in zip(rows[1:], expected):
+        first, second = result["predictions"]
+        assert row[:2] + row[3:4] == [result["image"], first["label"], second["label"]]
+        assert float(row[2]) == pytest.approx(first["probability"], abs=1e-6)
+    for form in ("csv", "json", "jsonl"):
+        code, out, err = run(*args, "--output", f"o.{form}")
+        assert code == 0 and out == "" and "3 images" in err
+        assert (tmp_path / f"o.{form}").read_text() == run(*args, "--format", form)[1]
+    code, out, _ = run(*args, "--output", "o.csv", "--format", "json")
+    assert code == 0 and json.loads(out) == expected
+    for columns in (80, 160):
+        code, out, _ = run(*args, columns=columns)
+        assert code == 0 and out.count("%") == 6 and max(map(len, out.splitlines())) <= columns
+
+
+def test_unreadable_images_are_reported_and_passed_over(trained, run, images, tmp_path):
+    (images / "cut.png").write_bytes((images / "0.png").read_bytes()[:60])
+    (images / "text.jpg").write_text("no image")
+    (images / "empty.gif").write_bytes(b"")
+    code, out, err = run("infer", trained, "absent.png", "in", "none*.png", "--output", "o.jsonl")
+    lines = err.splitlines()
+    assert code == 3 and out == "" and "5 of 8 inputs" in err
+    for name in ("absent.png", "cut.png", "text.jpg", "empty.gif", "none*.png"):
+        assert sum(name in line for line in lines) == 1, err
+    results = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert [Path(r["image"]).name for r in results] == ["0.png", "1.png", "2.PNG"]
+    code, out, _ = run("infer", trained, "in/0.png", "in/1.png", "in/deep/2.PNG", "--json")
+    assert [r["predictions"][0]["label"] for r in json.loads(out)] == [
+        r["predictions"][0]["label"] for r in results
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run("infer", trained, "in/text.jpg", "--output", "n.csv", "--contact-sheet", "n.png")
+    assert code == 3 and "1 of 1" in err and sorted(tmp_path.rglob("*")) == before
+    code, out, err = run("infer", trained, "absent.png")
+    assert code == 3 and "absent.png does not exist" in err and out == ""
+
+
+def test_one_trace_whatever_the_number_of_images(trained, run, monkeypatch):
+    from ipucnn.runs import infer
+    from ipucnn.sessions.host.session import HostSession
+
+    monkeypatch.setattr(infer, "LARGEST_BATCH", 8)
+    shapes, predict, sessions = [], HostSession.predict, []
+
+    def watched(self, dataset):
+        shapes.extend(tuple(batch.shape) for batch in dataset)
+        sessions.append(self)
+        return predict(self, dataset)
+
+    monkeypatch.setattr(HostSession, "predict", watched)
+    code, out, _ = run("infer", trained, "--split", "eval", "--json")
+    assert code == 0 and len(json.loads(out)) == 30
+    assert len(shapes) == 4 and len(set(shapes)) == 1 and shapes[0][0] == 8
+    assert sessions[0]._evaluation.predict.experimental_get_tracing_count() == 1
+
+
+def test_the_contact_sheet(trained, run, images, tmp_path):
+    code, _, err = run("infer", trained, "in", "--contact-sheet", "s.png", "--output", "o.csv")
+    assert code == 0 and "contact sheet of 3 images" in err
+    with Image.open(str(tmp_path / "s.png")) as sheet:
+        assert sheet.format == "PNG" and sheet.width < 600 and sheet.height < 250
+    code, _, err = run("infer", trained, "--split", "train", "--contact-sheet", "t.png", "--json")
+    assert code == 0 and "contact sheet of 100 images" in err
+    with Image.open(str(tmp_path / "t.png")) as sheet:
+        # The corners of the frames, below a line that says how many of the images are shown.
+        frames = {sheet.getpixel((10 + 146 * i, 35)) for i in range(10)}
+    assert frames == {(34, 139, 34), (200, 30, 30)}
+
+
+def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
+    from ipucnn.reports.contact_sheet import GREEN, ContactSheet
+
+    sheet = ContactSheet()
+    sheet.expect(250)
+    for i in range(250):
+        pixels = np.full((1 + i, 400 - i, 3 if i % 2 else 1), i % 256, np.uint8)
+        best = {"label": "東京 " + "long " * 20, "class": 1, "probability": 0.5}
+        sheet.add(i, {"image": f"{i}.png", "truth": "a", "correct": True, "predictions": [best]}, pixels)
+    assert len(sheet) == 100
+    sheet.save(tmp_path / "any-name")
+    with Image.open(str(tmp_path / "any-name")) as image:
+        assert image.format == "PNG" and GREEN in {c for _, c in image.getcolors(1 << 24)}
+
+
+def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    for args, code, message in (
+        ([trained], 2, "nothing to classify"),
+        ([trained, "in", "--split", "eval"], 2, "both given"),
+        ([trained, "--split", "test"], 2, "eval, train"),
+        ([trained, "in", "--format", "xml"], 2, "csv, json, jsonl"),
+        ([trained, "in", "--json", "--format", "csv"], 2, "both given"),
+        ([trained, "in", "--output", "o.txt"], 2, ".csv, .json, .jsonl"),
+        ([trained, "in", "--output", "absent/o.csv"], 3, "does not exist"),
+        ([trained, "in", "--output", "in/0.png/o.csv"], 3, "is a file"),
+        ([trained, "in", "--contact-sheet", "s.jpg"], 2, ".png"),
+        ([trained, "in", "--contact-sheet", "in/0.png"], 2, "one of the images"),
+        ([trained, "in", "--dataset", "digits"], 2, "--split eval"),
+        ([trained, "in", "--top", "0"], 2, "--top"),
+        (["lenet", "in"], 3, "is a network"),
+        (["lenet", "in", "--weights", "imagenet"], 2, "no ImageNet weights"),
+        (["w.h5", "in"], 2, "--model-name"),
+        (["unet", "in", "--weights", "imagenet"], 2, "no ImageNet weights"),
+    ):
+        got, out, err = run("infer", *args)
+        assert got == code and message in err and "hint: " in err and out == "", (args, err)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_keras_weights_with_the_data_set_s_names(trained, run, images):
+    from ipucnn.runs.subject import open_subject
+    from ipucnn.sessions.host.environment import import_tensorflow
+
+    import_tensorflow()
+    open_subject("evaluate", str(trained), {}).build().save_weights("w.weights.h5")
+    code, out, err = run(
+        "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
+    )
+    assert code == 0, err
+    expected = json.loads(run("infer", trained, "in", "--json")[1])
+    for one, other in zip(json.loads(out), expected):
+        assert [p["label"] for p in one["predictions"]] == [p["label"] for p in other["predictions"]]
+    code, _, err = run("infer", "w.weights.h5", "in", "--model-name", "lenet")
+    assert code == 2 and "--dataset" in err
+
+
+# ImageNet weights, without a network.
+
+
+def test_without_a_network_imagenet_is_a_clear_error(run, images, tmp_path, monkeypatch):
+    from tensorflow import keras
+
+    asked = []
+
+    def refused(name, origin, **details):
+        asked.append(origin)
+        raise Exception(f"URL fetch failure on {origin}: None -- [Errno -2] Name or service not known")
+
+    monkeypatch.setattr(keras.utils, "get_file", refused)
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run("infer", "mobilenet", "in", "--weights", "imagenet", "--output", "o.csv")
+    assert code == 6 and "could not be downloaded" in err and "hint: check the network" in err
+    assert out == "" and len(asked) == 1 and sorted(tmp_path.rglob("*")) == before
+
+
+def test_imagenet_weights_give_imagenet_s_labels(run, images, tmp_path, monkeypatch):
+    from tensorflow import keras
+
+    from ipucnn.models import build, imagenet
+
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({str(i): [f"n{i:08d}", f"thing_{i}"] for i in range(1000)}))
+
+    def fetch():
+        print("Downloading data from somewhere")
+        return str(index)
+
+    source = keras.applications.MobileNet(weights=None)
+    monkeypatch.setattr(imagenet, "_fetch", fetch)
+    monkeypatch.setattr(build, "application", lambda name: lambda weights: source)
+    # The oracle: Pillow and Keras Applications alone.
+    with Image.open(str(images / "0.png")) as image:
+        side = 8 / 1.14
+        box = (4 - side / 2, 4 - side / 2, 4 + side / 2, 4 + side / 2)
+        pixels = np.asarray(image.convert("RGB").resize((224, 224), Image.BILINEAR, box=box), np.float32)
+    # Fresh weights say nearly the same of every class; larger ones are sure of some.
+    head = source.get_layer("conv_preds")
+    logits = keras.Model(source.input, head.output)(pixels[None] / 127.5 - 1.0)
+    kernel, bias = head.get_weights()
+    head.set_weights([kernel * 3.0 / np.std(logits), bias])
+    probabilities = np.asarray(source(pixels[None] / 127.5 - 1.0))[0]
+    code, out, err = run("infer", "mobilenet", "in/0.png", "--weights", "imagenet", "--json", "--top", "3")
+    assert code == 0, err
+    (result,) = json.loads(out)
+    best = np.argsort(-probabilities)[:3]
+    assert [p["label"] for p in result["predictions"]] == [f"thing_{i}" for i in best]
+    assert result["predictions"][0]["probability"] == pytest.approx(float(probabilities[best[0]]), rel=1e-3)
+    index.write_text('{"0": 1}')
+    code, _, err = run("infer", "mobilenet", "in/0.png", "--weights", "imagenet")
+    assert code == 3 and "damaged" in err
+
+
+def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
+    save_digit(tmp_path / "many" / "0.png", 0)
+    for i in range(1, 8_000):
+        os.link(str(tmp_path / "many" / "0.png"), str(tmp_path / "many" / f"{i}.png"))
+    script = (
+        "import sys, ipucnn.cli as cli\n"
+        "from ipucnn.sessions.host.session import HostSession\n"
+        "real = HostSession.predict\n"
+        "def slow(self, dataset):\n"
+        "    print('started', file=sys.stderr, flush=True)\n"
+        "    return real(self, dataset)\n"
+        "HostSession.predict = slow\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    root = str(Path(__file__).parent.parent)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            script,
+            "infer",
+            str(trained),
+            "many",
+            "--output",
+            "o.csv",
+            "--contact-sheet",
+            "s.png",
+        ],
+        cwd=str(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root, "NO_COLOR": "1", "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    assert any(line == "started\n" for line in iter(process.stderr.readline, ""))
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err and "Traceback" not in err and out == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["many"]
