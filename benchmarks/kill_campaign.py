@@ -1,10 +1,9 @@
 """Kills training runs at random moments, continues them, and compares every byte with an uninterrupted run.
 
-Usage: python benchmarks/kill_campaign.py [--trials N] [--kills N] [--seed N] [--only NAME ...] [--keep DIR]
+Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--keep DIR]
 
-Each trial of a configuration is a run that is killed several times (SIGINT, SIGTERM or SIGKILL; at a random
-moment, while a checkpoint is being written, or during validation) and each time continued with --resume,
-until it ends.  ``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was
+Runs of each configuration are killed several times (SIGINT, SIGTERM or SIGKILL; at a random moment, while a
+checkpoint is being written, or during validation) and each time continued with --resume, until they end.  ``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was
 left alone.  Exit code 5 if any differ.
 """
 
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
 MOMENTS = ("any time", "checkpoint", "validation")
@@ -93,8 +92,18 @@ def kill(
     moment: str,
     number: Any,
     delay_s: float,
-) -> Optional[int]:
-    """Kills a training process once it trains; its exit code, or None if it ended before."""
+    wait_s: float,
+) -> Optional[Tuple[int, str]]:
+    """Kills a training process once it trains.
+
+    Args:
+        process: of the run in ``folder``, started at ``since``.
+        moment: which to wait for, ``wait_s`` seconds at most, from ``delay_s`` seconds of training on.
+        number: the signal.
+
+    Returns:
+        Exit code and the moment it was; None if the run ended before.
+    """
     while not trained(folder, since) and process.poll() is None:
         if time.time() - since > START_LIMIT_S:
             process.kill()
@@ -106,19 +115,21 @@ def kill(
     while time.time() < ready and process.poll() is None:
         time.sleep(0.001)
     seen = metrics.stat().st_size if metrics.exists() else 0
+    patience = time.time() + wait_s
     while process.poll() is None:
         if (
-            moment == "any time"
+            (moment == "any time" or time.time() > patience)
             or (moment == "checkpoint" and is_writing(folder))
             or (moment == "validation" and is_validating(folder, seen))
         ):
+            hit = moment if time.time() <= patience else "any time"
             process.send_signal(number)
             break
-        time.sleep(0.0005)
+        time.sleep(0.0002)
     else:
         return None
     process.wait(timeout=START_LIMIT_S)
-    return process.returncode
+    return process.returncode, hit
 
 
 def compare(reference: Path, folder: Path) -> List[str]:
@@ -134,8 +145,8 @@ def compare(reference: Path, folder: Path) -> List[str]:
     ] + extra
 
 
-def campaign(name: str, trials: int, kills: int, rng: random.Random, place: Path) -> Dict[str, Any]:
-    """All trials of one configuration."""
+def campaign(name: str, kills: int, per_run: int, rng: random.Random, place: Path) -> Dict[str, Any]:
+    """As many runs of one configuration, killed up to ``per_run`` times each, as make that many kills."""
     configuration, reference, log = CONFIGURATIONS[name], place / name / "reference", place / f"{name}.log"
     (place / name).mkdir(parents=True)
     since = time.time()
@@ -146,47 +157,61 @@ def campaign(name: str, trials: int, kills: int, rng: random.Random, place: Path
     if process.wait() != 0:
         raise SystemExit(f"{name}: the uninterrupted run failed\n{log.read_text(errors='replace')[-2000:]}")
     train_s = time.time() - began
-    result: Dict[str, Any] = {"name": name, "train_s": train_s, "kills": 0, "late": 0, "wrong_code": 0}
+    result: Dict[str, Any] = {"name": name, "runs": 0, "kills": 0, "late": 0, "wrong_code": 0, "differing": 0}
     result.update(dict.fromkeys(MOMENTS, 0))
     result.update({number.name: 0 for number in EXIT_CODES})
-    result["differing"] = []
-    for trial in range(trials):
-        folder = place / name / f"trial-{trial}"
-        done = False
-        for turn in range(kills):
-            moment = MOMENTS[(trial + turn) % len(MOMENTS)]
-            number = rng.choice(list(EXIT_CODES))
-            delay_s = rng.uniform(0, train_s * 0.7)
-            since = time.time()
-            process = start(configuration, folder, turn > 0, log)
-            code = kill(process, folder, since, moment, number, delay_s)
-            if code is None or code == 0:
-                result["late"] += 1
-                done = process.returncode == 0
-                if not done:
-                    raise SystemExit(f"{name}: failed\n{log.read_text(errors='replace')[-2000:]}")
-                break
-            result["kills"] += 1
-            result[moment] += 1
-            result[number.name] += 1
-            if code != EXIT_CODES[number]:
-                result["wrong_code"] += 1
-                print(f"{name}: {number.name} gave exit code {code}", file=sys.stderr)
-        if not done and start(configuration, folder, True, log).wait() != 0:
-            raise SystemExit(f"{name}: --resume failed\n{log.read_text(errors='replace')[-2000:]}")
+    while result["kills"] < kills:
+        folder = place / name / f"run-{result['runs']}"
+        one_run(configuration, folder, min(per_run, kills - result["kills"]), train_s, rng, log, result)
+        result["runs"] += 1
         differing = compare(reference, folder)
         if differing:
-            result["differing"].append((trial, differing))
-            print(f"{name}, trial {trial}: {', '.join(differing)}", file=sys.stderr)
+            result["differing"] += 1
+            print(f"{folder}: {', '.join(differing)}", file=sys.stderr)
         else:
             shutil.rmtree(folder)
+        if result["late"] > 3 * kills:
+            raise SystemExit(f"{name}: runs end before they can be killed; train longer")
     return result
+
+
+def one_run(
+    configuration: str,
+    folder: Path,
+    kills: int,
+    train_s: float,
+    rng: random.Random,
+    log: Path,
+    result: Dict[str, Any],
+) -> None:
+    """One run, killed up to ``kills`` times and continued to its end; counts go into ``result``."""
+    for turn in range(kills):
+        moment = MOMENTS[(result["runs"] + turn) % len(MOMENTS)]
+        number = rng.choice(list(EXIT_CODES))
+        share_s = train_s * 0.8 / kills
+        since = time.time()
+        process = start(configuration, folder, turn > 0, log)
+        killed = kill(process, folder, since, moment, number, rng.uniform(0, share_s), share_s)
+        if killed is None or killed[0] == 0:
+            result["late"] += 1
+            if process.returncode != 0:
+                raise SystemExit(f"{folder}: failed\n{log.read_text(errors='replace')[-2000:]}")
+            return
+        code, hit = killed
+        result["kills"] += 1
+        result[hit] += 1
+        result[number.name] += 1
+        if code != EXIT_CODES[number]:
+            result["wrong_code"] += 1
+            print(f"{folder}: {number.name} gave exit code {code}", file=sys.stderr)
+    if start(configuration, folder, True, log).wait() != 0:
+        raise SystemExit(f"{folder}: --resume failed\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trials", type=int, default=4, help="runs per configuration")
-    parser.add_argument("--kills", type=int, default=3, help="kills per run")
+    parser.add_argument("--kills", type=int, default=12, help="kills per configuration")
+    parser.add_argument("--per-run", type=int, default=4, help="kills of one run, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS))
     parser.add_argument("--keep", type=Path, help="folder to keep the runs in")
@@ -195,19 +220,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
     rng = random.Random(options.seed)
     rows = []
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, seed {options.seed}", flush=True)
-    heads = ("kills", *MOMENTS, *(number.name for number in EXIT_CODES), "late", "wrong_code")
-    print(f"{'configuration':14}{'trials':>8}" + "".join(f"{h:>12}" for h in heads) + f"{'differing':>12}")
+    heads = ("runs", "kills", *MOMENTS, *(number.name for number in EXIT_CODES), "late", "differing")
+    print(f"{'configuration':14}" + "".join(f"{h:>12}" for h in heads))
     for name in options.only:
-        row = campaign(name, options.trials, options.kills, rng, place)
+        row = campaign(name, options.kills, options.per_run, rng, place)
         rows.append(row)
-        figures = "".join(f"{row[head]:12}" for head in heads)
-        print(f"{name:14}{options.trials:8}{figures}{len(row['differing']):12}", flush=True)
-    totals = "".join(f"{sum(row[head] for row in rows):12}" for head in heads)
-    differing = sum(len(row["differing"]) for row in rows)
-    print(f"{'together':14}{options.trials * len(rows):8}{totals}{differing:12}")
+        print(f"{name:14}" + "".join(f"{row[head]:12}" for head in heads), flush=True)
+    print(f"{'together':14}" + "".join(f"{sum(row[head] for row in rows):12}" for head in heads))
+    failed = any(row["differing"] or row["wrong_code"] for row in rows)
     if options.keep is None:
         shutil.rmtree(place)
-    return 5 if differing or any(row["wrong_code"] for row in rows) else 0
+    return 5 if failed else 0
 
 
 if __name__ == "__main__":
