@@ -3,8 +3,9 @@
 Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--keep DIR]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM or SIGKILL; at a random moment, while a
-checkpoint is being written, or during validation) and each time continued with --resume, until they end.  ``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was
-left alone.  Exit code 5 if any differ.
+checkpoint is being written, or during validation) and each time continued with --resume, until they end.
+``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was left alone.  Exit
+code 5 if any differ.
 """
 
 import argparse
