@@ -35,7 +35,10 @@ def fewest_stages(tables: StageTables, max_stages: int) -> Optional[int]:
 
 
 def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int]]:
-    """Disjoint runs of items none of which any stage can hold, as many as a sweep from the left finds."""
+    """Runs of items none of which any stage can hold, as many as a sweep from the left finds.
+
+    Neighbours share an item at most, so that no cut is inside two of them.
+    """
     n = tables.num_items
     least = np.full((n, n + 1), np.inf)
     for stage in range(num_stages):
@@ -48,8 +51,9 @@ def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, in
     for j in range(1, n + 1):
         starts = np.flatnonzero(blocked[first:j, j])
         if len(starts):
-            ranges.append((first + int(starts[-1]), j))
-            first = j
+            start = first + int(starts[-1])
+            ranges.append((start, j))
+            first = j - 1 if j - start > 1 else j
     return ranges
 
 

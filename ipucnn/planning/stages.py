@@ -116,9 +116,9 @@ class Infeasibility:
         num_stages: that were asked for.
         item: an item that exceeds the capacity at every stage position, alone or with any neighbours; None if
             there is none.
-        ranges: disjoint runs (first item, one past the last) none of which fits into one stage, at whatever
-            position and with whatever neighbours.  Each needs a cut inside it, so that r of them need r + 1
-            stages; with r >= num_stages they prove the case.  Fewer prove part of it, and the search the rest.
+        ranges: runs (first item, one past the last) none of which fits into one stage, at whatever position and
+            with whatever neighbours.  Each needs a cut inside it, and no cut is inside two of them, so r of them
+            need r + 1 stages: with r >= num_stages they prove the case, with fewer the exhausted search does.
         fewest_stages: the smallest number of stages, at most ``max_stages``, into which some split fits; None
             if there is none.
         max_stages: the largest number of stages that was tried.
