@@ -27,6 +27,8 @@ _NAMES = {
     "resnet50-v1.5": "resnet50",
     "resnet-50": "resnet50",
     "resnet50 (validation graph of training app)": "resnet50",
+    "resnet-50 group norm": "resnet50",
+    "efficientnet-4 g1 group norm 16.32": "efficientnet-b4",
     "resnext-101": "resnext101_32x4d",
     "resnext101-32x4d": "resnext101_32x4d",
     "unet-medical-572": "unet",
@@ -105,6 +107,8 @@ def registered_name(row: Dict[str, Any]) -> str:
     Raises:
         Skipped: it is not registered.
     """
+    if row["model"].startswith("each row"):
+        raise Skipped("not one configuration")
     name = row["model"].lower().replace("_", "-")
     name = _NAMES.get(name, name)
     if row.get("group_dim") == 16:
@@ -122,7 +126,8 @@ def _graph(name: str, row: Dict[str, Any]) -> LayerGraph:
         shape, classes = (224, 224, 3), 1000  # the public configuration trains it on ImageNet
     else:
         shape, classes = (size, size, record.input_shape[2]), record.num_classes
-    norm = "group" if str(row.get("norm", "")).startswith("group") and record.default_norm != "none" else None
+    grouped = str(row.get("norm", "")).startswith("group") or "group norm" in row["model"]
+    norm = "group" if grouped and record.default_norm != "none" else None
     graph = layer_graph(record, BuildOptions(shape, classes, norm=norm))
     return crop_early(graph) if name == "unet" else graph
 
@@ -275,14 +280,18 @@ def memory_program(row: Dict[str, Any]) -> Program:
     training = row["task"] == "train"
     generation = row["ipu_generation"].split("/")[0]
     opens: List[str] = list(row.get("stage_opens_at") or [])
-    if row.get("stages", 1) > 1 and not opens:
+    if row.get("stages", row.get("n_ipus_per_replica", 1)) > 1 and not opens:
         raise Skipped("its splits are not published")
     splits = tuple(_split(graph, split) for split in opens)
     recompute = str(row.get("recompute", "not set"))
     checkpoints = row.get("n_recompute_checkpoints") or 0
     schedule = str(row.get("schedule", "Grouped")).split()[0]
-    # PopTorch recomputes inside the stages of a pipelined training by default; TF1's pipelines say so themselves.
-    on = recompute.startswith(("on", "manual")) or (not recompute.startswith("off") and len(splits) > 0)
+    if recompute.startswith("7 segments"):
+        splits, schedule, recompute = SEVEN_SEGMENTS, "Sequential", "on"
+    # PopTorch recomputes inside the stages of a pipelined training by default, and that application passes its own
+    # flag on only for unpipelined runs; TF1's pipelines say what they do.
+    explicit_off = recompute.startswith("off") and row.get("framework") != "PyTorch"
+    on = recompute.startswith(("on", "manual")) or (len(splits) > 0 and not explicit_off)
     if len(splits) == 0 and checkpoints:
         splits, schedule = TEN_CHECKPOINTS, "Sequential"
     proportions = row.get("available_memory_proportion") or [0.6]

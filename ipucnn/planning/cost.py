@@ -227,7 +227,7 @@ def _planned(
             if layer.op_class in PRODUCT_CLASSES:
                 work[i, 1, steps] += _FLIP_STEPS if flows else 0
                 work[i, 2, steps] += _TRANSPOSE_STEPS
-    splits = np.zeros((num, len(PASSES), 4), dtype=int)
+    splits: np.ndarray = np.zeros((num, len(PASSES), 4), dtype=int)
     units = np.full((num, len(PASSES)), -1)
     temporary = np.zeros((num, len(PASSES)))
     if where:

@@ -11,7 +11,7 @@ The cheapest split whose temporary bytes are within the bound is taken, or the o
 """
 
 from dataclasses import dataclass, fields
-from typing import Tuple
+from typing import Any, Tuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class Plans:
     temporary_bytes: np.ndarray
 
 
-def _ceil_divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _ceil_divide(a: Any, b: Any) -> Any:
     return np.ceil(a / b)
 
 
@@ -130,7 +130,7 @@ def split_work(
         * p.taps
     )
     load_cycles = amp.input_channels * amp.output_channels * element_bytes / ipu.weight_load_bytes_per_cycle
-    rounds = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
+    rounds: np.ndarray = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
     amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
 
     # SLIC and vectors: one start per (group, output block, tap row) of four channels' accumulators.
@@ -195,7 +195,7 @@ def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
     reduction_factors = _factors(
         int(min(np.ceil(products.reduction.max() / 4), tiles)), fine=not weight_gradient
     )
-    grid = np.meshgrid(group_factors, output_factors, reduction_factors, indexing="ij")
+    grid: Any = np.meshgrid(group_factors, output_factors, reduction_factors, indexing="ij")
     flat = np.stack([axis.ravel() for axis in grid])
     flat = flat[:, flat.prod(axis=0) <= tiles]
     by_groups, by_outputs, by_reduction = (axis[None, :] for axis in flat)
@@ -213,8 +213,8 @@ def plan_products(
     """The cheapest split of each product whose temporary bytes per tile are within the bound, else the smallest."""
     num = len(products)
     work = np.zeros((num, len(constants.cycles_per_unit)))
-    split = np.ones((num, len(SPLITS)), dtype=int)
-    unit = np.zeros(num, dtype=int)
+    split: np.ndarray = np.ones((num, len(SPLITS)), dtype=int)
+    unit: np.ndarray = np.zeros(num, dtype=int)
     temporary = np.zeros(num)
     # Products of one kind share their candidates; few kinds keep the arrays dense, small ones keep them in cache.
     grouped = products.groups > 1

@@ -125,7 +125,7 @@ def _grouped_tick(
         return float(load.max())
 
     # A stage's output leaves after its forward pass, the gradient of its input after its backward pass.
-    out = np.append(receive[1:], 0.0)
+    out: np.ndarray = np.append(receive[1:], 0.0)
     exchange = max(out[f], default=0.0) + max(receive[b], default=0.0)
     return longest(forward, f) + longest(backward, b) + float(exchange)
 
@@ -151,7 +151,7 @@ def schedule_s(
         directions = 2 if settings.training else 1
         tick = float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
         return count * tick, tick
-    nothing = np.zeros(num, dtype=bool)
+    nothing: np.ndarray = np.zeros(num, dtype=bool)
 
     def active(batch: np.ndarray) -> np.ndarray:
         return (batch >= 0) & (batch < count)
@@ -159,7 +159,7 @@ def schedule_s(
     def cost(f: np.ndarray, b: np.ndarray) -> float:
         return _grouped_tick(forward, backward, receive, f, b, ipus)
 
-    everything = np.ones(num, dtype=bool)
+    everything: np.ndarray = np.ones(num, dtype=bool)
     if not settings.training:
         tick = cost(everything, nothing) + micro_batch_s
         first = num - 1
