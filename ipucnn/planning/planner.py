@@ -15,8 +15,8 @@ from ipucnn.planning.stages import Solution, StageTables, pipeline_ticks, tick_s
 
 __all__ = ["MAX_STAGES", "plan", "plan_up_to"]
 
-# Up to how many stages an infeasible plan's certificate looks for one that fits.
-MAX_STAGES = 32
+# Up to how many stages an infeasible plan's certificate looks for one that fits, at least.
+MAX_STAGES = 16
 
 
 def plan(
@@ -24,7 +24,7 @@ def plan(
     num_stages: int,
     schedule: str = "Grouped",
     max_evaluations: Optional[int] = None,
-    max_stages: int = MAX_STAGES,
+    max_stages: Optional[int] = None,
 ) -> Solution:
     """The fastest split into exactly ``num_stages`` stages.
 
@@ -32,7 +32,8 @@ def plan(
         tables: times and memory of the items.
         schedule: "Grouped", "Interleaved" or "Sequential".
         max_evaluations: dynamic programs after which the search stops with a gap; None: it proves optimality.
-        max_stages: up to how many stages the certificate tries if nothing fits.
+        max_stages: up to how many stages the certificate tries if nothing fits; None: twice ``num_stages``, at
+            least ``MAX_STAGES``.
 
     Returns:
         The solution; without starts, and with a certificate, if nothing fits.
@@ -58,7 +59,8 @@ def plan(
     else:
         result = search(tables, num_stages, schedule, max_evaluations)
     if not result.starts:
-        why = explain(tables, num_stages, max_stages)
+        most = max(MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
+        why = explain(tables, num_stages, most)
         return Solution(
             schedule, num_stages, (), float("inf"), float("inf"), result.num_evaluations, infeasibility=why
         )

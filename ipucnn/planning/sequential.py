@@ -62,6 +62,13 @@ class _OneIpu:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
+        # (n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
+        self.least_largest = np.full(self.n + 1, np.inf)
+        self.least_largest[0] = 0.0
+        for stage in range(num_stages - 1):
+            self.least_largest = np.maximum(self.least_largest[: self.n, None], self.memory[stage]).min(
+                axis=0
+            )
 
     def least_checkpoints(self, limit: float) -> Tuple[np.ndarray, List[np.ndarray]]:
         """((n + 1,) least checkpoint bytes with the last segment opening at e, sources) if no other exceeds limit."""
@@ -92,7 +99,8 @@ class _OneIpu:
 
     def earliest(self, low: float, checkpoints: np.ndarray) -> Optional[int]:
         """First e that can open the last segment if the others' largest takes at least ``low`` bytes."""
-        total = checkpoints[: self.n] + np.maximum(self.memory[-1][:, self.n], low)
+        largest = np.maximum(self.memory[-1][:, self.n], self.least_largest[: self.n])
+        total = checkpoints[: self.n] + np.maximum(largest, low)
         possible = np.flatnonzero(total <= self.tables.capacity_bytes)
         return int(possible[0]) if len(possible) else None
 

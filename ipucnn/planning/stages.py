@@ -100,6 +100,8 @@ class StageTables:
         """(n, n + 1): whether items i .. j - 1 fit as that stage, by themselves."""
         key = (num_stages, stage)
         if key not in self._allowed:
+            if any(known != num_stages for known, _ in self._allowed):
+                self._allowed.clear()  # large networks: a megabyte each
             self._allowed[key] = self.memory(num_stages, stage) <= self.capacity_bytes
         return self._allowed[key]
 
