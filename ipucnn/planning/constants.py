@@ -58,6 +58,6 @@ DEFAULT_CONSTANTS = CostConstants(
     received_byte_cycles=0.309,
     moved_byte_cycles=0.122,
     transposed_byte_cycles=1.42,
-    step_cycles=299.0,
+    step_cycles=300.0,
     micro_batch_s=60e-6,
 )

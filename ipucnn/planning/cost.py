@@ -5,7 +5,7 @@ its vertices read and write.  An IPU runs one operation at a time on all its til
 layers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
 from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.ops import UNITS, Products, plan_products
+from ipucnn.planning.ops import SPLITS, UNITS, Products, plan_products
 from ipucnn.planning.settings import PlanSettings
 
 __all__ = [
@@ -173,6 +173,49 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
     return [(0, 0), (0, 0)]
 
 
+def _other_work(
+    graph: LayerGraph, batch: int, element_bytes: int, weight_bytes: int, training: bool, num_tiles: int
+) -> np.ndarray:
+    """(n, 3, len(FEATURES)) work outside products: element-wise operations, sums of gradients, rearranging."""
+    consumers: Dict[str, int] = {}
+    for layer in graph.layers:
+        for name in layer.inputs:
+            consumers[name] = consumers.get(name, 0) + 1
+    by_name = {layer.name: layer for layer in graph.layers}
+    with_gradient = needs_gradient(graph)
+    moved = np.zeros((len(graph.layers), len(PASSES)))  # activations of one sample
+    steps = np.zeros_like(moved)
+    for i, layer in enumerate(graph.layers):
+        sources = [by_name[name] for name in layer.inputs]
+        flows = any(name in with_gradient for name in layer.inputs)
+        # In inference a batch norm right after a product is folded into its weights.
+        folded = bool(sources) and sources[0].op_class in PRODUCT_CLASSES and consumers[sources[0].name] == 1
+        elements = sum(source.output_elements for source in sources)
+        forward, backward = _moved(layer, elements, training, folded)
+        moved[i, 0], steps[i, 0] = forward
+        if not training:
+            continue
+        if flows or layer.num_trainable:
+            moved[i, 1], steps[i, 1] = backward
+        # Gradients of the branches that read one tensor are added.
+        more = consumers.get(layer.name, 1) - 1
+        if more > 0 and layer.name in with_gradient:
+            moved[i, 1] += 3 * more * layer.output_elements
+            steps[i, 1] += 2 * more
+        if layer.op_class in PRODUCT_CLASSES:
+            steps[i, 1] += _FLIP_STEPS if flows else 0
+            steps[i, 2] += _TRANSPOSE_STEPS
+        if layer.num_trainable:
+            steps[i, 2] += _ACCUMULATE_STEPS
+    work = np.zeros((*moved.shape, len(FEATURES)))
+    work[..., FEATURES.index("moved_bytes")] = moved * (batch * element_bytes / num_tiles)
+    work[..., FEATURES.index("steps")] = steps
+    if training:  # the gradient is read, its accumulator read and written
+        weights = np.array([layer.num_trainable for layer in graph.layers], dtype=float)
+        work[:, 2, FEATURES.index("moved_bytes")] += 3 * weights * weight_bytes / num_tiles
+    return work
+
+
 @lru_cache(maxsize=64)
 def _planned(
     graph: LayerGraph,
@@ -186,54 +229,28 @@ def _planned(
     constants: CostConstants,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """work, splits, units, temporary bytes, see ``LayerTimes``; split searches once per distinct operation."""
-    layers = graph.layers
-    by_name = {layer.name: layer for layer in layers}
+    by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
-    consumers: Dict[str, int] = {}
-    for layer in layers:
-        for name in layer.inputs:
-            consumers[name] = consumers.get(name, 0) + 1
-    num = len(layers)
-    work = np.zeros((num, len(PASSES), len(FEATURES)))
-    moved, steps = FEATURES.index("moved_bytes"), FEATURES.index("steps")
     distinct: Dict[_Key, int] = {}
     where: List[Tuple[int, int, int]] = []
-    for i, layer in enumerate(layers):
-        sources = [by_name[name] for name in layer.inputs]
-        flows = any(source.name in with_gradient for source in sources)
+    for i, layer in enumerate(graph.layers):
         if layer.op_class in PRODUCT_CLASSES:
-            for pass_, key in enumerate(_product_keys(layer, sources[0], batch, flows, training)):
+            flows = layer.inputs[0] in with_gradient
+            keys = _product_keys(layer, by_name[layer.inputs[0]], batch, flows, training)
+            for pass_, key in enumerate(keys):
                 if key is not None:
                     where.append((i, pass_, distinct.setdefault(key, len(distinct))))
-        # In inference a batch norm right after a product is folded into its weights.
-        folded = bool(sources) and sources[0].op_class in PRODUCT_CLASSES and consumers[sources[0].name] == 1
-        elements = sum(source.output_elements for source in sources)
-        both = _moved(layer, elements, training, folded)
-        for pass_, (count, num_steps) in enumerate(
-            both[: 2 if training and (flows or layer.num_trainable) else 1]
-        ):
-            work[i, pass_, moved] += count * batch * element_bytes / ipu.num_tiles
-            work[i, pass_, steps] += num_steps
-        if training:
-            # Gradients of the branches that read one tensor are added.
-            more = consumers.get(layer.name, 1) - 1
-            if more and layer.name in with_gradient:
-                work[i, 1, moved] += 3 * more * layer.output_elements * batch * element_bytes / ipu.num_tiles
-                work[i, 1, steps] += 2 * more
-            # The weights' gradient is added to its accumulator.
-            if layer.num_trainable:
-                work[i, 2, moved] += 3 * layer.num_trainable * weight_bytes / ipu.num_tiles
-                work[i, 2, steps] += _ACCUMULATE_STEPS
-            if layer.op_class in PRODUCT_CLASSES:
-                work[i, 1, steps] += _FLIP_STEPS if flows else 0
-                work[i, 2, steps] += _TRANSPOSE_STEPS
-    splits: np.ndarray = np.zeros((num, len(PASSES), 4), dtype=int)
-    units = np.full((num, len(PASSES)), -1)
-    temporary = np.zeros((num, len(PASSES)))
+    shape = (len(graph.layers), len(PASSES))
+    work = _other_work(graph, batch, element_bytes, weight_bytes, training, ipu.num_tiles)
+    splits: np.ndarray = np.zeros((*shape, len(SPLITS)), dtype=int)
+    units: np.ndarray = np.full(shape, -1)
+    temporary = np.zeros(shape)
     if where:
-        table = np.array(list(distinct), dtype=float).T
-        products = Products(*(row.astype(bool) if at == 8 else row for at, row in enumerate(table)))
-        plans = plan_products(products, ipu, arithmetic, proportion * ipu.sram_per_tile_bytes, constants)
+        names = [field.name for field in fields(Products)]
+        columns = dict(zip(names, np.array(list(distinct), dtype=float).T))
+        columns["weight_gradient"] = columns["weight_gradient"].astype(bool)
+        bound_bytes = proportion * ipu.sram_per_tile_bytes
+        plans = plan_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
         at_layer, at_pass, of = np.array(where).T
         work[at_layer, at_pass] += plans.work[of]
         splits[at_layer, at_pass] = plans.split[of]

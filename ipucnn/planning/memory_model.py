@@ -16,7 +16,7 @@ What is there at the fullest moment, the backward pass of a micro-batch (the for
 A tensor that skips over the stage is live in it, but needs no stash of its own.
 """
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class MemoryModel:
         starts = np.asarray(item_starts)
         n = self.num_items = len(starts)
         self.item_starts = np.array([*item_starts, len(layers)])
-        item_of = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
+        item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
         # What the host delivers is an input of whatever range reads it.
         made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
         index = {layer.name: i for i, layer in enumerate(layers)}

@@ -186,25 +186,26 @@ def _factors(limit: int, fine: bool) -> np.ndarray:
 
 
 def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
-    """Splits to try for products of one kind, (n, s) each: all combinations, what is left goes to the rows."""
-    weight_gradient = bool(products.weight_gradient.any())
+    """Splits to try for products of one kind, (n, s) each; the last array says which of them the tiles suffice for.
+
+    All combinations of the factors, with what is left going to the rows.  A product's factors don't depend on which
+    others are planned along with it.
+    """
+    coarse = bool(products.weight_gradient.any())
     tiles = ipu.num_tiles
-    group_factors = _factors(int(min(products.groups.max(), tiles)), fine=not weight_gradient)
     # No unit gains from less than four channels a tile.
-    output_factors = _factors(int(min(np.ceil(products.outputs.max() / 4), tiles)), fine=True)
-    reduction_factors = _factors(
-        int(min(np.ceil(products.reduction.max() / 4), tiles)), fine=not weight_gradient
-    )
-    grid: Any = np.meshgrid(group_factors, output_factors, reduction_factors, indexing="ij")
-    flat = np.stack([axis.ravel() for axis in grid])
-    flat = flat[:, flat.prod(axis=0) <= tiles]
-    by_groups, by_outputs, by_reduction = (axis[None, :] for axis in flat)
-    by_groups = np.minimum(by_groups, products.groups[:, None])
-    by_outputs = np.minimum(by_outputs, products.outputs[:, None])
-    by_reduction = np.minimum(by_reduction, products.reduction[:, None])
-    left = np.floor(tiles / (by_groups * by_outputs * by_reduction) + 1e-9)
-    by_rows = np.clip(left, 1, products.rows[:, None])
-    return by_groups, by_outputs, by_reduction, by_rows
+    limits = [
+        np.minimum(products.groups, tiles),
+        np.minimum(_ceil_divide(products.outputs, 4), tiles),
+        np.minimum(_ceil_divide(products.reduction, 4), tiles),
+    ]
+    fine = (not coarse, True, not coarse)
+    factors = [_factors(int(limit.max()), grain) for limit, grain in zip(limits, fine)]
+    grid: Any = np.meshgrid(*factors, indexing="ij")
+    splits = [np.minimum(axis.ravel()[None, :], limit[:, None]) for axis, limit in zip(grid, limits)]
+    used = splits[0] * splits[1] * splits[2]
+    by_rows = np.clip(np.floor(tiles / used + 1e-9), 1, products.rows[:, None])
+    return (*splits, by_rows, used <= tiles)
 
 
 def plan_products(
@@ -223,9 +224,10 @@ def plan_products(
         for start in range(0, len(chosen), 32):
             rows = chosen[start : start + 32]
             part = products.take(rows)
-            splits = _candidates(part, ipu)
-            all_work, units, bytes_ = split_work(part.columns(), splits, ipu, arithmetic, constants)
-            cycles = all_work @ constants.cycles_per_unit
+            *splits, possible = _candidates(part, ipu)
+            all_work, units, bytes_ = split_work(part.columns(), tuple(splits), ipu, arithmetic, constants)
+            cycles = np.where(possible, all_work @ constants.cycles_per_unit, np.inf)
+            bytes_ = np.where(possible, bytes_, np.inf)
             fitting = np.where(bytes_ <= bound_bytes, cycles, np.inf)
             best = np.where(
                 np.isfinite(fitting).any(axis=1), np.argmin(fitting, axis=1), np.argmin(bytes_, axis=1)
