@@ -54,10 +54,10 @@ class CostConstants:
 
 
 DEFAULT_CONSTANTS = CostConstants(
-    block_cycles=203.0,
-    received_byte_cycles=0.309,
+    block_cycles=204.0,
+    received_byte_cycles=0.308,
     moved_byte_cycles=0.122,
-    transposed_byte_cycles=1.42,
-    step_cycles=300.0,
+    transposed_byte_cycles=1.37,
+    step_cycles=294.0,
     micro_batch_s=60e-6,
 )

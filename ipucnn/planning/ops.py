@@ -133,10 +133,11 @@ def split_work(
     rounds: np.ndarray = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
     amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
 
-    # SLIC and vectors: one start per (group, output block, tap row) of four channels' accumulators.
+    # SLIC and vectors: a start for each row of the kernel and each four sums, over four input channels at most.
     macs = groups * rows * outputs * reduction * p.taps
     vector_cycles = macs / ipu.vector_macs_per_cycle[element_bytes]
-    small_blocks = groups * _ceil_divide(outputs, 4) * np.maximum(p.taps / p.kernel_width, 1) / 4
+    kernel_rows = np.maximum(p.taps / p.kernel_width, 1)
+    small_blocks = _ceil_divide(groups * outputs, 4) * _ceil_divide(reduction, 4) * kernel_rows
     if ipu.slic_macs_per_channel and element_bytes == 2:
         rate = ipu.slic_macs_per_channel * np.minimum(p.reduction, ipu.slic_max_channels)
         padding = _ceil_divide(p.kernel_width, ipu.slic_kernel_width) * ipu.slic_kernel_width / p.kernel_width
