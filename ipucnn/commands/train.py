@@ -7,7 +7,13 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 
 
-@with_run_options("train")
+def _settle(resolved: Resolved) -> Resolved:
+    from ipucnn.runs.resume import find_start
+
+    return find_start(resolved).resolved
+
+
+@with_run_options("train", settle=_settle)
 def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 
@@ -19,6 +25,11 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.runs import train as runs
 
     run = runs.TrainingRun(resolved, verbose)
+    resolved = run.resolved
+    for line in run.start.notes:
+        note(line)
+    if run.start.report is not None:
+        note(f"{run.folder.path} is finished: nothing to continue")
     note(resolved.choice.message)
     effect = resolved.host_note()
     if effect:
@@ -26,6 +37,8 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     for warning in run.warnings:
         note(f"warning: {warning}")
     preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
+    if run.start.in_place:
+        preset = "the run's configuration"
     size = "x".join(map(str, run.setup.input_shape))
     network = f"{resolved.record.name} ({preset}), input {size}, seed {run.seed}"
     if resolved.config.base_filters is not None:
@@ -36,7 +49,10 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     progress: Optional[TrainProgress] = None
     try:
         for event in run.events():
-            if isinstance(event, runs.Started):
+            if isinstance(event, runs.Notes):
+                for line in event.lines:
+                    note(line)
+            elif isinstance(event, runs.Started):
                 if run.fresh_weights:
                     note(
                         f"starting from {resolved.config.weights}, with a new head for {run.info.num_classes} classes"

@@ -51,6 +51,13 @@ class General:
         None, "Run folder to create.", metavar="DIR", default_text="runs/MODEL-DATASET[-N]"
     )
     overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, commands=TRAIN)
+    resume: bool = option(
+        False,
+        "Continue the run in --run-dir (else the latest of this model and data set) from its newest good "
+        "checkpoint, to the same bytes as if it had never stopped; begin it where there is none.",
+        in_yaml=False,
+        commands=TRAIN,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +174,20 @@ class Evaluation:
     )
     checkpoints: bool = option(True, "Save checkpoints.", commands=TRAIN)
     checkpoint_dir: Optional[str] = option(
-        None, "Folder of the checkpoints.", metavar="DIR", commands=TRAIN, default_text="in the run folder"
+        None,
+        "Folder to write the checkpoints to.",
+        aliases=("checkpoint-output-dir",),
+        metavar="DIR",
+        commands=TRAIN,
+        default_text="in the run folder",
+    )
+    checkpoint_input_dir: Optional[str] = option(
+        None,
+        "Folder of checkpoints to continue from (the newest good one, with optimizer and position); with "
+        "--no-training each of them is validated.",
+        metavar="DIR",
+        commands=TRAIN,
+        default_text="none",
     )
     ckpts_per_epoch: float = option(
         1.0,

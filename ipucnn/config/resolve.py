@@ -47,6 +47,7 @@ class Resolved:
             commands that read no data set (infer, plan-splits).
         preset: the name of the preset that was applied, or None.
         without_effect: keys the user gave that only an IPU acts on, in order of declaration.
+        typed: field name -> value of what the user gave, by flag or in a preset named on the command line.
     """
 
     command: str
@@ -56,6 +57,7 @@ class Resolved:
     choice: Any
     preset: Optional[str]
     without_effect: Tuple[str, ...]
+    typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
@@ -123,6 +125,7 @@ def resolve(
         choice=choice,
         preset=preset.name if preset is not None else None,
         without_effect=_without_effect(config, by_user),
+        typed=by_user,
     )
 
 
@@ -141,6 +144,58 @@ def resolve_saved(command: str, config: RunConfig, flags: Mapping[str, Any]) -> 
     merged = RunConfig(**settings)
     check(merged)
     return Resolved(command, merged, origins, record, choice, None, _without_effect(merged, given))
+
+
+# What a run may change when it is continued: where things are and how they are delivered, never what is computed.
+RESUMABLE = (
+    "dataset_path",
+    "download",
+    "device",
+    "pipeline_num_parallel",
+    "run_dir",
+    "resume",
+    "overwrite",
+    "checkpoint_dir",
+    "checkpoint_input_dir",
+    "num_epochs",
+)
+
+
+def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
+    """The configuration of a run that is continued: the saved one, where nothing asked for contradicts it.
+
+    Args:
+        asked: what the command line stands for.
+        saved: the run's own.
+        run: its name, for messages.
+
+    Raises:
+        ConfigurationError: an option that would make another run of it.
+    """
+    from ipucnn.models.registry import get_model
+
+    for name, value in asked.typed.items():
+        have = getattr(saved, name)
+        if name == "model_name":
+            value, have = get_model(value).name, get_model(have).name
+        if name not in RESUMABLE and value != have:
+            raise ConfigurationError(
+                f"{BY_NAME[name].flag} {value}: the run in {run} has {have}",
+                "drop it to continue that run as it was, or drop --resume and give another --run-dir",
+            )
+    changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
+    config = dataclasses.replace(saved, **changes)
+    check(config)
+    settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
+    record = get_model(config.model_name)
+    return dataclasses.replace(
+        asked,
+        config=config,
+        origins=dict.fromkeys(settings, RUN_ORIGIN),
+        record=record,
+        choice=_choose_dataset(asked.command, record, settings),
+        preset=None,
+    )
 
 
 def convert_flags(flags: Mapping[str, Any]) -> Dict[str, Any]:

@@ -19,7 +19,11 @@ RUN_DEFAULT = "the run's"
 
 
 def with_run_options(
-    command: str, *, from_run: bool = False, from_flags: bool = False
+    command: str,
+    *,
+    from_run: bool = False,
+    from_flags: bool = False,
+    settle: Optional[Callable[[Any], Any]] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command's function so that Typer gives it all options of ``command``.
 
@@ -33,6 +37,7 @@ def with_run_options(
         command: the command's name, which selects the options.
         from_run: the command takes the configuration of a run folder, whose values are the defaults.
         from_flags: the command takes nothing but its flags.
+        settle: what the command makes of a ``Resolved`` before it runs, for ``--print-config``.
     """
 
     only_flags = from_run or from_flags
@@ -59,6 +64,8 @@ def with_run_options(
             if arguments["print_config"]:
                 from ipucnn.config.show import print_config
 
+                if settle is not None:
+                    resolved = settle(resolved)
                 print_config(resolved, specs.values(), as_json=arguments["json_output"])
                 return None
             return function(resolved=resolved, **own)

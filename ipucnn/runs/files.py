@@ -1,10 +1,13 @@
 """Writing files so that a crash leaves the old one or the new one, never half of one."""
 
 import os
+import re
 from pathlib import Path
-from typing import Callable, Union
+from typing import Callable, Optional, Union
 
 from ipucnn.errors import DataError
+
+_TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -19,6 +22,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with open(temporary, "rb+") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except OSError as error:
         raise DataError(
             f"{path} cannot be written: {error.strerror or error}", "free some space or choose another folder"
@@ -26,6 +30,34 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         if temporary.exists():
             temporary.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename survive a power cut; where folders cannot be synced there is nothing to do."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def temporary_of(name: str) -> Optional[str]:
+    """The file that a temporary of :func:`write_atomically` was to become; None for any other name."""
+    match = _TEMPORARY.fullmatch(name)
+    return match.group(1) if match is not None else None
+
+
+def remove_temporaries(folder: Path, is_ours: Callable[[str], bool]) -> None:
+    """Removes what a killed process left of :func:`write_atomically`, for the file names ``is_ours`` accepts."""
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        name = temporary_of(path.name)
+        if name is not None and is_ours(name):
+            path.unlink()
 
 
 def write_text(path: Path, text: Union[str, bytes]) -> None:

@@ -4,27 +4,40 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.files import write_text
+from ipucnn.runs.files import remove_temporaries, temporary_of, write_text
 
-CONFIG, PROGRAM, METRICS, REPORT = "config.yml", "program.json", "metrics.jsonl", "report.json"
+CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
+# What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
+METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 LAST, BEST = "last.npz", "best.npz"
-_OURS = (CONFIG, PROGRAM, METRICS, REPORT, CHECKPOINTS, TENSORBOARD)
+_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS)
+_OURS = (*_FILES, CHECKPOINTS, TENSORBOARD)
+
+
+def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
+    base = f"{model}-{dataset}".replace(":", "-").replace("/", "-")
+    return root / (base if number == 1 else f"{base}-{number}")
 
 
 def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
     """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that exists."""
-    base = f"{model}-{dataset}".replace(":", "-").replace("/", "-")
     number = 1
-    while True:
-        path = root / (base if number == 1 else f"{base}-{number}")
-        if not path.exists():
-            return path
+    while _numbered(model, dataset, root, number).exists():
         number += 1
+    return _numbered(model, dataset, root, number)
+
+
+def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
+    """The folder that :func:`default_run_dir` gave out last, None if there is none."""
+    number = 1
+    while _numbered(model, dataset, root, number).exists():
+        number += 1
+    return _numbered(model, dataset, root, number - 1) if number > 1 else None
 
 
 def check_new(path: Path, overwrite: bool) -> None:
@@ -41,10 +54,11 @@ def check_new(path: Path, overwrite: bool) -> None:
             break
     if not path.exists() or not any(path.iterdir()):
         return
-    foreign = sorted(p.name for p in path.iterdir() if p.name not in _OURS)
+    foreign = sorted(p.name for p in path.iterdir() if not _is_ours(p.name))
     if not overwrite:
         raise ConfigurationError(
-            f"run folder {path} already exists", f"use another --run-dir, or --overwrite to replace {path}"
+            f"run folder {path} already exists",
+            f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
         )
     if foreign or not (path / CONFIG).is_file():
         raise ConfigurationError(
@@ -69,6 +83,11 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
         )
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a run puts a file or folder of this name into its folder; temporaries of killed runs too."""
+    return name in _OURS or temporary_of(name) in _FILES
+
+
 def is_checkpoint_name(name: str) -> bool:
     """Whether a run gives its checkpoints such a name."""
     return name in (LAST, BEST) or (name.startswith("checkpoint-") and name.endswith(".npz"))
@@ -84,18 +103,47 @@ class RunFolder:
 
     def __init__(self, path: Path, checkpoint_dir: Optional[str] = None) -> None:
         self.path = path
+        self._lock: Optional[int] = None
         self.checkpoints = Path(checkpoint_dir).expanduser() if checkpoint_dir else path / CHECKPOINTS
+
+    def lock(self) -> None:
+        """Keeps other processes from writing this run until :meth:`unlock` or the end of this one, whatever it is.
+
+        Raises:
+            ConfigurationError: another process is writing it.
+        """
+        try:
+            import fcntl
+
+            self._lock = os.open(str(self.path), os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise ConfigurationError(
+                f"run folder {self.path} is in use by another process",
+                "wait for it, or use another --run-dir",
+            ) from None
+        except (ImportError, OSError):
+            pass  # no such locks on this system or file system
+
+    def unlock(self) -> None:
+        """Lets other processes write the run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def create(self, config: RunConfig, program: Any) -> None:
         """Makes the folder (replacing a former run's files, which ``check_new`` allowed) and its first files.
 
         Raises:
             DataError: it cannot be written.
+            ConfigurationError: another process is writing it.
         """
         made = [p for p in (self.path, self.checkpoints) if not p.exists()]
         try:
             # The new folders first: a former run goes only once it is known that this one can be written.
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             write_text(self.path / CONFIG, config.to_yaml())
         except (OSError, DataError) as error:
@@ -106,25 +154,71 @@ class RunFolder:
             raise DataError(
                 f"run folder {self.path} cannot be written: {reason}", "choose another --run-dir"
             ) from None
-        for name in (PROGRAM, METRICS, REPORT):
-            if (self.path / name).exists():
+        for name in _FILES:
+            if name != CONFIG and (self.path / name).exists():
                 (self.path / name).unlink()
         if (self.path / TENSORBOARD).is_dir():
             shutil.rmtree(self.path / TENSORBOARD)
         for old in self.checkpoints.iterdir():
             if is_checkpoint_name(old.name):
                 old.unlink()
+        self._remove_temporaries()
         write_text(self.path / PROGRAM, program.to_json())
 
-    def append_metrics(self, row: Dict[str, Any]) -> None:
-        """Adds one line to ``metrics.jsonl``."""
+    def reopen(self, config: RunConfig, program: Any, history: Sequence[str]) -> None:
+        """Makes the folder one of a run that stands where ``history`` (the lines of its metrics) ends.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._remove_temporaries()
+        write_text(self.path / CONFIG, config.to_yaml())
+        write_text(self.path / PROGRAM, program.to_json())
+        write_text(self.path / METRICS, "".join(history))
+        if (self.path / REPORT).exists():
+            (self.path / REPORT).unlink()
+
+    def _remove_temporaries(self) -> None:
+        remove_temporaries(self.path, lambda name: name in _FILES)
+        remove_temporaries(self.checkpoints, is_checkpoint_name)
+
+    def append(self, name: str, line: str) -> None:
+        """Adds a line to ``metrics.jsonl`` or ``timings.jsonl``."""
         try:
-            with open(self.path / METRICS, "a", encoding="utf-8") as handle:
-                handle.write(json.dumps(row) + "\n")
+            with open(self.path / name, "a", encoding="utf-8") as handle:
+                handle.write(line)
         except OSError as error:
             raise DataError(
-                f"{self.path / METRICS} cannot be written: {error.strerror}", "free some space"
+                f"{self.path / name} cannot be written: {error.strerror}", "free some space"
             ) from None
+
+    def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
+        path = self.path / ENVIRONMENT
+        try:
+            before: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = []
+        processes = [*before, facts]
+        write_text(path, json.dumps(processes, indent=2) + "\n")
+        return processes
+
+    def read_report(self) -> Optional[Dict[str, Any]]:
+        """``report.json``, which a finished run has; None for one that did not finish."""
+        try:
+            report: Dict[str, Any] = json.loads((self.path / REPORT).read_text(encoding="utf-8"))
+            return report
+        except (OSError, ValueError):
+            return None
+
+    def clean(self, names: Iterable[str]) -> None:
+        """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
+        for name in names:
+            if (self.checkpoints / name).exists():
+                (self.checkpoints / name).unlink()
+        if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
+            self.checkpoints.rmdir()
 
     def write_report(self, report: Dict[str, Any]) -> None:
         """Writes ``report.json``."""

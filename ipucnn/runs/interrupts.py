@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run at the next slice with a checkpoint; a second one ends it at once."""
+"""SIGINT and SIGTERM end a run with a checkpoint; a second one ends it at once."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ _EXIT_CODES = {signal.SIGINT: EXIT_SIGINT, signal.SIGTERM: EXIT_SIGTERM}
 
 
 class Interrupted(UserError):
-    """The run was ended by a signal after it saved a checkpoint."""
+    """The run was ended by a signal; what it had reached is saved."""
 
     def __init__(self, exit_code: int, message: str, hint: Optional[str]) -> None:
         super().__init__(message, hint)
@@ -19,16 +19,30 @@ class Interrupted(UserError):
 
 
 class InterruptGuard:
-    """While active, notes the first SIGINT or SIGTERM in ``exit_code`` instead of raising."""
+    """While active, a first SIGINT or SIGTERM raises :class:`Interrupted` at once, or is noted to be acted upon.
+
+    Attributes:
+        exit_code: that of the signal that was noted, else None.
+        deferred: whether signals are noted; set once there is something to save first.
+    """
 
     def __init__(self) -> None:
         self.exit_code: Optional[int] = None
+        self.deferred = False
         self._former: Dict[Any, Any] = {}
 
+    @property
+    def is_set(self) -> bool:
+        """Whether a signal was noted."""
+        return self.exit_code is not None
+
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
+        code = _EXIT_CODES[signal.Signals(number)]
         if self.exit_code is not None:
-            raise SystemExit(_EXIT_CODES[signal.Signals(number)])
-        self.exit_code = _EXIT_CODES[signal.Signals(number)]
+            raise SystemExit(code)
+        self.exit_code = code
+        if not self.deferred:
+            raise Interrupted(code, "interrupted before the first weight update; nothing was trained", None)
 
     def __enter__(self) -> "InterruptGuard":
         if threading.current_thread() is threading.main_thread():

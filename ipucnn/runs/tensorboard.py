@@ -1,5 +1,6 @@
 """TensorBoard event files: scalars only, written with TensorFlow's record writer (no TensorBoard needed)."""
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -9,18 +10,25 @@ from ipucnn.errors import DataError
 
 
 class EventWriter:
-    """One event file in ``folder``; usable once TensorFlow may be imported."""
+    """One event file in ``folder``; usable once TensorFlow may be imported.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the event files.
+        first_step: where a run is continued; TensorBoard drops what earlier files have from there on.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
         import tensorflow as tf
 
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
         self._writer = tf.io.TFRecordWriter(str(folder / name))
         self._event = tf.compat.v1.Event
         # The first record names the format's version; TensorBoard refuses a file without it.
         self._write(self._event(wall_time=now, file_version="brain.Event:2"))
+        log = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write(self._event(wall_time=now, step=first_step, session_log=log))
 
     def _write(self, event: object) -> None:
         import tensorflow as tf

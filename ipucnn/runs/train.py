@@ -1,23 +1,26 @@
 """One training run: from a resolved configuration to events, files in the run folder, and a report."""
 
-import os
+import json
 import random
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Set, Union
+from typing import Any, Dict, Iterator, List, Optional, Union
 
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import BEST, LAST, RunFolder, check_new, check_new_checkpoints, default_run_dir
+from ipucnn.runs.folder import BEST, LAST, METRICS, TIMINGS
 from ipucnn.runs.interrupts import Interrupted, InterruptGuard
+from ipucnn.runs.report import Timer, training_report
+from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.sessions.session import (
     CheckpointDue,
     CompilationReport,
     ExecutionFinished,
     Progress,
+    Stopped,
     ValidationDue,
 )
 from ipucnn.training.optimizers import make_settings
@@ -52,7 +55,14 @@ class CheckpointSaved:
     path: Path
 
 
-RunEvent = Union[Started, Progress, ExecutionFinished, Validated, CheckpointSaved]
+@dataclass(frozen=True)
+class Notes:
+    """Lines to tell the user."""
+
+    lines: List[str]
+
+
+RunEvent = Union[Started, Progress, ExecutionFinished, Validated, CheckpointSaved, Notes]
 
 
 class TrainingRun:
@@ -69,22 +79,17 @@ class TrainingRun:
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         from ipucnn.sessions.factory import check_device
 
+        start = find_start(resolved)
+        resolved = start.resolved
         config = resolved.config
+        self.start = start
         self.verbose = verbose
         self.resolved = resolved
         check_device(config.device)
         run_setup.check_supported(config)
         run_setup.loss_name(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        default = default_run_dir(config.model_name, resolved.choice.name)
-        path = Path(config.run_dir).expanduser() if config.run_dir else default
-        check_new(path, config.overwrite)
-        checkpoint_dir = (
-            str(Path(config.checkpoint_dir).expanduser().absolute()) if config.checkpoint_dir else None
-        )
-        if checkpoint_dir is not None:
-            check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
-        self.folder = RunFolder(path, checkpoint_dir)
+        self.folder = start.folder
         self._check_flags()
         make_layout(config)  # before data is touched; the rest of the Program needs the size of the data set
         self.setup = run_setup.prepare(resolved, self.seed)
@@ -110,18 +115,21 @@ class TrainingRun:
         )
         if config.fused_micro_batches is not None:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
-        self.best: Optional[Dict[str, float]] = None
-        self.last_validation: Optional[Dict[str, float]] = None
+        elif start.checkpoint is not None:
+            # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
+            fused = int(start.checkpoint.meta.get("program", {}).get("fused_micro_batches", 0))
+            self.program = self.program.with_fused(fused)
+        self.state = checkpointing.RunState([])
         self.compilation: Optional[CompilationReport] = None
-        self._busy_s = 0.0
-        self._timed_samples = 0.0
-        self._started = 0.0
+        self.timer = Timer()
         self.final_report: Dict[str, Any] = {}
+        self.environment: Dict[str, Any] = {}
+        self.processes: List[Dict[str, Any]] = []
         self.fresh_weights = 0
-        self._settled_at = -1
-        self._last_at = -1
-        self._written: Set[str] = set()
+        self.first_weight_update = 0
         self.statistics_updates = 0
+        self._settled_at = -1
+        self._saved_at = -1
 
     def _check_flags(self) -> None:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
@@ -183,31 +191,48 @@ class TrainingRun:
             output_shape=self.setup.output_shape,
         )
 
-    def _validate(self, session: Any) -> Dict[str, float]:
-        dataset = run_setup.evaluation_batches(
-            self.setup, self.program.validation_micro_batch_size * self.program.validation_num_replicas
-        )
-        result: Dict[str, float] = session.evaluate(dataset)
-        return result
+    @property
+    def best(self) -> Optional[Dict[str, float]]:
+        """Metrics of the best validation so far."""
+        return self.state.best
+
+    @property
+    def last_validation(self) -> Optional[Dict[str, float]]:
+        """Metrics of the latest validation."""
+        return self.state.last_validation
 
     def events(self) -> Iterator[RunEvent]:
-        """Builds, compiles, trains and writes the run folder.
+        """Builds, compiles, trains and writes the run folder.  A finished run yields nothing.
 
         Raises:
             Interrupted: by SIGINT or SIGTERM, after a checkpoint.
             NotFiniteError: the loss became NaN or infinite.
         """
+        if self.start.report is not None:
+            self.final_report = self.start.report
+            if self.setup.config.clean_dir:
+                self.folder.clean(self.final_report.get("checkpoints", ()))
+            return
+        try:
+            with InterruptGuard() as guard:
+                yield from self._events(guard)
+        finally:
+            self.folder.unlock()
+
+    def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session
 
         config = self.setup.config
         session = create_session(config.device, verbose=self.verbose)
         from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.runs.tensorboard import EventWriter
         from ipucnn.training.losses import make_loss
 
-        self._started = time.perf_counter()
+        self.timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
         self.program = self._with_splits(model)
+        check_same_run(self.start, self._saved_config(), self.program, self.info)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
             self.compilation = session.compile(
@@ -215,71 +240,139 @@ class TrainingRun:
             )
         assert session.program is not None
         self.program = session.program
-        self.folder.create(self._saved_config(), self.program)
+        notes = self._open_folder(session)
+        # From here on there is something to save: signals wait for the end of a slice or batch.
+        guard.deferred = True
+        if notes:
+            yield Notes(notes)
         yield Started(self.program, self.compilation, self.folder.path, self.info)
-        from ipucnn.runs.tensorboard import EventWriter
-
-        events = EventWriter(self.folder.path / "tensorboard")
+        curves = EventWriter(self.folder.path / "tensorboard", self.first_weight_update)
         try:
-            with InterruptGuard() as guard, data_errors():
+            with data_errors():
                 if config.training:
                     for event in session.train(self._dataset):
-                        yield from self._handle(event, session, events)
+                        yield from self._handle(event, session, curves, guard)
                         if guard.exit_code is not None:
                             self._interrupted(session, guard.exit_code)
-                if config.validation and self.last_validation is None:
-                    yield from self._handle(ValidationDue(0, 0), session, events)
+                elif config.checkpoint_input_dir is not None:
+                    yield from self._validate_each(session, curves, guard)
+                if config.validation and self.state.last_validation is None:
+                    yield from self._handle(ValidationDue(0, 0), session, curves, guard)
                 yield from self._finish(session)
         finally:
-            events.close()
+            curves.close()
 
-    def _handle(self, event: Any, session: Any, events: Any) -> Iterator[RunEvent]:
+    def _open_folder(self, session: Any) -> List[str]:
+        """Makes or reopens the run folder, and puts the session where the checkpoint was written.
+
+        Returns:
+            Lines to tell the user.
+        """
+        start = self.start
+        if start.checkpoint is not None:
+            self.state = checkpointing.restore(start.checkpoint, session.state, str(start.checkpoint_path))
+            self.first_weight_update = session.state.weight_updates
+        if start.in_place and start.checkpoint is not None:
+            self.folder.lock()
+            self.folder.reopen(self._saved_config(), self.program, self.state.history)
+        else:
+            self.folder.create(self._saved_config(), self.program)
+            for line in self.state.history:
+                self.folder.append(METRICS, line)
+        from ipucnn.runs.provenance import changes, environment
+
+        self.environment = environment()
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        self.processes = self.folder.add_environment(
+            {"started": started, "first_weight_update": self.first_weight_update, **self.environment}
+        )
+        if start.checkpoint is None or len(self.processes) < 2:
+            return []
+        return [
+            f"warning: {change}; the result may differ in bytes from an uninterrupted run"
+            for change in changes(self.processes[-2], self.environment)
+        ]
+
+    def _handle(self, event: Any, session: Any, curves: Any, guard: InterruptGuard) -> Iterator[RunEvent]:
         if isinstance(event, Progress):
             yield event
         elif isinstance(event, ExecutionFinished):
-            self._busy_s += event.wall_s
-            self._timed_samples += event.images_per_s * event.wall_s
-            row = {
-                "event": "execution",
-                "execution": event.execution,
-                "weight_updates": event.weight_updates,
-                "epoch": event.epoch,
-                "samples": event.samples,
-                **event.metrics,
-                "learning_rate": event.learning_rate,
-                "wall_s": event.wall_s,
-                "images_per_s": event.images_per_s,
-            }
-            self.folder.append_metrics(row)
-            curves = {f"train/{k}": v for k, v in event.metrics.items()}
-            curves.update(
+            self.timer.add(event)
+            self._record(
+                {
+                    "event": "execution",
+                    "execution": event.execution,
+                    "weight_updates": event.weight_updates,
+                    "epoch": event.epoch,
+                    "samples": event.samples,
+                    **event.metrics,
+                    "learning_rate": event.learning_rate,
+                },
+                {"wall_s": event.wall_s, "images_per_s": event.images_per_s},
+            )
+            session.state.events_done += 1
+            points = {f"train/{k}": v for k, v in event.metrics.items()}
+            points.update(
                 {"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s}
             )
-            events.scalars(event.weight_updates, curves)
+            curves.scalars(event.weight_updates, points)
             yield event
         elif isinstance(event, ValidationDue):
-            self._settle_statistics(session)
-            started = time.perf_counter()
-            metrics = self._validate(session)
-            wall_s = time.perf_counter() - started
-            self.last_validation = metrics
-            figure = "dice" if "dice" in metrics else "accuracy"
-            is_best = self.best is None or metrics[figure] > self.best[figure]
-            self.folder.append_metrics(
-                {"event": "validation", "weight_updates": event.weight_updates, **metrics, "wall_s": wall_s}
-            )
-            curves = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
-            events.scalars(event.weight_updates, curves)
-            yield Validated(event.weight_updates, metrics, is_best, wall_s)
-            if is_best:
-                self.best = metrics
-                if self.setup.config.checkpoints:
-                    yield CheckpointSaved(self._save(session, BEST))
+            yield from self._validation(event, session, curves, guard)
         elif isinstance(event, CheckpointDue):
             self._settle_statistics(session)
-            numbered = self._save(session, f"checkpoint-{event.weight_updates:08d}.npz")
-            self._last_at = event.weight_updates
+            session.state.events_done += 1
+            numbered = self._save(session, f"checkpoint-{event.weight_updates:08d}.npz", LAST)
+            self._saved_at = event.weight_updates
             yield CheckpointSaved(self.folder.link_checkpoint(numbered, LAST))
+
+    def _record(self, computed: Dict[str, Any], measured: Dict[str, Any]) -> None:
+        """One row of history: what was computed, and beside it how long that took."""
+        line = json.dumps(computed) + "\n"
+        self.state.history.append(line)
+        self.folder.append(METRICS, line)
+        which = {key: computed[key] for key in ("event", "weight_updates")}
+        self.folder.append(TIMINGS, json.dumps({**which, **measured}) + "\n")
+
+    def _validation(
+        self, event: ValidationDue, session: Any, curves: Any, guard: InterruptGuard
+    ) -> Iterator[RunEvent]:
+        self._settle_statistics(session)
+        started = time.perf_counter()
+        batch = self.program.validation_micro_batch_size * self.program.validation_num_replicas
+        try:
+            metrics = session.evaluate(run_setup.evaluation_batches(self.setup, batch), lambda: guard.is_set)
+        except Stopped:
+            # Not counted as done: a continued run validates here.
+            assert guard.exit_code is not None
+            self._interrupted(session, guard.exit_code)
+        wall_s = time.perf_counter() - started
+        checkpointing.require_finite_loss(metrics, event.weight_updates)
+        figure = "dice" if "dice" in metrics else "accuracy"
+        is_best = self.state.best is None or metrics[figure] > self.state.best[figure]
+        self._record(
+            {"event": "validation", "weight_updates": event.weight_updates, **metrics}, {"wall_s": wall_s}
+        )
+        self.state.last_validation = metrics
+        if is_best:
+            self.state.best = metrics
+        session.state.events_done += 1
+        points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
+        curves.scalars(event.weight_updates, points)
+        yield Validated(event.weight_updates, metrics, is_best, wall_s)
+        if is_best and self.setup.config.checkpoints and self.setup.config.training:
+            yield CheckpointSaved(self._save(session, BEST))
+
+    def _validate_each(self, session: Any, curves: Any, guard: InterruptGuard) -> Iterator[RunEvent]:
+        """Validates every good checkpoint of ``checkpoint_input_dir``, in the order they were trained."""
+        folder = Path(str(self.setup.config.checkpoint_input_dir)).expanduser()
+        checkpoints, skipped = checkpointing.list_checkpoints(folder)
+        yield Notes([f"warning: {note}; passed over" for note in skipped])
+        for path in checkpoints:
+            updates = checkpointing.load_for_validation(path, session.state)
+            self._settled_at = updates
+            yield Notes([f"checkpoint {path}"])
+            yield from self._validation(ValidationDue(updates, 0), session, curves, guard)
 
     def _settle_statistics(self, session: Any) -> None:
         """Recomputes the moving statistics of a pipelined batch norm, once per position."""
@@ -288,12 +381,16 @@ class TrainingRun:
             self.statistics_updates = session.recompute_statistics(self._dataset)
             self._settled_at = position
 
-    def _save(self, session: Any, name: str) -> Path:
-        state = session.state
-        config = self.setup.config
+    def _save(self, session: Any, *names: str) -> Path:
+        """Writes a checkpoint under the first name; ``names`` are what it will be found under."""
+        import numpy as np
+
+        state, config = session.state, self.setup.config
+        self.state.written = tuple(sorted({*self.state.written, *names}))
         meta = {
             "model": config.model_name,
-            "config": self._saved_config().to_yaml(),
+            # Without its place, so that the same run anywhere gives the same file.
+            "config": replace(self._saved_config(), run_dir=None, checkpoint_dir=None).to_yaml(),
             "num_classes": self.info.num_classes,
             "input_shape": list(self.setup.input_shape),
             "dataset": self.info.name,
@@ -301,101 +398,53 @@ class TrainingRun:
             "class_names": list(self.info.class_names),
             "mean": list(self.info.mean),
             "std": list(self.info.std),
-            "weight_updates": state.weight_updates,
             "seed": self.seed,
             "program": self.program.to_dict(),
+            **checkpointing.position(state, self.state),
         }
-        self._written.update((name, LAST) if name.startswith("checkpoint-") else (name,))
+        rate = float(self.schedule(np.asarray([state.weight_updates]))[0])
         return self.folder.write_checkpoint(
-            name,
-            {k: v.numpy() for k, v in state.weights.items()},
-            {k: v.numpy() for k, v in state.slots.items()},
-            meta,
+            names[0], checkpointing.arrays(state.weights, rate), checkpointing.arrays(state.slots, rate), meta
         )
 
     def _interrupted(self, session: Any, exit_code: int) -> None:
+        done = f"interrupted after {session.state.weight_updates} of {self.program.num_weight_updates} weight updates"
+        config = self.setup.config
+        if not (config.training and config.checkpoints):
+            raise Interrupted(exit_code, f"{done}; nothing saved", None)
         self._settle_statistics(session)
         path = self._save(session, LAST)
-        done = f"{session.state.weight_updates} of {self.program.num_weight_updates} weight updates"
         raise Interrupted(
             exit_code,
-            f"interrupted after {done}; checkpoint {path}",
-            f"evaluate it with: ipucnn evaluate {self.folder.path}",
+            f"{done}; checkpoint {path}",
+            f"continue it with: ipucnn train --resume --run-dir {self.folder.path}",
         )
 
     def _finish(self, session: Any) -> Iterator[RunEvent]:
         config = self.setup.config
-        if config.training and config.checkpoints and self._last_at != session.state.weight_updates:
+        if config.training and config.checkpoints and self._saved_at != session.state.weight_updates:
             self._settle_statistics(session)
             yield CheckpointSaved(self._save(session, LAST))
-        self.final_report = self.report(session)
+        self.final_report = training_report(self, session)
         self.folder.write_report(self.final_report)
         if config.clean_dir:
-            for name in self._written:
-                (self.folder.checkpoints / name).unlink()
-
-    def report(self, session: Any) -> Dict[str, Any]:
-        """What ``report.json`` holds: measured figures of this machine, and what they are of."""
-        import numpy as np
-        import tensorflow as tf
-        from tensorflow import keras
-
-        from ipucnn import __version__
-
-        assert self.compilation is not None
-        images_per_s = self._timed_samples / self._busy_s if self._busy_s else 0.0
-        forward_flops = 2 * self.compilation.macs_per_sample
-        return {
-            "model": self.setup.config.model_name,
-            "dataset": {
-                "name": self.info.name,
-                "location": self.info.location,
-                "train": self.info.num_train,
-                "evaluation": self.info.num_eval,
-            },
-            "program": self.program.to_dict(),
-            "compilation": {
-                **self.compilation.to_dict(),
-                "first_update_s": session.first_update_s,
-                "compile_s": self.compilation.trace_s + session.first_update_s,
-            },
-            "measured": {
-                "images_per_s": images_per_s,
-                # A training step is counted as three forward passes: forward, and the two backward products.
-                "flop_per_s": images_per_s * forward_flops * 3,
-                "train_s": self._busy_s,
-                "wall_s": time.perf_counter() - self._started,
-            },
-            "moving_statistics": (
-                f"recomputed over {self.statistics_updates} weight updates' batches"
-                if self.statistics_updates
-                else "running"
-            ),
-            "checkpoints": sorted(self._written) if not self.setup.config.clean_dir else [],
-            "trained_samples": session.state.weight_updates * self.program.global_batch_size,
-            "validation": self.last_validation,
-            "best_validation": self.best,
-            "environment": {
-                "ipucnn": __version__,
-                "python": ".".join(map(str, sys.version_info[:3])),
-                "tensorflow": tf.__version__,
-                "keras": keras.__version__,
-                "numpy": np.__version__,
-                "command": " ".join(sys.argv),
-                "threads": os.cpu_count(),
-            },
-        }
+            self.folder.clean(self.state.written)
 
     def _saved_config(self) -> Any:
-        from dataclasses import replace
-
         config = self.setup.config
         checkpoints = str(self.folder.checkpoints) if config.checkpoint_dir else None
-        return replace(config, seed=self.seed, run_dir=str(self.folder.path), checkpoint_dir=checkpoints)
+        return replace(
+            config,
+            seed=self.seed,
+            run_dir=str(self.folder.path),
+            checkpoint_dir=checkpoints,
+            overwrite=False,
+            resume=False,
+        )
 
     def _load_weights(self, model: Any) -> None:
         weights = self.setup.config.weights
-        if weights is None:
+        if weights is None or self.start.checkpoint is not None:
             return
         if weights == "imagenet":
             from ipucnn.models.build import load_imagenet_weights
@@ -413,6 +462,10 @@ class TrainingRun:
         from ipucnn.models.names import canonical_names
 
         names = canonical_names(model)
-        splits = program.pipeline_splits or tuple(run_setup.choose_splits(model, program.num_stages))
+        splits = program.pipeline_splits
+        if not splits and self.start.checkpoint is not None:
+            splits = tuple(self.start.checkpoint.meta.get("program", {}).get("pipeline_splits", ()))
+        if not splits:
+            splits = tuple(run_setup.choose_splits(model, program.num_stages))
         run_setup.check_splits(splits, names)
         return program.with_splits(splits)

@@ -91,11 +91,35 @@ class TrainState:
         weights: trainable and moving-statistics weights by canonical name, in the model's order.
         slots: optimizer state by ``<weight name>/<slot>``.
         weight_updates: weight updates done.
+        losses, hits: mean loss and accuracy of each weight update of the execution under way.
+        events_done: how many of the events at that execution's end (in the order of
+            :func:`execution_events`) were handled; whoever handles them counts them here.
     """
 
     weights: Dict[str, Any] = field(default_factory=dict)
     slots: Dict[str, Any] = field(default_factory=dict)
     weight_updates: int = 0
+    losses: List[float] = field(default_factory=list)
+    hits: List[float] = field(default_factory=list)
+    events_done: int = 0
+
+
+class Stopped(Exception):
+    """An evaluation was asked to stop before its end."""
+
+
+def execution_events(program: Program, finished: ExecutionFinished) -> List[Event]:
+    """What happens at the end of an execution, in order: its own event, then validation, then checkpoint."""
+    events: List[Event] = [finished]
+    execution, done = finished.execution, finished.execution + 1
+    last = done == program.num_executions
+    if program.executions_per_validation and (done % program.executions_per_validation == 0 or last):
+        events.append(ValidationDue(finished.weight_updates, execution))
+    if program.executions_per_checkpoint:
+        due = done >= program.first_checkpoint_execution and done % program.executions_per_checkpoint == 0
+        if due or last:
+            events.append(CheckpointDue(finished.weight_updates, execution))
+    return events
 
 
 MakeDataset = Callable[[int, int], Any]
@@ -138,7 +162,7 @@ class Session:
         raise NotImplementedError
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """Runs the Program from ``state.weight_updates`` on.
+        """Runs the Program from ``state`` on, wherever in an execution or between its last events that is.
 
         Args:
             make_dataset: (weight update to start from, samples per element) -> infinite tf.data.Dataset of
@@ -161,8 +185,12 @@ class Session:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
         raise NotImplementedError
 
-    def evaluate(self, dataset: Any) -> Dict[str, float]:
-        """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once."""
+    def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
+        """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
+
+        Raises:
+            Stopped: ``stop``, asked between batches, said so.
+        """
         raise NotImplementedError
 
     def predict(self, dataset: Any) -> List[Any]:

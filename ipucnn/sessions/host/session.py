@@ -12,7 +12,6 @@ from ipucnn.models.weight_names import named_weights
 from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
 from ipucnn.sessions.host.step import Evaluation, UpdateLoop
 from ipucnn.sessions.session import (
-    CheckpointDue,
     CompilationReport,
     DeviceInfo,
     Event,
@@ -20,8 +19,9 @@ from ipucnn.sessions.session import (
     MakeDataset,
     Progress,
     Session,
+    Stopped,
     TrainState,
-    ValidationDue,
+    execution_events,
 )
 from ipucnn.training.metrics import MetricTotals
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
@@ -127,28 +127,24 @@ class HostSession(Session):
         p, loop = self.program, self._loop
         if p is None or loop is None:
             raise RuntimeError("compile() comes before train()")
-        iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))
+        state, per_execution = self.state, p.weight_updates_per_execution
+        iterator = iter(make_dataset(state.weight_updates, self.samples_per_element))
         update_s: Optional[float] = None
-        total = p.num_weight_updates
-        while self.state.weight_updates < total:
-            execution = self.state.weight_updates // p.weight_updates_per_execution
-            end = (execution + 1) * p.weight_updates_per_execution
-            losses: List[float] = []
-            hits: List[float] = []
+        while state.weight_updates - len(state.losses) < p.num_weight_updates:
+            execution = (state.weight_updates - len(state.losses)) // per_execution
+            end = (execution + 1) * per_execution
             busy_s, timed_updates = 0.0, 0
-            rate = 0.0
-            while self.state.weight_updates < end:
-                first = self.state.weight_updates
+            while state.weight_updates < end:
+                first = state.weight_updates
                 count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
                 count = min(count, end - first)
                 rates = self._schedule(np.arange(first, first + count))
                 started = time.perf_counter()
-                slice_losses, slice_hits = self._run_slice(iterator, rates, first)
-                losses.extend(slice_losses)
-                hits.extend(slice_hits)
+                losses, hits = self._run_slice(iterator, rates, first)
                 spent = time.perf_counter() - started
-                self.state.weight_updates = first + count
-                rate = float(rates[-1])
+                state.losses.extend(losses)
+                state.hits.extend(hits)
+                state.weight_updates = first + count
                 if update_s is None:
                     # The first update tells nothing, it compiles; the second runs alone and is timed.
                     update_s, self.first_update_s = SLICE_S, spent
@@ -156,25 +152,21 @@ class HostSession(Session):
                     busy_s += spent
                     timed_updates += count
                     update_s = spent / count
-                _require_finite(losses[-count:], first, rate)
+                _require_finite(losses, first, float(rates[-1]))
                 speed = p.global_batch_size * timed_updates / busy_s if busy_s else 0.0
-                yield Progress(
-                    self.state.weight_updates,
-                    float(np.mean(losses[-count:])),
-                    float(np.mean(hits[-count:])),
-                    speed,
-                )
-            yield ExecutionFinished(
+                yield Progress(state.weight_updates, float(np.mean(losses)), float(np.mean(hits)), speed)
+            finished = ExecutionFinished(
                 execution=execution,
-                weight_updates=self.state.weight_updates,
-                samples=self.state.weight_updates * p.global_batch_size,
-                epoch=self.state.weight_updates / p.weight_updates_per_epoch,
-                metrics={"loss": float(np.mean(losses)), "accuracy": float(np.mean(hits))},
-                learning_rate=rate,
+                weight_updates=end,
+                samples=end * p.global_batch_size,
+                epoch=end / p.weight_updates_per_epoch,
+                metrics={"loss": float(np.mean(state.losses)), "accuracy": float(np.mean(state.hits))},
+                learning_rate=float(self._schedule(np.arange(end - 1, end))[0]),
                 wall_s=busy_s,
                 images_per_s=p.global_batch_size * timed_updates / busy_s if busy_s else 0.0,
             )
-            yield from self._host_events(execution)
+            yield from execution_events(p, finished)[state.events_done :]
+            state.losses, state.hits, state.events_done = [], [], 0
 
     def _run_slice(self, iterator: Any, rates: Any, first: int) -> Tuple[List[float], List[float]]:
         assert self._loop is not None and self.program is not None
@@ -193,18 +185,6 @@ class HostSession(Session):
                 else "use a smaller --micro-batch-size or --image-size",
             ) from None
 
-    def _host_events(self, execution: int) -> Iterator[Event]:
-        p = self.program
-        assert p is not None
-        done = execution + 1
-        last = done == p.num_executions
-        if p.executions_per_validation and (done % p.executions_per_validation == 0 or last):
-            yield ValidationDue(self.state.weight_updates, execution)
-        if p.executions_per_checkpoint:
-            due = done >= p.first_checkpoint_execution and done % p.executions_per_checkpoint == 0
-            if due or last:
-                yield CheckpointDue(self.state.weight_updates, execution)
-
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
         """See the contract."""
         p, loop = self.program, self._loop
@@ -222,13 +202,15 @@ class HostSession(Session):
         """See the contract."""
         self._evaluation = Evaluation(model, loss)
 
-    def evaluate(self, dataset: Any) -> Dict[str, float]:
+    def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
         """See the contract; every sample of weight 1 counts exactly once."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
         with tf.device(self._place):
             for images, labels, weights in dataset:
+                if stop is not None and stop():
+                    raise Stopped
                 totals.add(self._evaluation.run(images, labels, weights))
         return totals.result()
 

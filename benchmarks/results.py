@@ -1,0 +1,160 @@
+"""Trains presets under several seeds with the command a user types, and writes what they reached to a CSV.
+
+Usage: python benchmarks/results.py [--data DIR] [--seeds 1 2 3] [--only NAME ...] [--output results/presets.csv]
+
+One row per preset: mean and standard deviation (n - 1) of the held-out figure after the last epoch (not the
+best one), wall and processor time of the whole command, and the conditions.  A row is written when its seeds
+are done; rows of other presets in the file stay.  Presets whose data are not in --data are left out, and said.
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Preset(NamedTuple):
+    """A command line of `ipucnn train` and what its data need."""
+
+    arguments: str
+    needs: Optional[str]
+
+
+PRESETS: Dict[str, Preset] = {
+    "toy_model@digits": Preset("toy_model --dataset digits", None),
+    "lenet@digits": Preset("lenet --dataset digits", None),
+    "mnist_cnn@digits": Preset("mnist_cnn --dataset digits", None),
+    "cifar_resnet8@digits": Preset("cifar_resnet8 --dataset digits", None),
+    "efficientnet-b0@digits": Preset("efficientnet-b0 --dataset digits --replicas 4", None),
+    "unet@membranes": Preset("unet --dataset membranes", None),
+    "lenet@mnist": Preset("lenet --dataset mnist", "mnist"),
+    "mnist_cnn@mnist": Preset("mnist_cnn --dataset mnist", "mnist"),
+    "cifar_resnet8@cifar10": Preset("cifar_resnet8 --dataset cifar10", "cifar-10-batches-py"),
+}
+COLUMNS = (
+    "preset",
+    "command",
+    "figure",
+    "mean",
+    "std",
+    "seeds",
+    "values",
+    "epochs",
+    "evaluation_samples",
+    "wall_s",
+    "cpu_s",
+    "images_per_s",
+    "cpu",
+    "cores",
+    "python",
+    "tensorflow",
+    "ipucnn",
+    "revision",
+)
+
+
+def train(arguments: List[str], seed: int) -> Dict[str, Any]:
+    """One run: its report, with the wall and processor seconds of the process."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", *arguments, "--seed", str(seed), "--run-dir", f"{folder}/run", "--json"]
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "ipucnn", *words], env=env, capture_output=True, text=True
+        )
+        wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode != 0:
+        raise SystemExit(f"ipucnn {shlex.join(words)} failed:\n{done.stderr[-2000:]}")
+    report: Dict[str, Any] = json.loads(done.stdout)
+    cpu_s = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
+    return {**report, "wall_s": wall_s, "cpu_s": cpu_s}
+
+
+def row(name: str, seeds: List[int], data: Optional[Path]) -> Dict[str, Any]:
+    """The CSV row of a preset, trained once per seed."""
+    preset = PRESETS[name]
+    arguments = shlex.split(preset.arguments)
+    runs = []
+    for seed in seeds:
+        where = ["--dataset-path", str(data)] if preset.needs else []
+        runs.append(train([*arguments, *where], seed))
+        figure = "dice" if "dice" in runs[-1]["validation"] else "accuracy"
+        value, spent = runs[-1]["validation"][figure], runs[-1]["wall_s"]
+        print(f"{name} seed {seed}: {figure} {value:.4f} in {spent:.0f} s", file=sys.stderr, flush=True)
+    values = [run["validation"][figure] for run in runs]
+    last = runs[-1]
+    command = f"ipucnn train {preset.arguments}" + (" --dataset-path DATA" if preset.needs else "")
+    revision = (last["environment"]["git"]["ipucnn"] or {}).get("revision", "")
+    return {
+        "preset": name,
+        "command": command,
+        "figure": figure,
+        "mean": f"{statistics.mean(values):.4f}",
+        "std": f"{statistics.stdev(values):.4f}" if len(values) > 1 else "",
+        "seeds": " ".join(map(str, seeds)),
+        "values": " ".join(f"{value:.4f}" for value in values),
+        "epochs": last["program"]["num_epochs"],
+        "evaluation_samples": int(last["validation"]["samples"]),
+        "wall_s": f"{statistics.mean(run['wall_s'] for run in runs):.0f}",
+        "cpu_s": f"{statistics.mean(run['cpu_s'] for run in runs):.0f}",
+        "images_per_s": f"{statistics.mean(run['measured']['images_per_s'] for run in runs):.0f}",
+        "cpu": last["compilation"]["device"]["name"],
+        "cores": last["compilation"]["device"]["num_cores"],
+        "python": platform.python_version(),
+        "tensorflow": last["environment"]["tensorflow"],
+        "ipucnn": last["environment"]["ipucnn"],
+        "revision": revision[:12],
+    }
+
+
+def read(path: Path) -> Dict[str, Dict[str, Any]]:
+    """The rows of an existing file by preset."""
+    if not path.exists():
+        return {}
+    with open(path, newline="", encoding="utf-8") as handle:
+        return {line["preset"]: dict(line) for line in csv.DictReader(handle)}
+
+
+def write(path: Path, rows: Dict[str, Dict[str, Any]]) -> None:
+    """All rows, in the order of PRESETS."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows[name] for name in PRESETS if name in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text.getvalue(), encoding="utf-8")
+    temporary.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, help="folder with mnist/ and cifar-10-batches-py/")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", choices=list(PRESETS), default=list(PRESETS))
+    parser.add_argument("--output", type=Path, default=ROOT / "results" / "presets.csv")
+    options = parser.parse_args()
+    for name in options.only:
+        needs = PRESETS[name].needs
+        if needs is not None and not (options.data and (options.data / needs).exists()):
+            print(f"{name}: left out, needs {needs} in --data", file=sys.stderr)
+            continue
+        found = row(name, options.seeds, options.data)
+        write(options.output, {**read(options.output), name: found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,478 @@
+"""A run that was cut anywhere, however, continues to the bytes of a run that was left alone."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ipucnn import cli
+from ipucnn.config.resolve import resolve
+from ipucnn.runs.interrupts import Interrupted
+from ipucnn.runs.train import ExecutionFinished, Progress, TrainingRun
+from ipucnn.training.checkpoints import load_checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+# Replicas, accumulation, dropout, augmentation, a schedule; executions and checkpoints within epochs.
+RUN = {
+    "dataset": "digits",
+    "limit_train": "160",
+    "limit_eval": "40",
+    "num_epochs": "2",
+    "seed": "5",
+    "num_replicas": "2",
+    "micro_batch_size": "4",
+    "gradient_accumulation_count": "2",
+    "augment": True,
+    "dropout": "0.3",
+    "optimizer": "adam",
+    "optimizer_params": "{}",
+    "lr_schedule": "cosine",
+    "logs_per_epoch": "2",
+    "ckpts_per_epoch": "2",
+}
+PIPELINE = {
+    **RUN,
+    "ipus_per_replica": "2",
+    "gradient_accumulation_count": "4",
+    "optimizer": "sgd",
+    "optimizer_params": "{momentum: 0.9}",
+}
+PIPELINE.pop("dropout")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def training(folder, model="mnist_cnn", options=RUN, **more):
+    return TrainingRun(resolve("train", {**options, "run_dir": str(folder), **more}, model=model))
+
+
+def train(folder, model="mnist_cnn", options=RUN, **more):
+    run = training(folder, model, options, **more)
+    events = list(run.events())
+    return run, events
+
+
+def cut(run, after, number=None):
+    """Ends a run after some events: as SIGKILL would (nothing more is done), or by a signal to this process."""
+    seen = 0
+    events = run.events()
+    try:
+        for _ in events:
+            seen += 1
+            if seen == after:
+                if number is None:
+                    events.close()
+                    return True
+                os.kill(os.getpid(), number)
+    except Interrupted as error:
+        assert error.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+        return True
+    return False
+
+
+def files(folder):
+    """What must not differ: history, program and checkpoints."""
+    paths = [folder / "metrics.jsonl", folder / "program.json", *sorted((folder / "checkpoints").iterdir())]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def assert_same(folder, expected):
+    found = files(folder)
+    assert sorted(found) == sorted(expected)
+    for name in expected:
+        assert found[name] == expected[name], f"{name} differs"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Files and number of events of runs that were left alone."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    results = {}
+    for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "cifar_resnet8", PIPELINE)):
+        _, events = train(folder / name, model, options)
+        results[name] = files(folder / name), len(events)
+    return results
+
+
+@pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
+def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, number):
+    expected, num_events = uninterrupted["plain"]
+    assert cut(training(tmp_path / "r"), start, number)
+    for after in range(2, num_events):
+        # Each process gets a little further than the one before.
+        if not cut(training(tmp_path / "r", resume=True), after, number):
+            break
+    train(tmp_path / "r", resume=True)
+    assert_same(tmp_path / "r", expected)
+
+
+@pytest.mark.parametrize("after, number", [(3, None), (7, signal.SIGTERM)])
+def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path, after, number):
+    expected, _ = uninterrupted["pipeline"]
+    assert cut(training(tmp_path / "r", "cifar_resnet8", PIPELINE), after, number)
+    train(tmp_path / "r", "cifar_resnet8", PIPELINE, resume=True)
+    assert_same(tmp_path / "r", expected)
+
+
+def test_the_middle_of_an_execution_and_of_a_validation(uninterrupted, tmp_path, monkeypatch):
+    from ipucnn.sessions.host import session as host
+
+    expected, _ = uninterrupted["plain"]
+    monkeypatch.setattr(host, "SLICE_S", 0.0)  # slices of one weight update
+    assert cut(training(tmp_path / "r"), 4, signal.SIGTERM)
+    meta = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta
+    assert meta["weight_updates"] % 5 and len(meta["position"]["losses"]) == meta["weight_updates"] % 5
+    real = host.MetricTotals.add
+
+    def add(totals, sums):
+        os.kill(os.getpid(), signal.SIGINT)
+        real(totals, sums)
+
+    monkeypatch.setattr(host.MetricTotals, "add", add)
+    monkeypatch.setattr("ipucnn.runs.setup.evaluation_batches", small_batches)
+    with pytest.raises(Interrupted):
+        train(tmp_path / "r", resume=True)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    position = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["position"]
+    assert position["events_done"] == 1  # the execution's own; the validation was not counted as done
+    train(tmp_path / "r", resume=True)
+    assert_same(tmp_path / "r", expected)
+
+
+def small_batches(setup, batch_size):
+    from ipucnn.datasets.pipeline import eval_batches
+
+    return eval_batches(
+        setup.source.eval,
+        setup.source.info,
+        batch_size=batch_size,
+        input_shape=setup.input_shape,
+        input_range=setup.record.input_range,
+    )
+
+
+def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
+    def build(setup):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal should have ended the run")
+
+    monkeypatch.setattr("ipucnn.runs.setup.build", build)
+    with pytest.raises(Interrupted) as caught:
+        train(tmp_path / "r")
+    assert caught.value.exit_code == 143 and not (tmp_path / "r").exists()
+
+
+def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
+    uninterrupted, tmp_path, monkeypatch
+):
+    from ipucnn.sessions.host import session as host
+
+    monkeypatch.setattr(host, "SLICE_S", 0.0)
+    train(tmp_path / "r", pipeline_num_parallel="1")
+    expected = {k: v for k, v in uninterrupted["plain"][0].items() if not k.startswith("checkpoints")}
+    found = {k: v for k, v in files(tmp_path / "r").items() if not k.startswith("checkpoints")}
+    assert found == expected
+    one = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+    (tmp_path / "last.npz").write_bytes(uninterrupted["plain"][0]["checkpoints/last.npz"])
+    other = load_checkpoint(tmp_path / "last.npz")
+    assert {k: v.tobytes() for k, v in {**one.weights, **one.slots}.items()} == {
+        k: v.tobytes() for k, v in {**other.weights, **other.slots}.items()
+    }
+
+
+def test_a_moved_run_folder_continues(uninterrupted, tmp_path):
+    assert cut(training(tmp_path / "r"), 6)
+    shutil.move(str(tmp_path / "r"), str(tmp_path / "elsewhere"))
+    train(tmp_path / "elsewhere", resume=True)
+    assert_same(tmp_path / "elsewhere", uninterrupted["plain"][0])
+    assert f"run-dir: {tmp_path / 'elsewhere'}" in (tmp_path / "elsewhere" / "config.yml").read_text()
+
+
+def test_a_damaged_checkpoint_is_recognised_and_the_one_before_it_used(uninterrupted, tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), uninterrupted["plain"][1] - 3)
+    checkpoints = tmp_path / "r" / "checkpoints"
+    newest = max(checkpoints.glob("checkpoint-*.npz"))
+    assert newest.samefile(checkpoints / "last.npz") and len(list(checkpoints.glob("checkpoint-*"))) >= 2
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(bytes(data))
+    (checkpoints / ".last.npz.99999.tmp").write_bytes(b"half a checkpoint")
+    (checkpoints / ".mine.tmp").write_bytes(b"not ours")
+    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 0
+    err = capsys.readouterr().err
+    assert "damaged" in err and "the one before it is used" in err and "continuing after weight update" in err
+    assert not (checkpoints / ".last.npz.99999.tmp").exists()
+    (checkpoints / ".mine.tmp").unlink()
+    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+
+
+def test_nothing_readable_is_an_error_and_changes_nothing(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    for path in (tmp_path / "r" / "checkpoints").iterdir():
+        path.write_bytes(b"PK damaged")
+    before = files(tmp_path / "r")
+    assert cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r"]) == 3
+    err = capsys.readouterr().err
+    assert "damaged" in err and "--overwrite" in err and "Traceback" not in err
+    assert files(tmp_path / "r") == before
+
+
+def test_a_checkpoint_of_another_run_is_not_continued(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    train(tmp_path / "other", seed="6", num_epochs="1")
+    for path in (tmp_path / "r" / "checkpoints").iterdir():
+        path.unlink()
+    shutil.copy(
+        str(tmp_path / "other" / "checkpoints" / "last.npz"), str(tmp_path / "r" / "checkpoints" / "last.npz")
+    )
+    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 2
+    err = capsys.readouterr().err
+    assert "another run" in err and "seed 6 there, 5 here" in err and "--weights" in err
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--micro-batch-size", "8"], "--micro-batch-size 8: the run in r has 4"),
+        (["--lr-schedule", "const"], "the run in r has cosine"),
+        (["--overwrite"], "both given"),
+        (["--no-training"], "nothing to continue"),
+        (["--num-epochs", "1"], "--num-epochs 1"),
+    ],
+)
+def test_options_that_contradict_the_run_are_refused(tmp_path, capsys, args, message):
+    assert cut(training(tmp_path / "r"), 14)
+    assert load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"] > 10
+    before = files(tmp_path / "r")
+    code = cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r", *args])
+    err = capsys.readouterr().err
+    assert code == 2 and message in err and "hint: " in err, err
+    assert files(tmp_path / "r") == before
+
+
+def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, capsys):
+    words = ["train", "mnist_cnn"]
+    for name, value in RUN.items():
+        words += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
+    assert cli.run([*words, "--resume"]) == 0
+    assert "nothing to resume in runs/mnist_cnn-digits: the run begins" in capsys.readouterr().err
+    assert_same(tmp_path / "runs" / "mnist_cnn-digits", uninterrupted["plain"][0])
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")}
+    assert cli.run([*words, "--resume", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "is finished: nothing to continue" in err and json.loads(out)["model"] == "mnist_cnn"
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
+
+
+def test_print_config_shows_the_run_that_is_continued(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--print-config", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert "mnist_cnn" in json.dumps(printed) and "cosine" in json.dumps(printed)
+
+
+def test_more_epochs_for_a_finished_run(tmp_path):
+    options = {**RUN, "lr_schedule": "const"}
+    train(tmp_path / "short", options=options)
+    train(tmp_path / "long", options=options, num_epochs="3")
+    train(tmp_path / "short", options=options, num_epochs="3", resume=True)
+    found, expected = files(tmp_path / "short"), files(tmp_path / "long")
+    for name in ("metrics.jsonl", "program.json", "checkpoints/last.npz"):
+        assert found[name] == expected[name]
+
+
+def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    train(tmp_path / "new", checkpoint_input_dir="r/checkpoints")
+    expected = uninterrupted["plain"][0]
+    found = files(tmp_path / "new")
+    assert found["metrics.jsonl"] == expected["metrics.jsonl"]
+    one, other = (load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz") for _ in range(2))
+    (tmp_path / "last.npz").write_bytes(expected["checkpoints/last.npz"])
+    other = load_checkpoint(tmp_path / "last.npz")
+    assert {k: v.tobytes() for k, v in one.weights.items()} == {
+        k: v.tobytes() for k, v in other.weights.items()
+    }
+    code = cli.run(
+        ["train", "mnist_cnn", "--checkpoint-input-dir", "r/checkpoints", "--run-dir", "x", "--seed", "9"]
+    )
+    assert code == 2 and "another run" in capsys.readouterr().err and not (tmp_path / "x").exists()
+    assert cli.run(["train", "mnist_cnn", "--checkpoint-input-dir", "nowhere", "--run-dir", "x"]) == 3
+    assert "does not exist" in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_without_training_every_checkpoint_of_a_folder_is_validated(tmp_path):
+    train(tmp_path / "r", ckpts_per_epoch="1")
+    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    wanted = [row for row in rows if row["event"] == "validation"]
+    train(tmp_path / "v", training=False, checkpoint_input_dir="r/checkpoints")
+    rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == wanted and len(rows) == 2
+    assert not any((tmp_path / "v" / "checkpoints").iterdir())
+
+
+def test_checkpoint_output_dir_is_where_they_go_and_come_from(uninterrupted, tmp_path, capsys):
+    assert cut(training(tmp_path / "r", checkpoint_dir=str(tmp_path / "ck")), 9)
+    assert (tmp_path / "ck" / "last.npz").exists() and not (tmp_path / "r" / "checkpoints").exists()
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--checkpoint-output-dir", "ck"]) == 0
+    expected = {k: v for k, v in uninterrupted["plain"][0].items() if k.startswith("checkpoints")}
+    assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "ck").iterdir()} == expected
+
+
+def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_path):
+    assert cut(training(tmp_path / "r", clean_dir=True), 9)
+    (tmp_path / "r" / "checkpoints" / "checkpoint-of-mine.txt").write_text("x")
+    train(tmp_path / "r", resume=True, clean_dir=True)
+    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["checkpoint-of-mine.txt"]
+    train(tmp_path / "s", clean_dir=True)
+    assert not (tmp_path / "s" / "checkpoints").exists()
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path, capsys):
+    words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
+             "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
+             "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
+             "--lr-schedule-params", '{"initial_learning_rate": 1e-5, "epochs_to_decay": 0.05, "decay_rate": 1e9}',
+             "--run-dir", "r"]  # fmt: skip
+    assert cli.run(words) == 2
+    err = capsys.readouterr().err
+    assert ("no longer finite" in err or "the loss became" in err) and "hint: lower the learning rate" in err
+    assert "Traceback" not in err
+    last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+    assert last.meta["weight_updates"] > 0
+    assert all(np.all(np.isfinite(v)) for v in {**last.weights, **last.slots}.values())
+
+
+def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys):
+    from ipucnn.training import checkpoints
+
+    real, calls = np.lib.format.write_array, []
+
+    def write_array(handle, array, **options):
+        calls.append(array)
+        if len(calls) > 60:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle, array, **options)
+
+    monkeypatch.setattr(checkpoints.np.lib.format, "write_array", write_array)
+    words = ["train", "--resume", "--run-dir", "r"]
+    with pytest.raises(Exception, match="No space left"):
+        train(tmp_path / "r")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    names = [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()]
+    assert "last.npz" in names and not [n for n in names if n.endswith(".tmp")]
+    for name in names:
+        load_checkpoint(tmp_path / "r" / "checkpoints" / name)
+    assert cli.run(words) == 0
+    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path):
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)); "
+        "from ipucnn import cli; sys.exit(cli.run(sys.argv[1:]))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    words = [
+        "train",
+        "mnist_cnn",
+        "--dataset",
+        "digits",
+        "--limit-train",
+        "160",
+        "--num-epochs",
+        "1",
+        "--run-dir",
+        "r",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=str(tmp_path), env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 3, done.stderr
+    assert "cannot be written: File too large" in done.stderr and "hint: free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "r").rglob("*.tmp")) and not list((tmp_path / "r").rglob("*.npz"))
+
+
+def test_two_processes_cannot_write_one_run(tmp_path, capsys):
+    fcntl = pytest.importorskip("fcntl")
+    assert cut(training(tmp_path / "r"), 9)
+    handle = os.open(str(tmp_path / "r"), os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert cli.run(["train", "--resume", "--run-dir", "r"]) == 2
+        assert "in use by another process" in capsys.readouterr().err
+    finally:
+        os.close(handle)
+
+
+def test_the_run_folder_says_where_its_result_comes_from(tmp_path):
+    assert cut(training(tmp_path / "r"), 9)
+    train(tmp_path / "r", resume=True)
+    processes = json.loads((tmp_path / "r" / "environment.json").read_text())
+    assert [p["first_weight_update"] for p in processes] == [0, 5]
+    for process in processes:
+        assert {
+            "ipucnn",
+            "python",
+            "tensorflow",
+            "keras",
+            "numpy",
+            "git",
+            "command",
+            "cpu",
+            "platform",
+        } <= set(process)
+    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert len(report["processes"]) == 2 and report["environment"]["numpy"] == np.__version__
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    if head.returncode == 0:
+        assert processes[0]["git"]["ipucnn"]["revision"] == head.stdout.strip()
+
+
+def test_a_change_of_versions_is_told(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    path = tmp_path / "r" / "environment.json"
+    path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
+    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 0
+    assert f"warning: numpy 1.0 before, {np.__version__} now" in capsys.readouterr().err
+
+
+def test_events_are_those_a_consumer_expects(tmp_path):
+    _, events = train(tmp_path / "r")
+    assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
+    assert sum(isinstance(e, Progress) for e in events) >= 4
+
+
+def test_killed_processes_and_continued_runs(tmp_path):
+    """A small part of benchmarks/kill_campaign.py: real processes, real signals."""
+    import importlib.util
+    import random
+
+    spec = importlib.util.spec_from_file_location("kill_campaign", ROOT / "benchmarks" / "kill_campaign.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.CONFIGURATIONS["small"] = (
+        "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 4 --limit-train 320 "
+        "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {}"
+    )
+    result = module.campaign("small", 1, 3, random.Random(4), tmp_path / "campaign")
+    assert result["kills"] + result["late"] >= 1
+    assert result["differing"] == [] and result["wrong_code"] == 0
