@@ -319,7 +319,13 @@ def naive_schedule_s(forward, backward, receive, settings: PlanSettings, fixed: 
                 moves["F"].append(receive[s + 1])
             if way == "B":
                 moves["B"].append(receive[s])
-        total += sum(max([t for (w, _), t in load.items() if w == way], default=0.0) for way in "FB")
+        if settings.schedule == "Interleaved":  # each IPU is busy with what it has, forward or backward
+            busy: Dict[int, float] = {}
+            for (_, ipu), t in load.items():
+                busy[ipu] = busy.get(ipu, 0.0) + t
+            total += max(busy.values())
+        else:
+            total += sum(max([t for (w, _), t in load.items() if w == way], default=0.0) for way in "FB")
         total += max(moves["F"]) + max(moves["B"])
     ticks = count + num - 1 if settings.schedule == "Interleaved" or not settings.training else len(events)
     return total + ticks * fixed

@@ -8,7 +8,7 @@ import numpy as np
 from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
 from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.memory_model import MemoryModel
+from ipucnn.planning.memory_model import MemoryModel, segments_on_one_ipu
 from ipucnn.planning.predict import stage_starts
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.verdict import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE, StageMemory
@@ -78,6 +78,9 @@ def program_memory(
             name: sum(getattr(stages[s], name) for s in own)
             for name in ("weights_bytes", "accumulators_bytes", "optimizer_state_bytes", "stash_bytes")
         }
+        if segments_on_one_ipu(settings) and not (settings.training and settings.recomputation):
+            # Without checkpoints everything that is kept stays, once.
+            sums["stash_bytes"] = float(model.tables(len(starts), 0)["stash"][0, len(starts)])
         code = model.joint_code_bytes([(s, s + 1) for s in own])
         ipus.append(replace(stages[busiest], code_bytes=code, **sums))
     return ipus

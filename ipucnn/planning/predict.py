@@ -5,7 +5,8 @@ micro-batch of each of its stages, then the stages exchange.
 
   Grouped      a tick holds a forward and a backward pass: micro-batch m is at stage s going forward in tick m + s and
                going backward in tick m + 2 (S - 1) - s.  A tick takes max forward + max backward over the IPUs.
-  Interleaved  a tick holds one pass: forward at 2 m + s, backward at 2 m + 2 S - 1 - s.  Stages alternate.
+  Interleaved  a tick holds one pass: forward at 2 m + s, backward at 2 m + 2 S - 1 - s.  Stages alternate, and a tick
+               takes the longest pass, forward or backward, that any IPU has in it.
   Sequential   one micro-batch at a time: the sum of all.
 
 Ticks while the pipeline fills or drains cost what the stages at work in them cost.
@@ -109,25 +110,28 @@ def update_s(
     return seconds
 
 
-def _grouped_tick(
+def _tick_s(
     forward: np.ndarray,
     backward: np.ndarray,
     receive: np.ndarray,
     f: np.ndarray,
     b: np.ndarray,
-    ipus: np.ndarray,
+    settings: PlanSettings,
 ) -> float:
-    """Seconds of a tick in which the stages of mask f go forward and those of b backward."""
+    """Seconds of a tick in which the stages of mask f go forward and those of b backward.
 
-    def longest(times: np.ndarray, active: np.ndarray) -> float:
-        load = np.zeros(int(ipus.max()) + 1)
-        np.add.at(load, ipus[active], times[active])
-        return float(load.max())
-
+    Under Grouped all go forward, then all go backward; under Interleaved each does its own at the same time.
+    """
+    ahead, back = np.zeros((2, settings.num_ipus_per_replica))
+    ipus = np.asarray(settings.mapping)
+    np.add.at(ahead, ipus[f], forward[f])
+    np.add.at(back, ipus[b], backward[b])
     # A stage's output leaves after its forward pass, the gradient of its input after its backward pass.
     out: np.ndarray = np.append(receive[1:], 0.0)
     exchange = max(out[f], default=0.0) + max(receive[b], default=0.0)
-    return longest(forward, f) + longest(backward, b) + float(exchange)
+    if settings.schedule == "Interleaved":
+        return float((ahead + back).max() + exchange)
+    return float(ahead.max() + back.max() + exchange)
 
 
 def schedule_s(
@@ -145,7 +149,6 @@ def schedule_s(
         micro_batch_s: fixed cost of a tick.
     """
     num, count = len(forward), settings.gradient_accumulation_count
-    ipus = np.asarray(settings.mapping)
     s = np.arange(num)
     if settings.schedule == "Sequential":
         directions = 2 if settings.training else 1
@@ -157,7 +160,7 @@ def schedule_s(
         return (batch >= 0) & (batch < count)
 
     def cost(f: np.ndarray, b: np.ndarray) -> float:
-        return _grouped_tick(forward, backward, receive, f, b, ipus)
+        return _tick_s(forward, backward, receive, f, b, settings)
 
     everything: np.ndarray = np.ones(num, dtype=bool)
     if not settings.training:
