@@ -466,6 +466,10 @@ def test_a_certificate_by_hand():
     )
     why = plan(tables, 1).infeasibility
     assert why.item is None and why.ranges == ((1, 4),) and why.fewest_stages == 2
+    # Any two items are too much: three cuts, in ranges that share items.
+    tables = StageTables([1] * 4, [1] * 4, [0] * 5, 1.5, lambda k, s: np.arange(5) - np.arange(4)[:, None])
+    why = plan(tables, 3).infeasibility
+    assert why.ranges == ((0, 2), (1, 3), (2, 4)) and why.fewest_stages == 4
 
 
 def total_of(sizes):
