@@ -82,6 +82,7 @@ class Planner:
         self.graph, self.system = graph, system
         self.starts = item_starts(graph)
         self._tables: Dict[Any, StageTables] = {}
+        self._solutions: Dict[Any, Solution] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
         """Splits of the items that open stages 0, 1, ..."""
@@ -128,16 +129,20 @@ class Planner:
             return False
         return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
 
-    def best(self, settings: PlanSettings, memory_limit: float) -> Optional[Candidate]:
+    def best(
+        self, settings: PlanSettings, memory_limit: float, max_evaluations: Optional[int] = None
+    ) -> Optional[Candidate]:
         """The fastest splits within the limit, None if nothing fits.
+
+        Args:
+            max_evaluations: see ``planner.plan``.
 
         Raises:
             ConfigurationError: more stages than the model can be cut into.
         """
         if not self.fits(settings, memory_limit):
             return None
-        tables = self.tables(settings, memory_limit)
-        solution = plan(tables, settings.num_stages, settings.schedule)
+        solution = self._plan(settings, memory_limit, max_evaluations)
         return self._candidate(settings, self.names(solution.starts), memory_limit, solution)
 
     def best_of(
@@ -218,8 +223,8 @@ class Planner:
         """
         limit = max(memory_limit, self.needed_fill(splits, settings))
         # The sum of the same bytes in another order may be off by its last bits.
-        tables = self.tables(settings, limit * (1 + 1e-12))
-        solution = plan(tables, settings.num_stages, settings.schedule)
+        allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
+        solution = self._plan(settings, allowed)
         return self._candidate(settings, tuple(splits), limit, solution)
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
@@ -238,6 +243,15 @@ class Planner:
     def tick_s(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """The planner's objective for splits, without the fixed time of a micro-batch."""
         return tick_s(self.tables(settings, max(LIMITS)), self.items(splits), settings.schedule)
+
+    def _plan(self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None) -> Solution:
+        """``planner.plan``, once for each question; neither replicas nor the number accumulated change the answer."""
+        count = min(2, settings.gradient_accumulation_count)
+        key = (replace(settings, num_replicas=1, gradient_accumulation_count=count), limit, max_evaluations)
+        if key not in self._solutions:
+            tables = self.tables(settings, limit)
+            self._solutions[key] = plan(tables, settings.num_stages, settings.schedule, max_evaluations)
+        return self._solutions[key]
 
     def _candidate(
         self, settings: PlanSettings, splits: Tuple[str, ...], limit: float, solution: Solution

@@ -176,7 +176,8 @@ class NoFit:
         memory_limit: share of an IPU's memory that was allowed.
         layer: exceeds it in whatever stage; None if there is none.
         ranges: (first layer, last layer) of runs none of which fits into one stage.
-        fewest_ipus: of a replica into which some split fits; None: none does up to ``max_ipus``.
+        fewest_stages: each on its own IPU, into which some split fits; None: none does up to ``max_ipus``.
+        fewest_ipus: that a replica of as many stages occupies.
         largest_micro_batch_size: at which some split into the asked number of stages fits; None: none does.
     """
 
@@ -184,6 +185,7 @@ class NoFit:
     num_stages: int
     layer: Optional[str]
     ranges: Tuple[Tuple[str, str], ...]
+    fewest_stages: Optional[int]
     fewest_ipus: Optional[int]
     max_ipus: int
     largest_micro_batch_size: Optional[int]
