@@ -101,8 +101,8 @@ def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
     for number, stage in enumerate(candidate.prediction.stages):
         own = layers[stage.first : stage.last]
         crossing = graph.crossing(stage.first) if number else ()
-        # What the layer before the cut made is the stage's input; all else that crosses is on its way past others.
-        skips = tuple(name for name in crossing if name != layers[stage.first - 1].name)
+        # What the layer behind the cut reads is the stage's input; all else that crosses is on its way to others.
+        skips = tuple(name for name in crossing if name not in own[0].inputs)
         memory = model.entry(number, number + 1, settings.num_stages, number)
         found.append(
             StagePlan(
@@ -143,7 +143,7 @@ def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
 def _profile(planner: Planner, candidate: Candidate) -> Tuple[ProfileLayer, ...]:
     graph = planner.graph
     times = layer_times(graph, candidate.settings, planner.system.ipu)
-    cumulative = np.cumsum(times.forward_s + times.backward_s)
+    cumulative: Any = np.cumsum(times.forward_s + times.backward_s)
     starts = stage_starts(graph, candidate.splits)
     stage_of: Any = np.searchsorted(starts, np.arange(len(graph.layers)), side="right") - 1
     return tuple(

@@ -6,6 +6,7 @@ times in seconds of one micro-batch unless the name says otherwise.
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipucnn.errors import DataError
@@ -22,6 +23,7 @@ __all__ = [
     "ProfileLayer",
     "StagePlan",
     "SystemFacts",
+    "read_plan",
 ]
 
 SCHEMA_VERSION = 1
@@ -58,7 +60,7 @@ class StagePlan:
         predicted_backward_s: without the recomputation, which is ``predicted_recompute_s`` (0 where there is none).
         predicted_receive_s: transfer of everything that crosses the cut before it, one direction.
         received_bytes: what that is.
-        skips: names of the tensors in it that the layers next to the cut don't make: skips carried through.
+        skips: layers whose output crosses with it, but is not what the first layer of the stage reads.
         predicted_memory_bytes: by category, see ``verdict.CATEGORIES``; of a segment that shares an IPU, its part.
     """
 
@@ -331,3 +333,24 @@ class PipelinePlan:
         except yaml.YAMLError as error:
             raise DataError(f"{source} is not readable as YAML: {str(error).splitlines()[0]}") from None
         return PipelinePlan.from_dict(data, source)
+
+
+def read_plan(path: Path, what: str) -> PipelinePlan:
+    """The plan in a file that ``plan-splits --save`` wrote.
+
+    Args:
+        what: the option that names it, for messages.
+
+    Raises:
+        DataError: not there, not readable, or not a plan.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f"{what} {path}: there is no such file",
+            "make it: ipucnn plan-splits MODEL --stages K --save FILE",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{what} {path}: not readable: {error}", "give a file that --save wrote") from None
+    return PipelinePlan.from_yaml(text, str(path))
