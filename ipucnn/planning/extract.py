@@ -14,7 +14,7 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graph import SCHEMA_VERSION, LayerGraph
 from ipucnn.planning.keras_graph import graph_of
 
-__all__ = ["cache_folder", "graph_of", "layer_graph"]
+__all__ = ["cache_folder", "cache_path", "graph_of", "layer_graph"]
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
@@ -25,13 +25,18 @@ def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
         MissingError: the installed Keras lacks the network.
     """
     check_options(record, options)
-    path = cache_folder() / f"{record.name}-{_key(record, options)}.json"
+    path = cache_path(record, options)
     cached = _read_cached(path)
     if cached is not None:
         return cached
     graph = graph_of(build_model(record, options), record.name)
     _write_cached(path, graph)
     return graph
+
+
+def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
+    """The file that holds the graph once it was built."""
+    return cache_folder() / f"{record.name}-{_key(record, options)}.json"
 
 
 def cache_folder() -> Path:

@@ -1,12 +1,20 @@
 """Splits as users name them: checks, and the splits of simple rules that plans are compared with."""
 
 import bisect
-from typing import Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.planning.graph import LayerGraph
 
-__all__ = ["RULES", "check_cuts", "check_splits", "equal_blocks", "equal_layers", "equal_parameters"]
+__all__ = [
+    "RULES",
+    "check_cuts",
+    "check_splits",
+    "check_stages",
+    "equal_blocks",
+    "equal_layers",
+    "equal_parameters",
+]
 
 
 def check_splits(splits: Sequence[str], layer_names: Sequence[str]) -> None:
@@ -147,7 +155,7 @@ def equal_blocks(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
     return tuple(graph.layers[cuts[round(k * count / num_stages) - 1]].name for k in range(1, num_stages))
 
 
-RULES: Dict[str, object] = {
+RULES: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
     "params": equal_parameters,
     "equal-layers": equal_layers,
     "equal-blocks": equal_blocks,
