@@ -1,6 +1,10 @@
-"""Predicted figures as text."""
+"""A plan's figures and options as text."""
 
-__all__ = ["images", "mebibytes", "milliseconds", "percent"]
+import shlex
+
+from ipucnn.planning.pipeline_plan import PipelinePlan
+
+__all__ = ["command_line", "images", "mebibytes", "milliseconds", "percent"]
 
 
 def milliseconds(seconds: float) -> str:
@@ -25,3 +29,15 @@ def percent(share: float) -> str:
 
 def images(images_per_s: float) -> str:
     return f"{images_per_s:,.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
+
+
+def command_line(plan: PipelinePlan) -> str:
+    """The command that runs a plan, ready to paste."""
+    words = ["ipucnn", "train", shlex.quote(plan.model)]
+    for name, value in plan.run_options().items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
+    return " ".join(words)

@@ -1,4 +1,4 @@
-"""Figure: what the stages do during a weight update."""
+"""Figure: what the stages do during a weight update, or an execution of inference."""
 
 from typing import Dict, List
 
@@ -118,7 +118,7 @@ def _ticks(told: Timeline, axis: _Axis, bottom: float) -> List[Markup]:
     shown = told.end_s - axis.omitted_s
     steps = nice_ticks(1e3 * shown, 9)
     step = steps[1] / 1e3 if len(steps) > 1 else shown
-    title = "ms from the start of a weight update, predicted"
+    title = "ms from the start, predicted"
     parts: List[Markup] = [text(WIDTH - _RIGHT, bottom + 34, title, "label end")]
     behind = int(told.omitted_to_s / step) if axis.gap else 0
     numbers = [*range(int(told.omitted_from_s / step) + 1)] if axis.gap else []
