@@ -9,7 +9,7 @@ STYLE = Markup("""
 :root { color-scheme: light dark;
   --page: #ffffff; --panel: #f5f7fa; --line: #d5dbe3; --text: #1a1f26; --muted: #525c69; --on-bar: #ffffff;
   --good: #1a7337; --doubt: #8a5a00; --bad: #b3261e;
-  --forward: #2b6cb0; --recompute: #7e9dc4; --backward: #b1502a; --transfer: #c9d1db;
+  --forward: #2b6cb0; --recompute: #6b8dbb; --backward: #b1502a; --transfer: #c9d1db;
   --s0: #2b6cb0; --s1: #b1502a; --s2: #2a7f4f; --s3: #8746a6; --s4: #8a6500; --s5: #0f7c86; --s6: #b03a68;
   --s7: #5c6670;
   --weights: #33589c; --accumulators: #2b8fb3; --optimizer: #2a7f4f; --stash: #c2643c; --live: #a03a78;
@@ -17,7 +17,7 @@ STYLE = Markup("""
 @media (prefers-color-scheme: dark) { :root {
   --page: #10151c; --panel: #1a212b; --line: #35404e; --text: #e7ebf0; --muted: #a3aebb; --on-bar: #0c1117;
   --good: #6fd08c; --doubt: #f0bf5b; --bad: #ff8f86;
-  --forward: #6ba8ea; --recompute: #48648a; --backward: #ee9a72; --transfer: #3c4756;
+  --forward: #6ba8ea; --recompute: #4f79b0; --backward: #ee9a72; --transfer: #3c4756;
   --s0: #6ba8ea; --s1: #ee9a72; --s2: #6cc791; --s3: #c795e6; --s4: #d8b24a; --s5: #55c2cc; --s6: #ee8bb2;
   --s7: #a6b0bb;
   --weights: #7ca0e0; --accumulators: #5cc0e2; --optimizer: #6cc791; --stash: #ee9a72; --live: #e08bc0;
@@ -57,7 +57,7 @@ td code { overflow-wrap: break-word; }
 .chosen { background: var(--panel); font-weight: 600; }
 svg text { font-family: inherit; }
 .label { fill: var(--text); font-size: 12px; } .small { font-size: 11px; fill: var(--muted); }
-.middle { text-anchor: middle; } .end { text-anchor: end; } .strong { font-weight: 600; }
+.start { text-anchor: start; } .middle { text-anchor: middle; } .end { text-anchor: end; } .strong { font-weight: 600; }
 .halo { paint-order: stroke; stroke: var(--page); stroke-width: 4px; stroke-linejoin: round; }
 .on-bar, .pass-micro-batch text { fill: var(--on-bar); font-size: 11px; text-anchor: middle; pointer-events: none; }
 .grid { stroke: var(--line); stroke-width: 1; } .axis { stroke: var(--muted); stroke-width: 1; }

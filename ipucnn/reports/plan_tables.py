@@ -78,7 +78,8 @@ def _name(layer: str) -> Markup:
 def _received(stage: StagePlan) -> Markup:
     if not stage.received_bytes:
         return _NOTHING
-    text = f"{mebibytes(stage.received_bytes)}, {milliseconds(stage.predicted_receive_s)}"
+    moved_s = stage.predicted_receive_s
+    text = f"{mebibytes(stage.received_bytes)}, {milliseconds(moved_s) if moved_s else 'same IPU'}"
     if not stage.skips:
         return join([text])
     count = len(stage.skips)
