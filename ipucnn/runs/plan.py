@@ -11,7 +11,7 @@ from ipucnn.planning.no_fit import infeasible, why_no_fit
 from ipucnn.planning.pipeline_plan import PipelinePlan, read_plan
 from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
-from ipucnn.runs.plan_request import PlanRequest
+from ipucnn.runs.plan_request import PlanRequest, check_system
 
 __all__ = ["check_not_fitting", "load_graph", "make_plan"]
 
@@ -44,15 +44,17 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
     """
     _check_comparisons(comparisons)
     graph = load_graph(request, note)
+    if request.splits is not None:
+        check_cuts(request.splits, graph)
+    check_stages(request.settings.num_stages, graph)
+    check_system(request)
     planner = Planner(graph, request.system)
     details: Dict[str, Any] = {}
     if request.splits is not None:
-        check_cuts(request.splits, graph)
         candidate = _judged(planner, request)
     elif request.space is not None:
         candidate, details["pareto"] = search(planner, request.space)
     else:
-        check_stages(request.settings.num_stages, graph)
         candidate = _best(planner, request)
     others = _comparisons(graph, candidate, request, comparisons, note)
     if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
@@ -82,7 +84,7 @@ def check_not_fitting(plan: PipelinePlan) -> None:
     fullest = max(plan.ipus, key=lambda ipu: ipu.predicted_fill)
     largest = max(fullest.predicted_memory_bytes.items(), key=lambda item: item[1])[0]
     raise InfeasibleError(
-        f"these splits do not fit: IPU {fullest.ipu} takes {fullest.predicted_fill:.2f} of its memory (predicted), "
+        f"these splits do not fit: IPU {fullest.ipu} takes {fullest.predicted_fill:.0%} of its memory (predicted), "
         f"most of it {largest.replace('_', ' ')}",
         f"ipucnn plan-splits {plan.model} --stages {plan.num_stages} finds the best that fit",
     )

@@ -14,7 +14,7 @@ from ipucnn.runs.splits import DEFAULT_SYSTEM, optimizer_slots
 from ipucnn.training.batching import nearest_multiples, next_power_of_two, overlap_length
 from ipucnn.training.program import Layout, make_layout
 
-__all__ = ["PlanRequest", "make_request"]
+__all__ = ["PlanRequest", "check_system", "make_request"]
 
 # (height, width, channels) and classes of the data sets that are what they are without a look at files.
 _DATASETS: Dict[str, Tuple[Tuple[int, int, int], int]] = {
@@ -283,26 +283,37 @@ def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ..
 
 
 def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> System:
-    """The system asked for, or the smallest Mk2 POD from 16 IPUs on, if it has the IPUs.
+    """The system asked for, or the smallest Mk2 POD from 16 IPUs on that has the IPUs (else the largest)."""
+    if system is not None:
+        return system
+    pods = _pods()
+    found = next((pod for pod in pods if pod.num_ipus >= num_ipus), pods[-1])
+    assumed.append(f"system {found.title}")
+    return found
+
+
+def _pods() -> List[System]:
+    return [pod for pod in SYSTEMS.values() if pod.name.startswith("pod")]
+
+
+def check_system(request: PlanRequest) -> None:
+    """Refuses more IPUs than the system has.
 
     Raises:
-        ConfigurationError: otherwise.
+        ConfigurationError: naming a system that has them.
     """
-    large = [pod for pod in SYSTEMS.values() if pod.name.startswith("pod") and pod.num_ipus >= num_ipus]
-    if system is None:
-        if not large:
-            most = max(pod.num_ipus for pod in SYSTEMS.values())
-            raise ConfigurationError(
-                f"{num_ipus} IPUs, but the largest system has {most}", f"use at most {most} IPUs"
-            )
-        assumed.append(f"system {large[0].title}")
-        return large[0]
-    if system.num_ipus < num_ipus:
-        hint = f"use --system {large[0].name}, or fewer replicas or stages" if large else "use fewer replicas"
+    settings, system = request.settings, request.system
+    needed = settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
+    if request.space is not None:
+        needed = request.space.num_ipus
+    if needed > system.num_ipus:
+        larger = next((pod.name for pod in _pods() if pod.num_ipus >= needed), None)
         raise ConfigurationError(
-            f"{num_ipus} IPUs are needed, and {system.title} has {system.num_ipus}", hint
+            f"{needed} IPUs are needed, and {system.title} has {system.num_ipus}",
+            f"use --system {larger}, or fewer replicas or stages"
+            if larger
+            else "use fewer replicas or stages",
         )
-    return system
 
 
 def _ask_search(
