@@ -6,7 +6,8 @@ Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--schedul
 Each model in its own image size and number of classes, training, 16.16, recomputation, on a Mk2.  "graph" is the
 time to get the layer graph (built with TensorFlow where it is not cached), "tables" that of the cost and memory model,
 "search" that of the planner, with the memory of all stages, at the first of ``judge.LIMITS`` at which some splits fit
-("memory").  "programs" are the dynamic programs it ran.  Ends with exit code 5 if a plan is not proved optimal, or a search takes longer than 1 s up to 300 cut points, or 10 s beyond.
+("memory").  "programs" are the dynamic programs it ran.  Ends with exit code 5 if a plan is not proved optimal, or a
+search takes longer than 1 s up to 300 cut points, or 10 s beyond.
 """
 
 import argparse
