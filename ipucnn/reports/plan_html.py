@@ -31,6 +31,7 @@ def render(plan: PipelinePlan) -> str:
     body = [
         element("h1", title),
         element("p", _subtitle(plan), class_="muted"),
+        *_assumed(plan),
         *_notices(plan),
         _cards(plan),
         element("h2", "Use it"),
@@ -157,6 +158,14 @@ def _cards(plan: PipelinePlan) -> Markup:
     )
 
 
+def _assumed(plan: PipelinePlan) -> List[Markup]:
+    if not plan.assumed:
+        return []
+    return [
+        element("p", f"Assumed, as nothing else was asked for: {'; '.join(plan.assumed)}.", class_="muted")
+    ]
+
+
 def _notices(plan: PipelinePlan) -> List[Markup]:
     found = []
     if plan.no_fit is not None:
@@ -164,16 +173,6 @@ def _notices(plan: PipelinePlan) -> List[Markup]:
     elif plan.verdict != "fits":
         text = f"The fullest IPU is predicted to take {percent(plan.predicted_fill)} of its memory: {plan.verdict}."
         found.append(element("p", text, class_=f"notice {verdict_class(plan.verdict)}"))
-    if plan.assumed:
-        items = [element("li", text) for text in plan.assumed]
-        found.append(
-            element(
-                "div",
-                element("p", "Assumed, because nobody asked otherwise:"),
-                element("ul", *items),
-                class_="notice",
-            )
-        )
     return found
 
 
