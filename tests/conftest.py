@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from ipucnn.sessions.host.environment import set_variables
@@ -15,3 +16,15 @@ settings.register_profile(
     "ipucnn", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ipucnn")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def graph_cache(tmp_path_factory):
+    """Layer graphs are cached for the tests alone, and built once for all of them."""
+    before = os.environ.get("IPUCNN_CACHE_DIR")
+    os.environ["IPUCNN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["IPUCNN_CACHE_DIR"]
+    else:
+        os.environ["IPUCNN_CACHE_DIR"] = before

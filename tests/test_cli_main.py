@@ -91,7 +91,10 @@ def test_command_help_lists_its_options_in_panels(capsys, monkeypatch, command, 
         ("train --pipeline-splits conv2d lenet", 2, "'lenet'", "ipucnn train lenet --pipeline-splits conv2d"),
         ("train --device-mapping 0 1 lenet", 2, "must be a whole number", "--device-mapping INT..."),
         ("benchmark lenet", 2, "not built yet", "train"),
-        ("plan-splits resnet50", 2, "not built yet", "--pipeline-splits"),
+        ("plan-splits resnet50 --system podd16", 2, "unknown system 'podd16'", "did you mean 'pod16'"),
+        ("train --pipeline-splits auto", 2, "nothing says how many stages", "--ipus-per-replica K"),
+        ("train --pipeline-splits auto conv2d", 2, "'auto' stands for all", "auto, or layers"),
+        ("train --plan absent.yml", 3, "--plan absent.yml: there is no such file", "ipucnn plan-splits"),
         ("verify-dataset --dataset digits", 2, "not built yet", "train"),
     ],
 )
@@ -258,7 +261,8 @@ def test_completion_offers_options_models_and_choices():
 
 
 @pytest.mark.parametrize(
-    "line", ["", "train --help", "train lenet --print-config", "train nope", "plan-splits lenet"]
+    "line",
+    ["", "train --help", "train lenet --print-config", "train nope", "plan-splits lenet --system nope"],
 )
 def test_tensorflow_is_not_imported(line):
     code = (

@@ -1,29 +1,130 @@
 """``ipucnn plan-splits``: plan how to split a network over IPUs."""
 
-from typing import Optional
+import sys
+from pathlib import Path
+from typing import List, Optional
 
 import typer
 
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import DataError
 
-STAGES = typer.Option(None, "--stages", min=1, metavar="K", help="Pipeline stages to split into.")
-SYSTEM = typer.Option(None, "--system", metavar="NAME", help="System to plan for, for example pod16.")
-SAVE = typer.Option(None, "--save", metavar="FILE", help="Write the plan as YAML.")
-HTML = typer.Option(None, "--html", metavar="FILE", help="Write the plan as an HTML page.")
+PANEL = "Plan"
+
+STAGES = typer.Option(
+    None,
+    "--stages",
+    min=1,
+    metavar="K",
+    help="Pipeline stages to split into; without it, and without splits, the best use of --ipus is searched.",
+    rich_help_panel=PANEL,
+)
+SYSTEM = typer.Option(
+    None,
+    "--system",
+    metavar="NAME",
+    help="System to plan for: m2000, pod16, bow-pod64, c600, ...  [default: the smallest POD from pod16 on]",
+    rich_help_panel=PANEL,
+    show_default=False,
+)
+CLASSES = typer.Option(
+    None,
+    "--classes",
+    min=1,
+    metavar="N",
+    help="Classes of the network.  [default: the data set's]",
+    rich_help_panel=PANEL,
+    show_default=False,
+)
+RECOMPUTATION = typer.Option(
+    None,
+    "--recomputation",
+    metavar="auto|on|off",
+    help="Recompute activations in the backward pass; auto tries both.  [default: the preset's, else auto]",
+    rich_help_panel=PANEL,
+    show_default=False,
+)
+COMPARE = typer.Option(
+    None,
+    "--compare",
+    metavar="RULE|FILE...",
+    help="Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.  "
+    "[default: params]",
+    rich_help_panel=PANEL,
+    show_default=False,
+)
+SAVE = typer.Option(
+    None,
+    "--save",
+    metavar="FILE",
+    help="Write the plan as YAML, for `ipucnn train --plan`.",
+    rich_help_panel=PANEL,
+)
+HTML = typer.Option(
+    None, "--html", metavar="FILE", help="Write the plan as an HTML page.", rich_help_panel=PANEL
+)
 
 
 @with_run_options("plan-splits")
 def plan_splits(
     resolved: Resolved,
+    json_output: bool,
     stages: Optional[int] = STAGES,
     system: Optional[str] = SYSTEM,
+    classes: Optional[int] = CLASSES,
+    recomputation: Optional[str] = RECOMPUTATION,
+    compare: Optional[List[str]] = COMPARE,
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
 ) -> None:
-    """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput."""
-    raise ConfigurationError(
-        "ipucnn plan-splits is not built yet",
-        "`ipucnn train --ipus-per-replica K` splits by multiply-accumulates; --pipeline-splits takes your own",
+    """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
+
+    The splits are a fastest choice, proved, under the memory that is predicted; --splits judges yours instead.
+    Nothing is measured and no IPU is needed.
+    """
+    from ipucnn.reports.console import note
+    from ipucnn.runs.plan import check_not_fitting, make_plan
+    from ipucnn.runs.plan_request import make_request
+
+    for option, file in (("--save", save), ("--html", html)):
+        _check_writable(option, file)
+    request = make_request(
+        resolved, stages=stages, system=system, classes=classes, recomputation=recomputation
     )
+    plan = make_plan(request, compare or [], note)
+    texts = {}
+    if save is not None:
+        texts[save] = plan.to_yaml()
+    if html is not None:
+        from ipucnn.reports.plan_html import render
+
+        texts[html] = render(plan)
+    from ipucnn.runs.files import write_text
+
+    for name, text in texts.items():
+        write_text(Path(name).expanduser(), text)
+    if json_output:
+        sys.stdout.write(plan.to_json())
+    else:
+        from ipucnn.reports.plan import print_plan
+
+        print_plan(plan)
+    for name in texts:
+        note(f"written: {name}")
+    check_not_fitting(plan)
+
+
+def _check_writable(option: str, name: Optional[str]) -> None:
+    """Refuses a file that can't be written before anything else is done.
+
+    Raises:
+        DataError: its folder isn't there, or it is a folder itself.
+    """
+    if name is None:
+        return
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise DataError(f"{option} {name} is a folder", "give the name of a file")
+    if not path.parent.is_dir():
+        raise DataError(f"{option} {name}: there is no folder {path.parent}", f"mkdir -p {path.parent}")

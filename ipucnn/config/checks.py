@@ -1,6 +1,6 @@
 """Rules between options that need no arithmetic; batches and pipelines are checked by ``training.program``."""
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
 
 
@@ -30,6 +30,10 @@ def check(config: RunConfig) -> None:
     if not config.training and not config.validation:
         raise ConfigurationError(
             "neither training nor validation: nothing to do", "drop one of the two flags"
+        )
+    if AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1:
+        raise ConfigurationError(
+            "pipeline-splits: 'auto' stands for all of them, but others are given too", "give auto, or layers"
         )
     repeated = [name for name in config.pipeline_splits if config.pipeline_splits.count(name) > 1]
     if repeated:

@@ -50,6 +50,9 @@ class RunConfig(HostSession, IpuOnly, Evaluation, Pipeline, Batching, Training, 
         return cls(**load(text, source))
 
 
+# Instead of layers in pipeline-splits: the planner chooses them.
+AUTO = "auto"
+
 SPECS: List[OptionSpec] = [spec for panel in PANELS for spec in specs_of(panel)]
 BY_NAME: Mapping[str, OptionSpec] = {spec.name: spec for spec in SPECS}
 BY_KEY: Mapping[str, OptionSpec] = {key: spec for spec in SPECS for key in spec.keys}

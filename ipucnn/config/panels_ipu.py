@@ -13,9 +13,18 @@ class Pipeline:
 
     PANEL: ClassVar[str] = "Pipeline"
 
+    plan: Optional[str] = option(
+        None,
+        "Pipeline, micro-batch, accumulation and replicas as `ipucnn plan-splits --save` wrote them; other options "
+        "override them.",
+        metavar="FILE",
+        in_yaml=False,
+        default_text="none",
+    )
     pipeline_splits: Tuple[str, ...] = option(
         (),
-        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out.",
+        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out; auto: the planner's.",
+        aliases=("splits",),
         metavar="LAYER...",
         commands=PLAN,
     )
@@ -27,7 +36,11 @@ class Pipeline:
         default_text="stage N on IPU N",
     )
     pipeline_schedule: str = option(
-        "Grouped", "Pipeline schedule.", choices=("Grouped", "Interleaved", "Sequential"), commands=PLAN
+        "Grouped",
+        "Pipeline schedule.",
+        aliases=("schedule",),
+        choices=("Grouped", "Interleaved", "Sequential"),
+        commands=PLAN,
     )
     ipus_per_replica: Optional[int] = option(
         None,
@@ -47,7 +60,6 @@ class Pipeline:
     recomputation: bool = option(
         False,
         "Recompute activations in the backward pass instead of stashing them; needs a pipeline.",
-        commands=PLAN,
         host_effect=False,
     )
     available_memory_proportion: Tuple[float, ...] = option(

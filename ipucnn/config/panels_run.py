@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import values
-from ipucnn.config.spec import DATA, DEVICE, NETWORK, RUN, TRAIN, option
+from ipucnn.config.spec import DATA, DEVICE, NETWORK, PLAN, RUN, TRAIN, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,9 @@ class Data:
         minimum=1,
         commands=(*RUN, "evaluate", "infer"),
     )
-    eight_bit_transfer: bool = option(False, "Send images to the device in 8 bits.", host_effect=False)
+    eight_bit_transfer: bool = option(
+        False, "Send images to the device in 8 bits.", host_effect=False, commands=PLAN
+    )
     accelerator_side_preprocess: bool = option(
         False, "Normalise and cast images on the device instead of the host.", host_effect=False
     )

@@ -20,7 +20,7 @@ class Training:
         "sgd", "Optimizer.", choices=("sgd", "lars", "adam", "adamw", "rmsprop"), commands=PLAN
     )
     optimizer_params: Dict[str, Any] = option(
-        {"momentum": 0}, "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'."
+        {"momentum": 0}, "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'.", commands=PLAN
     )
     learning_rate: Optional[float] = option(
         None,

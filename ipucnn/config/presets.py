@@ -72,8 +72,11 @@ class PresetFile:
         return Preset(name, self.source, yaml_text.convert(entries, self.source))
 
 
-def read_file(path: Path) -> PresetFile:
+def read_file(path: Path, option: str = "--config-path") -> PresetFile:
     """Reads a user's file of presets.
+
+    Args:
+        option: that names it, for messages.
 
     Raises:
         ConfigurationError: if it is not there or not YAML.
@@ -82,11 +85,11 @@ def read_file(path: Path) -> PresetFile:
         return PresetFile(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise ConfigurationError(
-            f"--config-path {path}: there is no such file", "give the path of a YAML file of presets"
+            f"{option} {path}: there is no such file", "give the path of a YAML file of presets"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"--config-path {path}: not readable: {error}", "give the path of a YAML file of presets"
+            f"{option} {path}: not readable: {error}", "give the path of a YAML file of presets"
         ) from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ipucnn.config.checks import check
-from ipucnn.config.options import BY_NAME, SPECS, RunConfig
+from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError
 
@@ -47,7 +47,8 @@ class Resolved:
             commands that read no data set (infer, plan-splits).
         preset: the name of the preset that was applied, or None.
         without_effect: keys the user gave that only an IPU acts on, in order of declaration.
-        typed: field name -> value of what the user gave, by flag or in a preset named on the command line.
+        typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line.
+        plan: the ``PipelinePlan`` that ``--plan`` names, or None.
     """
 
     command: str
@@ -58,6 +59,7 @@ class Resolved:
     preset: Optional[str]
     without_effect: Tuple[str, ...]
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    plan: Any = None
 
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
@@ -103,13 +105,18 @@ def resolve(
         _check_swallowed_model(command, given)
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
-    record = get_model(str(_first("model_name", given, in_file)))
+    plan, in_plan = _load_plan(given.get("plan"))
+    record = get_model(str(_first("model_name", given, in_file, in_plan)))
+    if plan is not None:
+        _check_plan_model(plan, str(given["plan"]), record)
     choice = _choose_dataset(command, record, given, in_file) if reads_data else None
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
     preset = chosen or presets.find_built_in(*presets.candidates(record.name, dataset))
     layers = [(FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
+    if plan is not None:
+        layers.insert(-1, (f"plan {given['plan']}", in_plan))
     settings, origins = overlay(layers)
     settings["model_name"] = record.name
     if settings["dataset"] is None and not settings["host_generated_data"]:
@@ -118,7 +125,7 @@ def resolve(
         settings["norm_layer"] = {"name": _NORMS[record.default_norm]}
     config = RunConfig(**settings)
     check(config)
-    by_user = {**in_file, **given}
+    by_user = {**in_file, **in_plan, **given}
     return Resolved(
         command=command,
         config=config,
@@ -128,7 +135,34 @@ def resolve(
         preset=preset.name if preset is not None else None,
         without_effect=_without_effect(config, by_user),
         typed=by_user,
+        plan=plan,
     )
+
+
+def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
+    """The plan in a file, and the options that run it; nothing for no file.
+
+    Raises:
+        DataError: not readable, or not a plan.
+    """
+    if path is None:
+        return None, {}
+    from ipucnn.planning.pipeline_plan import read_plan
+
+    plan = read_plan(Path(path).expanduser(), "--plan")
+    options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
+    # Precision is part of what is trained, not of how that is spread over IPUs.
+    del options["precision"]
+    values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
+    return plan, {**values, "model_name": plan.model}
+
+
+def _check_plan_model(plan: Any, path: str, record: Any) -> None:
+    if plan.model != record.name:
+        raise ConfigurationError(
+            f"--plan {path} is for {plan.model}, but the network is {record.name}",
+            f"ipucnn plan-splits {record.name} --save FILE, or train {plan.model}",
+        )
 
 
 def resolve_saved(
@@ -163,6 +197,7 @@ RESUMABLE = (
     "checkpoint_dir",
     "checkpoint_input_dir",
     "num_epochs",
+    "plan",  # what is in it is compared
 )
 
 
@@ -225,6 +260,8 @@ def overlay(layers: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
     for origin, layer in layers:
         layer = dict(layer)
         for name, other in _REPLACES:
+            if name == "pipeline_splits" and layer.get(name) == (AUTO,):
+                continue  # the layers are left open, not how many stages there are
             if name in layer and other not in layer and layer[name] not in (None, False):
                 settings[other], origins[other] = BY_NAME[other].default, DEFAULT
         stages = layer.get("ipus_per_replica")

@@ -15,10 +15,8 @@ def program_line(program: Any) -> str:
         f"{program.num_executions} execution(s) of {program.weight_updates_per_execution}",
     ]
     if program.num_stages > 1:
-        parts.append(
-            f"{program.num_stages} stages ({program.pipeline_schedule}) opened by "
-            f"{', '.join(program.pipeline_splits)}"
-        )
+        opened = ", ".join(program.pipeline_splits) or "layers that the planner chooses"
+        parts.append(f"{program.num_stages} stages ({program.pipeline_schedule}) opened by {opened}")
     if program.num_ipus > 1:
         parts.append(f"{program.num_ipus} IPUs")
     return "; ".join(parts)

@@ -118,7 +118,7 @@ def differences(meta: Mapping[str, Any], config: RunConfig, program: Any, info: 
         if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
     ]
     if not found:
-        ignored = ("num_epochs", "num_executions")
+        ignored = ("num_epochs", "num_executions", "splits_from")
         here, there = program.to_dict(), meta.get("program", {})
         here = json.loads(json.dumps(here))
         found = [

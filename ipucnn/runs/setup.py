@@ -1,11 +1,11 @@
 """From a resolved configuration to what a session runs on: data set, shapes, model, pipeline splits."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.errors import ConfigurationError
 
 Warn = Callable[[str], None]
 
@@ -120,13 +120,24 @@ def build_options(setup: Setup) -> Any:
     Raises:
         ConfigurationError: an option the network can't have.
     """
+    classes = setup.source.info.num_classes
+    return network_options(setup.record, setup.config, setup.input_shape, classes, setup.seed)
+
+
+def network_options(
+    record: Any, config: RunConfig, input_shape: Tuple[int, int, int], num_classes: int, seed: int = 0
+) -> Any:
+    """The ``BuildOptions`` of a configuration, for whatever input and classes.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+    """
     from ipucnn.models.build import BuildOptions, check_options
 
-    config = setup.config
     norm: Dict[str, Any] = dict(config.norm_layer)
     options = BuildOptions(
-        input_shape=setup.input_shape,
-        num_classes=setup.source.info.num_classes,
+        input_shape=input_shape,
+        num_classes=num_classes,
         norm=_NORMS[norm["name"]],
         norm_momentum=float(norm.get("momentum", config.bn_momentum)),
         norm_epsilon=norm.get("epsilon"),
@@ -134,9 +145,9 @@ def build_options(setup: Setup) -> Any:
         norm_channels_per_group=norm.get("channels_per_group"),
         dropout=config.dropout,
         base_filters=config.base_filters,
-        seed=setup.seed,
+        seed=seed,
     )
-    check_options(setup.record, options)
+    check_options(record, options)
     return options
 
 
@@ -158,50 +169,6 @@ def loss_name(config: RunConfig, task: str) -> str:
     if config.loss == "bce_dice" and task != "segmentation":
         raise ConfigurationError("--loss bce_dice needs a segmentation network", "use --loss cross_entropy")
     return config.loss
-
-
-def check_splits(splits: Sequence[str], layer_names: Sequence[str]) -> None:
-    """Checks pipeline splits against the model's layers in the order in which they run.
-
-    Args:
-        splits: names of the layers that open a stage.
-        layer_names: canonical names; the first is the input, which cannot open a later stage.
-
-    Raises:
-        ConfigurationError: an unknown layer, or splits out of order.
-    """
-    order = {name: i for i, name in enumerate(layer_names)}
-    for split in splits:
-        if order.get(split, 0) == 0:
-            what = "is the input" if split in order else "is not a layer of the model"
-            raise ConfigurationError(
-                f"pipeline split '{split}' {what}",
-                did_you_mean(split, layer_names[1:]) or "list the layers with: ipucnn models NAME --summary",
-            )
-    for before, after in zip(splits, splits[1:]):
-        if order[before] >= order[after]:
-            raise ConfigurationError(
-                f"pipeline splits are out of order: '{after}' runs before '{before}'",
-                "order them as they run: " + " ".join(sorted(set(splits), key=order.__getitem__)),
-            )
-
-
-def choose_splits(model: Any, num_stages: int) -> List[str]:
-    """Splits that make the largest stage as small as possible in multiply-accumulates.
-
-    Raises:
-        ConfigurationError: more stages than layers.
-    """
-    from ipucnn.models.arithmetic import layer_macs
-    from ipucnn.planning.partition import balanced_partition
-
-    layers = model.layers[1:]
-    if num_stages > len(layers):
-        raise ConfigurationError(
-            f"{num_stages} stages, but the model has only {len(layers)} layers", f"use at most {len(layers)}"
-        )
-    starts = balanced_partition([layer_macs(layer) for layer in layers], num_stages)
-    return [layers[i].name for i in starts[1:]]
 
 
 def evaluation_batches(setup: Any, batch_size: int) -> Any:

@@ -16,9 +16,10 @@ from ipucnn.runs.interrupts import InterruptGuard
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
+from ipucnn.runs.splits import plan_differences, settle_splits
 from ipucnn.sessions.session import CompilationReport, ValidationDue
 from ipucnn.training.optimizers import make_settings
-from ipucnn.training.program import Program, make_layout, make_program
+from ipucnn.training.program import make_layout, make_program
 from ipucnn.training.schedules import make_schedule
 
 
@@ -112,6 +113,7 @@ class TrainingRun:
     def warnings(self) -> List[str]:
         """What the user should know before the run starts, one line each."""
         lines = [*self.info.warnings, *self.program.warnings]
+        lines += plan_differences(self.resolved, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
@@ -177,7 +179,8 @@ class TrainingRun:
         self.timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
-        self.program = self._with_splits(model)
+        saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
+        self.program = settle_splits(self.program, model, self.resolved, saved)
         check_same_run(self.start, self.saved_config(), self.program, self.info)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
@@ -263,18 +266,3 @@ class TrainingRun:
         from ipucnn.runs.load import load_starting_weights
 
         self.fresh_weights = len(load_starting_weights(model, Path(weights).expanduser()))
-
-    def _with_splits(self, model: Any) -> Program:
-        program = self.program
-        if program.num_stages == 1:
-            return program
-        from ipucnn.models.names import canonical_names
-
-        names = canonical_names(model)
-        splits = program.pipeline_splits
-        if not splits and self.start.checkpoint is not None:
-            splits = tuple(self.start.checkpoint.meta.get("program", {}).get("pipeline_splits", ()))
-        if not splits:
-            splits = tuple(run_setup.choose_splits(model, program.num_stages))
-        run_setup.check_splits(splits, names)
-        return program.with_splits(splits)

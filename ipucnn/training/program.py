@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.training import batching as arithmetic
 from ipucnn.training.batching import Batching
@@ -56,6 +56,8 @@ class Program:
     seed: int
     # The host's choice of how many micro-batches to compute as one (0: not chosen yet)
     fused_micro_batches: int = 0
+    # Who chose the splits: "given", "plan FILE", or "planned for SYSTEM"; empty without a pipeline
+    splits_from: str = field(default="", compare=False)
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -73,11 +75,11 @@ class Program:
         """The three factors of the global batch."""
         return Batching(self.micro_batch_size, self.gradient_accumulation_count, self.num_replicas)
 
-    def with_splits(self, splits: Sequence[str]) -> "Program":
-        """The same program with the pipeline splits filled in (their number is checked)."""
+    def with_splits(self, splits: Sequence[str], splits_from: str = "given") -> "Program":
+        """The same program with the pipeline splits filled in (their number is checked), and who chose them."""
         if len(splits) != self.num_stages - 1:
             raise ValueError(f"{len(splits)} splits for {self.num_stages} stages")
-        return replace(self, pipeline_splits=tuple(splits))
+        return replace(self, pipeline_splits=tuple(splits), splits_from=splits_from)
 
     def with_fused(self, fused_micro_batches: int) -> "Program":
         """The same program with the host's choice filled in."""
@@ -115,10 +117,20 @@ class Program:
         return cls(**fields)
 
 
+def _named_splits(config: RunConfig) -> Tuple[str, ...]:
+    """The splits that the configuration names; none where the planner is to choose them."""
+    return () if config.pipeline_splits == (AUTO,) else tuple(config.pipeline_splits)
+
+
 def _stages(config: RunConfig) -> int:
     """Number of pipeline stages the configuration asks for."""
-    splits = len(config.pipeline_splits)
+    splits = len(_named_splits(config))
     wanted = config.ipus_per_replica
+    if config.pipeline_splits == (AUTO,) and wanted is None and not config.device_mapping:
+        raise ConfigurationError(
+            "--pipeline-splits auto, but nothing says how many stages there are",
+            "add --ipus-per-replica K; `ipucnn plan-splits MODEL --ipus N` finds the best number",
+        )
     if config.device_mapping:
         stages = len(config.device_mapping)
         if splits and splits + 1 != stages:
@@ -279,7 +291,7 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
         validation_micro_batch_size=config.validation_micro_batch_size or batch.micro_batch_size,
         validation_num_replicas=config.validation_num_replicas or replicas * ipus_per_replica,
         num_stages=stages,
-        pipeline_splits=tuple(config.pipeline_splits),
+        pipeline_splits=_named_splits(config),
         device_mapping=layout.device_mapping,
         pipeline_schedule=config.pipeline_schedule,
         recomputation=config.recomputation,

@@ -1,0 +1,265 @@
+"""Compares the planner's splits with others under the same model: all figures are predicted.
+
+Usage: python benchmarks/compare_splits.py seed
+       python benchmarks/compare_splits.py unet
+       python benchmarks/compare_splits.py public [--rows published_fits_and_splits.json]
+
+seed: ResNet-50 in 2, 4, 8 and 16 stages against the same number of parameters in each stage, which is what Graphcore's
+      public CNN application proposes.
+unet: U-Net at 572x572 in 4 stages against the hand-made split of the public application.
+public: the splits of the public configurations, each under its own settings.  Ends with exit code 5 if one of them is
+      faster than the best splits that take no more memory.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import List, Sequence, Tuple
+
+import numpy as np
+from published_rows import Program, Skipped, crop_early, memory_program
+
+from ipucnn.hardware import get_system
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
+from ipucnn.planning.constants import DEFAULT_CONSTANTS
+from ipucnn.planning.cost import cut_bytes
+from ipucnn.planning.extract import layer_graph
+from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.judge import Candidate, Planner
+from ipucnn.planning.partition import balanced_partition
+from ipucnn.planning.planner import plan
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.splits import equal_parameters
+from ipucnn.planning.verdict import FITS_BELOW
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
+FIXED_S = DEFAULT_CONSTANTS.micro_batch_s
+
+# The last layers of stages 0 to 2 in the public application (model_utils.py of its U-Net).
+UNET_ENDS = ("encoder_block_1_maxpooling", "decoder_block_0_transpose", "decoder_block_2_transpose")
+
+
+def home_graph(name: str) -> LayerGraph:
+    record = get_model(name)
+    return layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A Markdown table."""
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+
+
+def best_for(planner: Planner, judged: Candidate) -> Candidate:
+    """The best splits within the memory that a candidate was judged with."""
+    found = planner.best(judged.settings, judged.memory_limit * (1 + 1e-12))
+    assert found is not None  # the candidate's own splits are within it
+    return found
+
+
+def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> float:
+    """The tick without transfers and fixed time: longest forward and longest backward pass of a stage."""
+    tables = planner.tables(settings, 1.0)
+    bounds = [*planner.items(splits), tables.num_items]
+    forward = np.add.reduceat(tables.forward_s, bounds[:-1])
+    backward = np.add.reduceat(tables.backward_s, bounds[:-1])
+    again = [f if tables.recomputes(settings.num_stages, s) else 0.0 for s, f in enumerate(forward)]
+    return float(forward.max() + (backward + again).max())
+
+
+def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]:
+    """MACs of the stage with the most, over an even share and over those of the most balanced splits."""
+
+    def most(starts: Sequence[int]) -> int:
+        return max(sum(macs[a:b]) for a, b in zip(starts, [*starts[1:], len(macs)]))
+
+    macs = [layer.macs for layer in graph.layers]
+    own, count = most([0, *(graph.index(name) for name in splits)]), len(splits) + 1
+    return own * count / sum(macs), own / most(balanced_partition(macs, count))
+
+
+def compare_seed() -> int:
+    planner = Planner(home_graph("resnet50"), get_system("pod16"))
+    rows = []
+    for num_stages in (2, 4, 8, 16):
+        settings = PlanSettings(
+            micro_batch_size=4, gradient_accumulation_count=128, num_stages=num_stages, recomputation=True
+        )
+        splits = equal_parameters(planner.graph, num_stages)
+        judged = planner.judge(splits, settings, FITS_BELOW)
+        best = best_for(planner, judged)
+        tables = planner.tables(settings, judged.memory_limit * (1 + 1e-12))
+        still = plan(replace(tables, cut_s=0 * tables.cut_s), num_stages, settings.schedule)
+        rows.append(
+            (
+                num_stages,
+                *(f"{ratio:.2f}" for ratio in macs_ratios(planner.graph, splits)),
+                f"{bottleneck_s(planner, splits, settings) / still.objective_s:.2f}",
+                f"{1e3 * judged.prediction.tick_s:.2f}",
+                f"{1e3 * best.prediction.tick_s:.2f}",
+                f"{judged.prediction.tick_s / best.prediction.tick_s:.2f}",
+                f"{judged.predicted_fill:.0%}",
+                f"{best.predicted_fill:.0%}",
+                f"{judged.prediction.images_per_s:,.0f}",
+                f"{best.prediction.images_per_s:,.0f}",
+                str(best.solution.optimal).lower(),
+            )
+        )
+    print(
+        "ResNet-50, micro-batch 4, 128 accumulated, Grouped, recomputation, 16.16, POD16, one replica; predicted"
+    )
+    head = ["stages", "MACs, x even share", "x best", "bottleneck, x best", "tick ms", "best", "x best"]
+    table([*head, "memory", "best", "images/s", "best", "optimal"], rows)
+    return 0
+
+
+def compare_unet() -> int:
+    uncropped = home_graph("unet")
+    rows = []
+    for title, graph in (
+        ("skips cropped where they end", uncropped),
+        ("cropped where they begin", crop_early(uncropped)),
+    ):
+        planner = Planner(graph, get_system("bow-2000"))
+        hand = tuple(graph.layers[graph.index(last) + 1].name for last in UNET_ENDS)
+        for schedule in ("Grouped", "Interleaved"):
+            settings = PlanSettings(
+                gradient_accumulation_count=24,
+                num_stages=4,
+                schedule=schedule,
+                recomputation=True,
+                available_memory_proportion=0.3,
+                optimizer_state_offloading=True,
+            )
+            judged = planner.judge(hand, settings, FITS_BELOW)
+            for name, candidate in (("by hand", judged), ("best", best_for(planner, judged))):
+                cuts = [graph.index(split) for split in candidate.splits]
+                megabytes = "/".join(f"{size / 1e6:.0f}" for size in cut_bytes(graph, cuts, settings))
+                rows.append(
+                    (
+                        title,
+                        schedule,
+                        name,
+                        " ".join(candidate.splits),
+                        megabytes,
+                        f"{1e3 * candidate.prediction.tick_s:.2f}",
+                        f"{candidate.prediction.tick_s / best_for(planner, judged).prediction.tick_s:.2f}",
+                        f"{candidate.prediction.images_per_s:.0f}",
+                        f"{candidate.predicted_fill:.0%} {candidate.verdict}",
+                    )
+                )
+    print(
+        "U-Net, 572x572, 4 stages, micro-batch 1, 24 accumulated, recomputation, 16.16, Bow-2000; predicted"
+    )
+    table(
+        ["skips", "schedule", "", "splits", "MB over cuts", "tick ms", "x best", "images/s", "memory"], rows
+    )
+    return 0
+
+
+def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
+    """Programs of the public configurations with splits, each once, and what was left out."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    found, skipped = {}, []
+    for row in [*data["config_rows"], *data["manual_rows"]]:
+        if not row.get("stage_opens_at"):
+            continue
+        try:
+            program = memory_program(row)
+        except Skipped as reason:
+            skipped.append(f"{row['model']}: {reason}")
+            continue
+        if row["task"] == "train":
+            key = (
+                program.graph.model,
+                program.graph.input_shape,
+                program.splits,
+                program.settings,
+                program.system.name,
+            )
+            found.setdefault(key, program)
+    return list(found.values()), skipped
+
+
+def compare_public(path: Path) -> int:
+    programs, skipped = public_programs(path)
+    rows, faster = [], 0
+    for program in programs:
+        planner = Planner(program.graph, program.system)
+        judged = planner.judge(program.splits, program.settings, FITS_BELOW)
+        settings = judged.settings
+        tick = planner.tick_s(judged.splits, settings) + FIXED_S
+        best = best_for(planner, judged)
+        best_tick = best.solution.objective_s + FIXED_S
+        faster += tick < best_tick * (1 - 1e-9) or not best.solution.optimal
+        norm = "" if "batch" in _norms(program.graph) else " group norm"
+        rows.append(
+            (
+                f"{program.graph.model}{norm}",
+                program.system.ipu.name,
+                settings.micro_batch_size,
+                settings.precision,
+                f"{settings.num_stages} {settings.schedule}",
+                f"{1e3 * tick:.2f}",
+                f"{1e3 * best_tick:.2f}",
+                f"{tick / best_tick:.3f}",
+                f"{judged.predicted_fill:.0%}",
+                f"{best.predicted_fill:.0%}",
+                str(best.solution.optimal).lower(),
+            )
+        )
+    head = [
+        "network",
+        "IPU",
+        "micro-batch",
+        "precision",
+        "stages",
+        "tick ms, by hand",
+        "best",
+        "x best",
+        "memory",
+    ]
+    print("Public hand-made splits under their own settings; predicted")
+    table([*head, "best", "optimal"], sorted(rows))
+    print(
+        f"\n{len(rows)} configurations, {faster} faster than the best splits; skipped: {'; '.join(skipped) or 'none'}"
+    )
+    return 5 if faster else 0
+
+
+def _norms(graph: LayerGraph) -> str:
+    """ "batch" where the norms keep moving statistics."""
+    norms = [layer for layer in graph.layers if layer.op_class == "norm"]
+    return (
+        "batch"
+        if any(layer.num_parameters > layer.num_trainable for layer in norms) or not norms
+        else "group"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("seed", "unet", "public"))
+    parser.add_argument(
+        "--rows", type=Path, default=SHARED / "published_fits_and_splits.json", help="file of public rows"
+    )
+    arguments = parser.parse_args()
+    if arguments.what == "seed":
+        return compare_seed()
+    if arguments.what == "unet":
+        return compare_unet()
+    if not arguments.rows.is_file():
+        print(f"error: no rows at {arguments.rows}\nhint: --rows FILE", file=sys.stderr)
+        return 3
+    return compare_public(arguments.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What to tell when no split fits: the layer or range in the way, and what would fit."""
+
+from dataclasses import replace
+from typing import Optional, Sequence
+
+from ipucnn.errors import InfeasibleError
+from ipucnn.planning.certificate import explain
+from ipucnn.planning.judge import Planner
+from ipucnn.planning.memory_model import segments_on_one_ipu
+from ipucnn.planning.pipeline_plan import NoFit
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.training.batching import next_power_of_two
+
+__all__ = ["infeasible", "why_no_fit"]
+
+
+def why_no_fit(
+    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float, max_ipus: int
+) -> NoFit:
+    """The certificate of the choice that takes the least memory, and the nearest settings that fit.
+
+    Args:
+        choices: as for ``Planner.best_of``; none of them fits within ``limit``.
+        max_ipus: of a replica, up to which more are tried.
+    """
+    settings = choices[-1][-1]
+    tables = planner.tables(settings, limit)
+    segments = segments_on_one_ipu(settings)
+    most = max(16, 2 * settings.num_stages) if segments else max_ipus
+    found = explain(tables, settings.num_stages, most)
+    layers = planner.graph.layers
+    ends = [*planner.starts[1:], len(layers)]
+
+    def name(item: int) -> str:
+        # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
+        return layers[max(1, planner.starts[item])].name
+
+    ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
+    fewest = None
+    if not segments:
+        possible = (k for k in range(settings.num_stages + 1, most + 1) if _fits(planner, choices, k, limit))
+        fewest = next(possible, None)
+    return NoFit(
+        memory_limit=limit,
+        num_stages=settings.num_stages,
+        layer=None if found.item is None else name(found.item),
+        ranges=ranges,
+        fewest_stages=fewest,
+        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
+        max_ipus=most,
+        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
+    )
+
+
+def _fits(planner: Planner, choices: Sequence[Sequence[PlanSettings]], num_stages: int, limit: float) -> bool:
+    """Whether a choice fits with another number of stages, each on an IPU of its own."""
+    for group in choices:
+        for settings in group:
+            # From one stage on to several, recomputation begins to mean something.
+            for again in (
+                {settings.recomputation, True} if settings.num_stages == 1 else (settings.recomputation,)
+            ):
+                mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
+                own = replace(settings, num_stages=num_stages, device_mapping=mapping, recomputation=again)
+                if planner.fits(own, limit):
+                    return True
+    return False
+
+
+def _largest_micro_batch(
+    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float
+) -> Optional[int]:
+    """The largest micro-batch below the one asked for with which a choice fits; memory grows with it."""
+
+    def fits(size: int) -> bool:
+        return any(planner.fits(replace(s, micro_batch_size=size), limit) for group in choices for s in group)
+
+    low, high = 0, choices[0][0].micro_batch_size
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low or None
+
+
+def infeasible(model: str, why: NoFit, settings: PlanSettings, system_title: str) -> InfeasibleError:
+    """The error for a plan that can't be made."""
+    place = f"{why.num_stages} stage(s) on {settings.num_ipus_per_replica} IPU(s)"
+    message = (
+        f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
+    )
+    if why.layer is not None:
+        message += f": layer '{why.layer}' alone takes more than an IPU's memory in whatever stage"
+    elif why.ranges:
+        first, last = why.ranges[0]
+        more = f", and {len(why.ranges) - 1} more such range(s)" if len(why.ranges) > 1 else ""
+        message += f": layers '{first}' to '{last}' fit in no stage together{more}"
+    ways = []
+    if why.fewest_stages is not None:
+        ways.append(f"--stages {why.fewest_stages} ({why.fewest_ipus} IPUs)")
+    if why.largest_micro_batch_size is not None:
+        ways.append(f"--micro-batch-size {why.largest_micro_batch_size}")
+    if ways:
+        return InfeasibleError(message, "this would fit: " + ", or ".join(ways))
+    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
+    return InfeasibleError(message, tried + "use a smaller --image-size, or --precision 16.16")

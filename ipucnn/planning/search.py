@@ -1,0 +1,248 @@
+"""Search over configurations: how to spend a number of IPUs on one network.
+
+Stages x schedule x micro-batch x recomputation x replicas; each configuration at its fastest splits that fit.  What
+comes out is the Pareto front: no other configuration is better in throughput, memory and IPUs at once, where less
+than ``SAME_FILL`` of an IPU's memory makes no difference.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+from ipucnn.errors import ConfigurationError, InfeasibleError
+from ipucnn.planning.judge import LIMITS, PROPORTIONS, Candidate, Planner, candidates
+from ipucnn.planning.memory import program_memory
+from ipucnn.planning.pipeline_plan import ParetoRow
+from ipucnn.planning.predict import predict
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
+
+__all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "search"]
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+# Shares of an IPU's memory that differ by less are the same: a fraction of what the memory model can tell.
+SAME_FILL = 0.05
+
+# Dynamic programs per configuration; the best one is planned again to its proof.  By then the split is within a few
+# per mille of the best, most often it is the best.
+_EVALUATIONS = 40
+
+# Recomputation segments to try on one IPU.
+SEGMENTS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What is tried.
+
+    Attributes:
+        base: settings that hold for all configurations.
+        num_ipus: at most, all replicas together.
+        micro_batch_sizes, schedules: to try.
+        recomputation: None: both.
+        proportion: availableMemoryProportion; None: the best of ``judge.PROPORTIONS``.
+        num_replicas: None: as many as the IPUs hold, and fewer.
+        global_batch_size: of every configuration, exactly; None: ``gradient_accumulation_count``.
+        gradient_accumulation_count: None, and no global batch: what ``default_count`` gives.
+    """
+
+    base: PlanSettings
+    num_ipus: int
+    micro_batch_sizes: Tuple[int, ...] = MICRO_BATCHES
+    schedules: Tuple[str, ...] = ("Grouped", "Interleaved", "Sequential")
+    recomputation: Optional[bool] = None
+    proportion: Optional[float] = None
+    num_replicas: Optional[int] = None
+    global_batch_size: Optional[int] = None
+    gradient_accumulation_count: Optional[int] = None
+
+    def count(self, settings: PlanSettings, num_replicas: int) -> Optional[int]:
+        """Gradient accumulation of a configuration, None if there is no legal one."""
+        base = overlap_length(settings.schedule, settings.num_stages)
+        count = self.gradient_accumulation_count
+        if self.global_batch_size is not None:
+            count, rest = divmod(self.global_batch_size, settings.micro_batch_size * num_replicas)
+            if rest:
+                return None
+        if count is None:
+            count = default_count(settings.schedule, settings.num_stages)
+        return count if count and count % base == 0 else None
+
+    def shapes(self) -> Iterator[PlanSettings]:
+        """One replica of every pipeline to try, largest micro-batches first."""
+        most = 1 << (self.num_ipus.bit_length() - 1)
+        for size in sorted(self.micro_batch_sizes, reverse=True):
+            own = replace(self.base, micro_batch_size=size, num_replicas=1, device_mapping=None)
+            single = replace(own, num_stages=1, schedule="Grouped")
+            if self.recomputation is not True:
+                yield single
+            stages = [1 << power for power in range(1, most.bit_length())]
+            for schedule in self.schedules:
+                if schedule != "Sequential":
+                    yield from (replace(own, num_stages=k, schedule=schedule) for k in stages)
+                elif self.recomputation is not False and own.training:
+                    yield from (replace(own, num_stages=k, schedule=schedule) for k in SEGMENTS)
+
+    def replicas(self, settings: PlanSettings) -> List[int]:
+        """Numbers of replicas to try of a pipeline."""
+        most = self.num_ipus // next_power_of_two(settings.num_ipus_per_replica)
+        if self.num_replicas is not None:
+            return [self.num_replicas] if self.num_replicas <= most else []
+        return sorted({most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most})[::-1]
+
+
+def default_count(schedule: str, num_stages: int) -> int:
+    """Micro-batches to accumulate where nothing says how many.
+
+    The smallest legal count with at least 16 micro-batches per stage: filling and draining a Grouped pipeline then
+    takes less than an eighth of the ticks.
+    """
+    if num_stages == 1:
+        return 16
+    base = overlap_length(schedule, num_stages)
+    return -(-16 * num_stages // base) * base
+
+
+def search(planner: Planner, space: SearchSpace) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
+    """The configuration with the most predicted throughput, and the Pareto front, fastest first.
+
+    Raises:
+        ConfigurationError: no configuration reaches the global batch size.
+        InfeasibleError: nothing fits.
+    """
+    for limit in LIMITS:
+        found, any_legal = _found(planner, space, limit)
+        if not any_legal:
+            raise _no_batch(space)
+        if found:
+            front = _front(found)
+            best = _refined(planner, space, front[0], limit)
+            rows = [_row(c, i == 0) for i, c in enumerate([best, *front[1:]])]
+            return best, tuple(rows)
+    raise InfeasibleError(
+        f"{planner.graph.model} fits on {space.num_ipus} IPU(s) of {planner.system.title} in no configuration, "
+        f"with micro-batches of {min(space.micro_batch_sizes)} or more",
+        "use more IPUs, a smaller --micro-batch-size or --image-size, or --precision 16.16",
+    )
+
+
+def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Candidate], bool]:
+    """Every configuration that fits but those seen to be worse than another; whether any was legal at all."""
+    found: List[Candidate] = []
+    any_legal = False
+    # What takes the least memory; the best one's proportion is chosen in the end.
+    proportion = space.proportion or min(PROPORTIONS)
+    for shape in space.shapes():
+        legal = [(r, space.count(shape, r)) for r in space.replicas(shape)]
+        counts = [(r, count) for r, count in legal if count is not None]
+        any_legal = any_legal or bool(counts)
+        if not counts or shape.num_stages > len(planner.starts):
+            continue
+        segments = shape.schedule == "Sequential"
+        for (settings,) in candidates(shape, True if segments else space.recomputation, proportion):
+            one = replace(settings, gradient_accumulation_count=counts[0][1])
+            if not planner.fits(one, limit) or _is_dominated(planner, one, counts, found):
+                continue
+            candidate = planner.best(one, limit, _EVALUATIONS)
+            if candidate is None:
+                continue
+            found += [_with_replicas(planner, candidate, r, count) for r, count in counts]
+    return found, any_legal
+
+
+def _is_dominated(
+    planner: Planner,
+    settings: PlanSettings,
+    counts: Sequence[Tuple[int, int]],
+    found: Sequence[Candidate],
+) -> bool:
+    """Whether for each number of replicas something was found that is at least as good as this can be."""
+    least = planner.least_fill(settings)
+    for replicas, _ in counts:
+        own = replace(settings, num_replicas=replicas)
+        bound = planner.fastest_images_per_s(own)
+        if not any(
+            other.prediction.images_per_s >= bound
+            and other.predicted_fill <= least + SAME_FILL
+            and _occupied(other.settings) <= _occupied(own)
+            for other in found
+        ):
+            return False
+    return True
+
+
+def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, count: int) -> Candidate:
+    """The same pipeline in several replicas; its splits stay the fastest, as a tick doesn't depend on them."""
+    settings = replace(candidate.settings, num_replicas=num_replicas, gradient_accumulation_count=count)
+    if settings == candidate.settings:
+        return candidate
+    memory = candidate.ipus
+    if (count > 1) != (candidate.settings.gradient_accumulation_count > 1):
+        memory = tuple(program_memory(planner.graph, candidate.splits, settings, planner.system.ipu))
+    prediction = predict(planner.graph, candidate.splits, settings, planner.system)
+    return replace(candidate, settings=settings, prediction=prediction, ipus=memory)
+
+
+def _refined(planner: Planner, space: SearchSpace, best: Candidate, limit: float) -> Candidate:
+    """The best configuration with its proof, and the availableMemoryProportion that suits it."""
+    again = best.settings.recomputation
+    other = planner.best_of(candidates(best.settings, again, space.proportion), [limit])
+    assert other is not None  # something fits: ``best``
+    return other
+
+
+def _occupied(settings: PlanSettings) -> int:
+    """IPUs that a program takes: those of a replica come in powers of two."""
+    return settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
+
+
+def _front(found: Sequence[Candidate]) -> List[Candidate]:
+    """Those that none is as good as in everything and better in something; fastest first."""
+
+    def key(candidate: Candidate) -> Tuple[float, int, float]:
+        speed = candidate.prediction.images_per_s
+        return -speed, _occupied(candidate.settings), candidate.predicted_fill
+
+    front: List[Candidate] = []
+    for candidate in sorted(found, key=key):
+        # Those before are at least as fast.
+        own = key(candidate)
+        if not any(other[1] <= own[1] and other[2] <= own[2] + SAME_FILL for other in map(key, front)):
+            front.append(candidate)
+    return front
+
+
+def _row(candidate: Candidate, best: bool) -> ParetoRow:
+    settings = candidate.settings
+    return ParetoRow(
+        num_stages=settings.num_stages,
+        schedule=settings.schedule,
+        micro_batch_size=settings.micro_batch_size,
+        gradient_accumulation_count=settings.gradient_accumulation_count,
+        num_replicas=settings.num_replicas,
+        ipus_per_replica=settings.num_ipus_per_replica,
+        num_ipus=_occupied(settings),
+        recomputation=settings.recomputation,
+        available_memory_proportion=settings.available_memory_proportion,
+        splits=candidate.splits,
+        predicted_images_per_s=candidate.prediction.images_per_s,
+        predicted_fill=candidate.predicted_fill,
+        verdict=candidate.verdict,
+        best=best,
+    )
+
+
+def _no_batch(space: SearchSpace) -> ConfigurationError:
+    sizes = ", ".join(map(str, sorted(space.micro_batch_sizes)))
+    if space.global_batch_size is None:
+        return ConfigurationError(
+            f"--gradient-accumulation-count {space.gradient_accumulation_count}: no schedule allows it with "
+            f"{space.num_ipus} IPU(s)",
+            "leave it out, or give --stages",
+        )
+    legal = [d for d in divisors(space.global_batch_size) if d <= max(MICRO_BATCHES)]
+    return ConfigurationError(
+        f"--global-batch-size {space.global_batch_size} is not a multiple of micro-batch ({sizes}) x replicas in any "
+        f"configuration of {space.num_ipus} IPU(s)",
+        "use --micro-batch-size " + " or ".join(map(str, legal[-2:])),
+    )

@@ -1,0 +1,383 @@
+"""What ``ipucnn plan-splits`` shows in a terminal or pipe."""
+
+import sys
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.timeline import Timeline, timeline
+from ipucnn.reports.console import console, human_count
+
+__all__ = ["print_plan"]
+
+# Letter and colour of a category of memory.
+_CATEGORIES: Dict[str, Tuple[str, str]] = {
+    "weights": ("w", "blue"),
+    "accumulators": ("a", "cyan"),
+    "optimizer_state": ("o", "green"),
+    "stash": ("s", "yellow"),
+    "live_activations": ("l", "magenta"),
+    "temporaries": ("t", "red"),
+    "code": ("c", "white"),
+}
+_PASSES = {"forward": ("-", "blue"), "recompute": ("~", "cyan"), "backward": ("=", "red")}
+_VERDICTS = {"fits": "green", "uncertain": "yellow", "does not fit": "red"}
+_MOST_ROWS = 12  # of a Pareto front
+
+
+def print_plan(plan: PipelinePlan) -> None:
+    """The report on stdout."""
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    _summary(plan, out)
+    _stages(plan, out)
+    _memory(plan, out)
+    if plan.num_stages > 1:
+        _timeline(plan, out)
+    if plan.comparison:
+        _comparison(plan, out)
+    if plan.pareto:
+        _pareto(plan, out)
+    if plan.assumed:
+        out.print(Text("assumed: " + "; ".join(plan.assumed)))
+        out.print()
+    _paste(plan, out)
+
+
+def _table(title: str = "", header: bool = True) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_header=header,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+    )
+
+
+def _summary(plan: PipelinePlan, out: Any) -> None:
+    from rich.text import Text
+
+    settings = plan.settings
+    replicas = f" in {settings.num_replicas} replicas" if settings.num_replicas > 1 else ""
+    stages = f"{plan.num_stages} stages" if plan.num_stages > 1 else "one stage"
+    table = _table(
+        f"{plan.model}: {stages} on {plan.occupied_ipus} IPU(s){replicas}, {plan.system.title}", header=False
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _facts(plan):
+        table.add_row(Text(name, style="bold"), value if isinstance(value, Text) else Text(value))
+    out.print(table)
+
+
+def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
+    from rich.text import Text
+
+    settings = plan.settings
+    shape = "x".join(map(str, plan.input_shape))
+    memory = Text.assemble(
+        (plan.verdict, _VERDICTS[plan.verdict]),
+        f": the fullest IPU at {plan.predicted_fill:.0%} of its memory",
+    )
+    if plan.planned and plan.memory_limit > 0.8:
+        memory.append(f"; no splits stay below 80 %, these may take {plan.memory_limit:.0%}")
+    proof = f"optimal: {str(plan.optimal).lower()}"
+    if plan.optimal and plan.num_stages > 1:
+        proof += " (no splits of these layers in this order are faster within the memory allowed)"
+    tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
+    how = (
+        f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
+        if plan.num_stages > 1
+        else ""
+    )
+    update = f"{_ms(plan.predicted_weight_update_s)}: {settings.gradient_accumulation_count} ticks, "
+    if plan.predicted_fill_drain_s > 0:
+        update += f"{_ms(plan.predicted_fill_drain_s)} to fill and drain, "
+    update += f"{_ms(plan.predicted_update_s)} update"
+    if settings.num_replicas > 1:
+        update += f" ({_ms(plan.predicted_all_reduce_s)} of it all-reduce)"
+    return [
+        ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s; nothing here was measured"),
+        ("memory", memory),
+        ("splits", proof if plan.planned else f"given; {proof}"),
+        ("", tick),
+        ("bottleneck", plan.bottleneck),
+        ("weight update", update),
+        (
+            "host",
+            f"{plan.predicted_host_bytes_per_s / 1e9:.2f} GB/s of images; it could feed "
+            f"{plan.predicted_host_limit_images_per_s:,.0f} images/s",
+        ),
+        (
+            "batch",
+            f"global batch {settings.global_batch_size} = micro-batch {settings.micro_batch_size} x "
+            f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)",
+        ),
+        (
+            "settings",
+            f"{how}precision {settings.precision}, input {shape}, {plan.num_classes} classes, available memory "
+            f"proportion {settings.available_memory_proportion:.0%}",
+        ),
+    ]
+
+
+def _number(seconds: float) -> str:
+    """Seconds in milliseconds, without the unit."""
+    value = 1e3 * seconds
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{_number(seconds)} ms"
+
+
+def _stages(plan: PipelinePlan, out: Any) -> None:
+    from rich.text import Text
+
+    wide = out.width >= 110
+    recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
+    table = _table("stages, predicted; times of one micro-batch in ms")
+    table.add_column("", justify="right")
+    if plan.settings.mapping != tuple(range(plan.num_stages)):
+        table.add_column("IPU", justify="right")
+    table.add_column("opens at", overflow="fold", min_width=12)
+    if wide:
+        table.add_column("ends with", overflow="fold")
+    for name in ("layers", "MACs", "params", "forward"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if recomputes:
+        table.add_column("again" if not wide else "recompute", justify="right", no_wrap=True)
+    table.add_column("backward", justify="right", no_wrap=True)
+    if wide and plan.num_stages > 1:
+        table.add_column("receives", justify="right", no_wrap=True)
+        table.add_column("skips", justify="right")
+    for stage in plan.stages:
+        cells: List[Any] = [str(stage.stage)]
+        if plan.settings.mapping != tuple(range(plan.num_stages)):
+            cells.append(str(stage.ipu))
+        cells.append(Text(stage.first_layer))
+        if wide:
+            cells.append(Text(stage.last_layer))
+        cells += [str(stage.num_layers), human_count(stage.macs), human_count(stage.num_parameters)]
+        cells.append(_number(stage.predicted_forward_s))
+        if recomputes:
+            cells.append(_number(stage.predicted_recompute_s) if stage.predicted_recompute_s else "")
+        cells.append(_number(stage.predicted_backward_s))
+        if wide and plan.num_stages > 1:
+            cells.append(_number(stage.predicted_receive_s) if stage.predicted_receive_s else "")
+            cells.append(str(len(stage.skips)) if stage.skips else "")
+        table.add_row(*cells)
+    out.print(table)
+
+
+def _memory(plan: PipelinePlan, out: Any) -> None:
+    from rich.text import Text
+
+    capacity = f"{plan.system.ipu_memory_bytes / 2**20:.0f} MiB of an {plan.system.ipu}"
+    out.print(Text(f"memory, predicted, of the {capacity}", style="bold"))
+    label = max(len(f"IPU {ipu.ipu}") for ipu in plan.ipus)
+    width = min(100, out.width - label - 23)
+    scale = max(1.0, plan.predicted_fill)
+    for ipu in plan.ipus:
+        bar = Text(f"{f'IPU {ipu.ipu}':<{label}} ")
+        bar.append_text(_bar(ipu.predicted_memory_bytes, ipu.capacity_bytes * scale, width, 1 / scale))
+        bar.append(f" {ipu.predicted_fill:>5.0%} ")
+        bar.append(ipu.verdict, style=_VERDICTS[ipu.verdict])
+        out.print(bar, no_wrap=True)
+    legend = Text(" " * (label + 1))
+    for name, (letter, colour) in _CATEGORIES.items():
+        if any(ipu.predicted_memory_bytes.get(name, 0) > 0 for ipu in plan.ipus):
+            legend.append(f"{letter} ", style=colour)
+            legend.append(f"{name.replace('_', ' ')}  ")
+    out.print(legend)
+    out.print()
+
+
+def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Any:
+    """Sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width."""
+    from rich.text import Text
+
+    letters, total = [], 0.0
+    for name, size in sizes.items():
+        letter, colour = _CATEGORIES[name]
+        first = round(width * total / whole)
+        total += size
+        letters += [(letter, colour)] * (round(width * total / whole) - first)
+    letters += [(".", "dim")] * (width - len(letters))
+    text = Text()
+    limit = round(width * end)
+    for i, (letter, colour) in enumerate(letters):
+        if i == limit:
+            text.append("|", style="bold")
+        text.append(letter, style=colour)
+    if limit >= width:
+        text.append("|", style="bold")
+    return text
+
+
+def _timeline(plan: PipelinePlan, out: Any) -> None:
+    from rich.text import Text
+
+    told = timeline(plan, told_ticks=2)
+    end = told.omitted_from_s if told.omitted_ticks else told.end_s
+    label = max(len(f"stage {stage.stage}") for stage in plan.stages)
+    width = min(140, out.width - label - 1)
+    out.print(Text(f"timeline, predicted: the first {_ms(end)} of a weight update", style="bold"))
+    for stage in plan.stages:
+        row = Text(f"{f'stage {stage.stage}':<{label}} ")
+        row.append_text(_lane(told, stage.stage, end, width))
+        out.print(row, no_wrap=True)
+    keys = ["- forward"]
+    if any(stage.predicted_recompute_s for stage in plan.stages):
+        keys.append("~ recompute")
+    keys += ["= backward"] if plan.settings.training else []
+    text = ", ".join([*keys, ". idle", "numbers: micro-batches"])
+    if told.omitted_ticks:
+        text += f"; {told.omitted_ticks} more ticks alike, and the drain, follow"
+    out.print(Text(" " * (label + 1) + text))
+    out.print()
+
+
+def _lane(told: Timeline, stage: int, end: float, width: int) -> Any:
+    """What a stage is at, a character for each ``width``-th of the time; its micro-batch's number where it fits."""
+    from rich.text import Text
+
+    cells: List[Tuple[str, str]] = [(".", "dim")] * width
+    for span in told.spans:
+        first, last = round(width * span.start_s / end), round(width * span.end_s / end)
+        if span.stage != stage or first >= width:
+            continue
+        last = min(last, width)
+        mark, colour = _PASSES[span.kind]
+        number = str(span.micro_batch)
+        for i in range(first, last):
+            # A pass that is split in two has its number once.
+            shown = number[i - first] if last - first >= len(number) > i - first else mark
+            cells[i] = (shown if span.kind != "recompute" else mark, colour)
+    text = Text()
+    for letter, colour in cells:
+        text.append(letter, style=colour)
+    return text
+
+
+def _comparison(plan: PipelinePlan, out: Any) -> None:
+    from rich.text import Text
+
+    table = _table("other splits under the same settings, predicted")
+    table.add_column("", no_wrap=False, overflow="fold")
+    for name in ("stages", "tick", "x best", "images/s", "memory", ""):
+        table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
+
+    def row(
+        name: str, stages: int, tick: float, ratio: float, speed: float, fill: float, verdict: str
+    ) -> None:
+        table.add_row(
+            Text(name),
+            str(stages),
+            _ms(tick),
+            f"{ratio:.2f}",
+            f"{speed:,.0f}",
+            f"{fill:.0%}",
+            Text(verdict, style=_VERDICTS[verdict]),
+        )
+
+    own = plan.predicted_tick_s / plan.predicted_lower_bound_s
+    row(
+        "this plan" if plan.planned else "these splits",
+        plan.num_stages,
+        plan.predicted_tick_s,
+        own,
+        plan.predicted_images_per_s,
+        plan.predicted_fill,
+        plan.verdict,
+    )
+    for other in plan.comparison:
+        row(
+            other.name,
+            len(other.splits) + 1,
+            other.predicted_tick_s,
+            other.ratio,
+            other.predicted_images_per_s,
+            other.predicted_fill,
+            other.verdict,
+        )
+    out.print(table)
+    out.print(Text("x best: over the tick of the best splits that need no more memory"))
+    out.print()
+
+
+def _pareto(plan: PipelinePlan, out: Any) -> None:
+    from rich.text import Text
+
+    table = _table("best uses of the IPUs: none is better in throughput, memory and IPUs at once, predicted")
+    for name in ("", "IPUs", "stages", "schedule", "micro", "GA", "repl.", "recomp.", "images/s", "memory"):
+        table.add_column(name, justify="left" if name in ("", "schedule") else "right", no_wrap=True)
+    for entry in _shown(plan.pareto):
+        table.add_row(
+            "*" if entry.best else "",
+            str(entry.num_ipus),
+            str(entry.num_stages),
+            entry.schedule if entry.num_stages > 1 else "",
+            str(entry.micro_batch_size),
+            str(entry.gradient_accumulation_count),
+            str(entry.num_replicas),
+            "on" if entry.recomputation else "off",
+            f"{entry.predicted_images_per_s:,.0f}",
+            Text(f"{entry.predicted_fill:.0%}", style=_VERDICTS[entry.verdict]),
+        )
+    out.print(table)
+    left = len(plan.pareto) - len(_shown(plan.pareto))
+    more = f"; {left} more with --json" if left > 0 else ""
+    out.print(Text(f"* best; Sequential stages are recomputation segments of one IPU{more}"))
+    out.print()
+
+
+def _shown(rows: Sequence[Any]) -> Sequence[Any]:
+    """The fastest ones, and the fastest of each number of IPUs."""
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    first_of: Dict[Any, Any] = {}
+    for i, row in enumerate(rows):
+        first_of.setdefault(row.num_ipus, i)
+    chosen = set(first_of.values())
+    for i in range(len(rows)):
+        if len(chosen) >= _MOST_ROWS:
+            break
+        chosen.add(i)
+    return [rows[i] for i in sorted(chosen)]
+
+
+def _paste(plan: PipelinePlan, out: Any) -> None:
+    """The options to paste, on one line however narrow the terminal, and as YAML."""
+    from rich.text import Text
+
+    options = plan.run_options()
+    words = [f"ipucnn train {plan.model}"]
+    for key, value in options.items():
+        if isinstance(value, bool):
+            words.append(f"--{key}" if value else f"--no-{key}")
+        elif isinstance(value, list):
+            words.append(f"--{key} " + " ".join(_plain(item) for item in value))
+        else:
+            words.append(f"--{key} {value}")
+    out.print(Text("to train with it (or --save plan.yml, and ipucnn train --plan plan.yml):", style="bold"))
+    out.print(Text(" ".join(words)), soft_wrap=True)
+    out.print()
+    out.print(Text("as YAML:", style="bold"))
+    out.print(Text(f"{plan.model}_plan:"), soft_wrap=True)
+    for line in [f"model-name: {plan.model}", *(f"{k}: {_yaml(v)}" for k, v in options.items())]:
+        out.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _yaml(value: Any) -> str:
+    return "[" + ", ".join(map(_plain, value)) + "]" if isinstance(value, list) else str(value)

@@ -1,0 +1,43 @@
+"""A plan's figures and options as text."""
+
+import shlex
+
+from ipucnn.planning.pipeline_plan import PipelinePlan
+
+__all__ = ["command_line", "images", "mebibytes", "milliseconds", "percent"]
+
+
+def milliseconds(seconds: float) -> str:
+    """0.00213 -> ``2.13 ms``; below a tenth of a millisecond microseconds, above ten seconds seconds."""
+    if seconds >= 10:
+        return f"{seconds:.3g} s"
+    if seconds and seconds < 1e-4:
+        return f"{1e6 * seconds:.3g} \u00b5s"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
+
+
+def mebibytes(bytes_: float) -> str:
+    """Three digits or whole MiB; an IPU's memory is told in MiB by its maker."""
+    value = bytes_ / 2**20
+    return f"{value:,.0f} MiB" if value >= 100 else f"{value:.3g} MiB"
+
+
+def percent(share: float) -> str:
+    """0.804 -> ``80%``."""
+    return f"{100 * share:.0f}%" if share >= 0.0995 or not share else f"{100 * share:.2g}%"
+
+
+def images(images_per_s: float) -> str:
+    return f"{images_per_s:,.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
+
+
+def command_line(plan: PipelinePlan) -> str:
+    """The command that runs a plan, ready to paste."""
+    words = ["ipucnn", "train", shlex.quote(plan.model)]
+    for name, value in plan.run_options().items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
+    return " ".join(words)

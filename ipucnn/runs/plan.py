@@ -1,0 +1,186 @@
+"""``plan-splits`` from request to plan: graph, best or judged splits, comparison."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
+from ipucnn.planning.assemble import assemble, compare
+from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
+from ipucnn.planning.no_fit import infeasible, why_no_fit
+from ipucnn.planning.pipeline_plan import PipelinePlan, read_plan
+from ipucnn.planning.search import search
+from ipucnn.planning.splits import RULES, check_cuts, check_stages
+from ipucnn.runs.plan_request import PlanRequest, check_system
+
+__all__ = ["check_not_fitting", "load_graph", "make_plan"]
+
+Note = Callable[[str], None]
+
+
+def load_graph(request: PlanRequest, note: Note) -> LayerGraph:
+    """The network's layer graph, from the cache or by building the network."""
+    from ipucnn.planning.extract import cache_path, layer_graph
+
+    if not cache_path(request.record, request.options).is_file():
+        note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
+        from ipucnn.sessions.host.environment import import_tensorflow
+
+        import_tensorflow()
+    return layer_graph(request.record, request.options)
+
+
+def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> PipelinePlan:
+    """Plans, or judges the splits that the request names.
+
+    Args:
+        comparisons: names of rules, or files with splits, to compare with; none: the rule "params".
+        note: called with a line for the user.
+
+    Raises:
+        ConfigurationError: splits or stages that the network doesn't have; a comparison that can't be made.
+        DataError: a file to compare with is not readable.
+        InfeasibleError: nothing fits.
+    """
+    _check_comparisons(comparisons)
+    graph = load_graph(request, note)
+    if request.splits is not None:
+        check_cuts(request.splits, graph)
+    check_stages(request.settings.num_stages, graph)
+    check_system(request)
+    planner = Planner(graph, request.system)
+    details: Dict[str, Any] = {}
+    if request.splits is not None:
+        candidate = _judged(planner, request)
+    elif request.space is not None:
+        candidate, details["pareto"] = search(planner, request.space)
+    else:
+        candidate = _best(planner, request)
+    others = _comparisons(graph, candidate, request, comparisons, note)
+    if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
+        others = {"planned": planner.names(candidate.solution.starts), **others}
+    limit = LIMITS[0]
+    if request.splits is None and candidate.memory_limit > limit:
+        choices = candidates(candidate.settings, request.recomputation, request.proportion)
+        most = request.system.num_ipus // candidate.settings.num_replicas
+        details["no_fit"] = why_no_fit(planner, choices, limit, max(most, candidate.settings.num_stages))
+    return assemble(
+        planner,
+        candidate,
+        planned=request.splits is None,
+        build=request.build,
+        comparison=compare(planner, candidate, others),
+        assumed=tuple(request.assumed),
+        **details,
+    )
+
+
+def check_not_fitting(plan: PipelinePlan) -> None:
+    """Raises:
+    InfeasibleError: if splits that were given do not fit.
+    """
+    if plan.verdict != "does not fit":
+        return
+    fullest = max(plan.ipus, key=lambda ipu: ipu.predicted_fill)
+    largest = max(fullest.predicted_memory_bytes.items(), key=lambda item: item[1])[0]
+    raise InfeasibleError(
+        f"these splits do not fit: IPU {fullest.ipu} takes {fullest.predicted_fill:.0%} of its memory (predicted), "
+        f"most of it {largest.replace('_', ' ')}",
+        f"ipucnn plan-splits {plan.model} --stages {plan.num_stages} finds the best that fit",
+    )
+
+
+def _best(planner: Planner, request: PlanRequest) -> Candidate:
+    choices = candidates(request.settings, request.recomputation, request.proportion)
+    found = planner.best_of(choices)
+    if found is None:
+        most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
+        why = why_no_fit(planner, choices, max(LIMITS), most)
+        raise infeasible(planner.graph.model, why, request.settings, request.system.title)
+    return found
+
+
+def _judged(planner: Planner, request: PlanRequest) -> Candidate:
+    """The given splits with the settings that suit them best: those that fit first, then the fastest."""
+    assert request.splits is not None
+    judged = [
+        planner.judge(request.splits, settings, LIMITS[0])
+        for group in candidates(request.settings, request.recomputation, request.proportion)
+        for settings in group
+    ]
+
+    def rank(candidate: Candidate) -> Tuple[int, float, float]:
+        fill = candidate.predicted_fill
+        tier = sum(fill > limit for limit in LIMITS)
+        # What doesn't fit anyway is shown with the least memory.
+        speed = candidate.prediction.images_per_s if tier < len(LIMITS) else 0.0
+        return -tier, speed, -fill
+
+    return max(judged, key=rank)
+
+
+def _check_comparisons(comparisons: Sequence[str]) -> None:
+    for name in comparisons:
+        if name not in RULES and not Path(name).expanduser().exists():
+            raise ConfigurationError(
+                f"--compare {name}: neither a rule nor a file",
+                did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
+            )
+
+
+def _comparisons(
+    graph: LayerGraph, candidate: Candidate, request: PlanRequest, names: Sequence[str], note: Note
+) -> Dict[str, Sequence[str]]:
+    """Splits to compare with, by name."""
+    count = candidate.settings.num_stages
+    found: Dict[str, Sequence[str]] = {}
+    for name, splits in request.preset_splits.items():
+        check_cuts(splits, graph)
+        found[name] = splits
+    for name in names or (["params"] if count > 1 else []):
+        if name in RULES:
+            if count > 1:
+                found[name] = RULES[name](graph, count)
+        else:
+            found.update(_from_file(Path(name).expanduser(), graph, note))
+    return found
+
+
+def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
+    """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
+    if _is_plan(path):
+        plan = read_plan(path, "--compare")
+        check_cuts(plan.splits, graph)
+        return {path.name: plan.splits}
+    from ipucnn.config.presets import read_file
+
+    file = read_file(path, "--compare")
+    found: Dict[str, Sequence[str]] = {}
+    skipped: List[str] = []
+    for name in [""] if file.is_flat else file.names:
+        try:
+            preset = file.as_preset(path.name) if file.is_flat else file.get(name)
+            splits = preset.values.get("pipeline_splits", ()) if preset is not None else ()
+            check_cuts(splits, graph)
+        except UserError:
+            skipped.append(name or path.name)
+            continue
+        if splits:
+            found[name or path.name] = splits
+    if skipped:
+        note(f"{path.name}: not for {graph.model}: {', '.join(skipped)}")
+    if not found:
+        raise ConfigurationError(
+            f"--compare {path}: no preset in it has pipeline-splits for {graph.model}",
+            "give a plan.yml, or a file of presets with pipeline-splits",
+        )
+    return found
+
+
+def _is_plan(path: Path) -> bool:
+    try:
+        with open(path, encoding="utf-8") as handle:
+            text = handle.read()
+    except (OSError, UnicodeDecodeError):
+        return False  # the reader of presets says what is wrong
+    return "\nschema_version:" in text

@@ -1,0 +1,347 @@
+"""From a resolved configuration to what the planner is asked, with everything that nobody said spelled out."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ipucnn.config.options import AUTO, RunConfig
+from ipucnn.config.resolve import DEFAULT, Resolved
+from ipucnn.errors import ConfigurationError
+from ipucnn.hardware import SYSTEMS, System, get_system
+from ipucnn.planning.search import MICRO_BATCHES, SearchSpace, default_count
+from ipucnn.planning.settings import SCHEDULES, PlanSettings
+from ipucnn.runs.setup import input_shape_for, network_options
+from ipucnn.runs.splits import DEFAULT_SYSTEM, optimizer_slots
+from ipucnn.training.batching import nearest_multiples, next_power_of_two, overlap_length
+from ipucnn.training.program import Layout, make_layout
+
+__all__ = ["PlanRequest", "check_system", "make_request"]
+
+# (height, width, channels) and classes of the data sets that are what they are without a look at files.
+_DATASETS: Dict[str, Tuple[Tuple[int, int, int], int]] = {
+    "digits": ((8, 8, 1), 10),
+    "mnist": ((28, 28, 1), 10),
+    "fashion_mnist": ((28, 28, 1), 10),
+    "cifar10": ((32, 32, 3), 10),
+    "cifar100": ((32, 32, 3), 100),
+}
+
+
+@dataclass
+class PlanRequest:
+    """What to plan.
+
+    Attributes:
+        record, options: the network.
+        build: what of the options decides its layers, for the record.
+        settings: of one program; of a search, those that hold for all configurations.
+        recomputation: None: whichever is faster.
+        proportion: availableMemoryProportion, None: whichever is fastest.
+        splits: to judge; None to choose them.
+        preset_splits: name and splits of a preset, to compare with.
+        space: of the search over configurations; None where the number of stages is given.
+        assumed: what nobody said, a sentence each.
+    """
+
+    record: Any
+    options: Any
+    build: Dict[str, Any]
+    settings: PlanSettings
+    system: System
+    recomputation: Optional[bool]
+    proportion: Optional[float]
+    splits: Optional[Tuple[str, ...]] = None
+    preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
+    space: Optional[SearchSpace] = None
+    assumed: List[str] = field(default_factory=list)
+
+
+def make_request(
+    resolved: Resolved,
+    *,
+    stages: Optional[int] = None,
+    system: Optional[str] = None,
+    classes: Optional[int] = None,
+    recomputation: Optional[str] = None,
+) -> PlanRequest:
+    """What ``plan-splits`` is asked.
+
+    Args:
+        recomputation: "auto", "on" or "off"; None: what a preset says, else auto.
+
+    Raises:
+        ConfigurationError: options that contradict each other, or the schedule.
+    """
+    config, assumed = resolved.config, []  # type: RunConfig, List[str]
+    wanted_system = get_system(system) if system is not None else None
+    if not resolved.given("precision"):
+        config = replace(config, precision="16.16")
+        assumed.append("precision 16.16")
+    shape, num_classes = _input(resolved, classes, assumed)
+    options = network_options(resolved.record, config, shape, num_classes)
+    splits = _given_splits(resolved)
+    count = _num_stages(resolved, stages, splits)
+    base = _base_settings(resolved, config, assumed)
+    request = PlanRequest(
+        record=resolved.record,
+        options=options,
+        build=_build(options),
+        settings=base,
+        system=wanted_system or get_system(DEFAULT_SYSTEM),
+        recomputation=_recomputation(resolved, recomputation),
+        proportion=_proportion(config, assumed),
+        splits=splits,
+        assumed=assumed,
+    )
+    if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
+        request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
+    if count is None:
+        _ask_search(request, resolved, config, wanted_system)
+    else:
+        _ask_stages(request, resolved, config, count, wanted_system)
+    return request
+
+
+def _build(options: Any) -> Dict[str, Any]:
+    names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _input(
+    resolved: Resolved, classes: Optional[int], assumed: List[str]
+) -> Tuple[Tuple[int, int, int], int]:
+    """Shape of the network's input and number of classes; no data is looked at."""
+    record, config = resolved.record, resolved.config
+    name = config.dataset or record.home_dataset
+    known = _DATASETS.get(name)
+    own = name == record.home_dataset or config.host_generated_data
+    if own:
+        shape, number = record.input_shape, record.num_classes
+    elif known is not None:
+        shape, number = input_shape_for(record, known[0]), known[1]
+    else:
+        shape, number = None, None
+    channels = record.input_shape[2] if shape is None else shape[2]
+    if config.image_size is not None:
+        shape = (*config.image_size, channels)
+    elif shape is None:
+        raise ConfigurationError(
+            f"--dataset {name}: planning looks at no files, and the size of its images isn't known without",
+            "add --image-size N and --classes N",
+        )
+    else:
+        assumed.append(f"input {'x'.join(map(str, shape))}, as for {name}")
+    if classes is not None:
+        number = classes
+    elif number is None:
+        raise ConfigurationError(
+            f"--dataset {name}: planning looks at no files, and its classes aren't known without",
+            "add --classes N",
+        )
+    return shape, number
+
+
+def _given_splits(resolved: Resolved) -> Optional[Tuple[str, ...]]:
+    """Splits typed on the command line; those of a preset are compared with."""
+    splits = resolved.config.pipeline_splits
+    if resolved.origins["pipeline_splits"] != "flag" or not splits or splits == (AUTO,):
+        return None
+    return tuple(splits)
+
+
+def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequence[str]]) -> Optional[int]:
+    """The number of stages asked for; None: to be searched."""
+    config = resolved.config
+    if splits is not None:
+        if stages not in (None, len(splits) + 1):
+            raise ConfigurationError(
+                f"--stages {stages}, but {len(splits)} split(s) make {len(splits) + 1} stages",
+                f"use --stages {len(splits) + 1}, or drop it",
+            )
+        return len(splits) + 1
+    mapped = len(config.device_mapping) if config.device_mapping else None
+    if stages is not None:
+        if mapped not in (None, stages) and resolved.origins["device_mapping"] == "flag":
+            raise ConfigurationError(
+                f"--stages {stages}, but --device-mapping names {mapped} stage(s)",
+                f"use --stages {mapped}, or drop one of them",
+            )
+        if config.ipus_per_replica not in (None, stages) and resolved.origins["ipus_per_replica"] == "flag":
+            raise ConfigurationError(
+                f"--stages {stages} and --ipus-per-replica {config.ipus_per_replica} are both given",
+                "drop one of them",
+            )
+        return stages
+    if config.ipus_per_replica is not None:
+        return config.ipus_per_replica
+    if mapped is not None:
+        return mapped
+    if config.pipeline_splits and config.pipeline_splits != (AUTO,):
+        return len(config.pipeline_splits) + 1
+    return None
+
+
+def _base_settings(resolved: Resolved, config: RunConfig, assumed: List[str]) -> PlanSettings:
+    """What doesn't depend on stages and batch."""
+    if resolved.preset is not None:
+        batch = f"micro-batch {config.micro_batch_size}, {config.optimizer}"
+        assumed.append(f"preset {resolved.preset}: {batch}, unless given")
+    return PlanSettings(
+        micro_batch_size=config.micro_batch_size,
+        schedule=config.pipeline_schedule,
+        precision=config.precision,
+        training=config.training,
+        optimizer_slots=optimizer_slots(config.optimizer, config.optimizer_params),
+        optimizer_state_offloading=config.optimizer_state_offloading,
+        dbn_replica_group_size=config.dbn_replica_group_size,
+        half_partials=config.half_partials,
+        eight_bit_transfer=config.eight_bit_transfer,
+    )
+
+
+def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
+    if text is None:
+        return resolved.config.recomputation if resolved.given("recomputation") else None
+    word = text.strip().lower()
+    values = {"auto": None, "on": True, "true": True, "off": False, "false": False}
+    if word not in values:
+        raise ConfigurationError(f"--recomputation {text}: must be auto, on or off", "--recomputation auto")
+    return values[word]
+
+
+def _proportion(config: RunConfig, assumed: List[str]) -> Optional[float]:
+    proportions = config.available_memory_proportion
+    if not proportions:
+        return None
+    if len(set(proportions)) > 1:
+        assumed.append(
+            f"available memory proportion {max(proportions):g} % for all stages: the model knows one for all"
+        )
+    return max(proportions) / 100
+
+
+def _ask_stages(
+    request: PlanRequest, resolved: Resolved, config: RunConfig, count: int, system: Optional[System]
+) -> None:
+    """Fills in settings for a number of stages: batch, mapping and system."""
+    mapping = _mapping(resolved, config, count)
+    schedule = config.pipeline_schedule
+    base = overlap_length(schedule, count)
+    accumulation, total = config.gradient_accumulation_count, config.global_batch_size
+    if accumulation is None and total is None:
+        accumulation = default_count(schedule, count)
+        request.assumed.append(f"gradient accumulation count {accumulation}")
+    elif accumulation is not None and "gradient_accumulation_count" not in resolved.typed:
+        legal = nearest_multiples(accumulation, base)[-1]
+        if legal != accumulation:
+            request.assumed.append(
+                f"gradient accumulation count {legal}: the preset's {accumulation} is not legal for {count} "
+                f"{schedule} stages"
+            )
+        accumulation = legal
+    ipus = max(mapping) + 1
+    layout: Layout = make_layout(
+        replace(
+            config,
+            pipeline_splits=(),
+            device_mapping=mapping,
+            ipus_per_replica=None,
+            gradient_accumulation_count=accumulation,
+            recomputation=False,
+            available_memory_proportion=(),
+        )
+    )
+    request.assumed += [warning for warning in layout.warnings if "powers of two" not in warning]
+    batch = layout.batching
+    request.settings = replace(
+        request.settings,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        num_replicas=batch.num_replicas,
+        num_stages=count,
+        device_mapping=mapping if mapping != _default_mapping(schedule, count) else None,
+    )
+    if request.splits is None and 1 < ipus < count:
+        raise ConfigurationError(
+            f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
+            "Sequential stages on one IPU",
+            "drop it, or give --splits to judge",
+        )
+    needed = batch.num_replicas * next_power_of_two(ipus)
+    request.system = _system_of(needed, system, request.assumed)
+
+
+def _default_mapping(schedule: str, count: int) -> Tuple[int, ...]:
+    return (0,) * count if schedule == "Sequential" else tuple(range(count))
+
+
+def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:
+    """IPU of each stage.  Sequential stages are segments of one IPU unless an IPU each is asked for."""
+    if config.device_mapping and len(config.device_mapping) == count:
+        return tuple(config.device_mapping)
+    if config.pipeline_schedule == "Sequential" and config.ipus_per_replica == count:
+        return tuple(range(count))
+    return _default_mapping(config.pipeline_schedule, count)
+
+
+def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> System:
+    """The system asked for, or the smallest Mk2 POD from 16 IPUs on that has the IPUs (else the largest)."""
+    if system is not None:
+        return system
+    pods = _pods()
+    found = next((pod for pod in pods if pod.num_ipus >= num_ipus), pods[-1])
+    assumed.append(f"system {found.title}")
+    return found
+
+
+def _pods() -> List[System]:
+    return [pod for pod in SYSTEMS.values() if pod.name.startswith("pod")]
+
+
+def check_system(request: PlanRequest) -> None:
+    """Refuses more IPUs than the system has.
+
+    Raises:
+        ConfigurationError: naming a system that has them.
+    """
+    settings, system = request.settings, request.system
+    needed = settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
+    if request.space is not None:
+        needed = request.space.num_ipus
+    if needed > system.num_ipus:
+        larger = next((pod.name for pod in _pods() if pod.num_ipus >= needed), None)
+        raise ConfigurationError(
+            f"{needed} IPUs are needed, and {system.title} has {system.num_ipus}",
+            f"use --system {larger}, or fewer replicas or stages"
+            if larger
+            else "use fewer replicas or stages",
+        )
+
+
+def _ask_search(
+    request: PlanRequest, resolved: Resolved, config: RunConfig, system: Optional[System]
+) -> None:
+    """Fills in the search over configurations."""
+    ipus = config.ipus
+    if ipus is None:
+        ipus = config.num_replicas if "num_replicas" in resolved.typed else 0
+        known = system or get_system(DEFAULT_SYSTEM)
+        ipus = max(known.num_ipus, ipus)
+        request.assumed.append(f"at most {ipus} IPUs")
+    request.system = _system_of(ipus, system, request.assumed)
+    sizes = {config.micro_batch_size}
+    if "micro_batch_size" not in resolved.typed:
+        sizes |= set(MICRO_BATCHES)
+    request.space = SearchSpace(
+        base=replace(request.settings, num_stages=1),
+        num_ipus=ipus,
+        micro_batch_sizes=tuple(sorted(sizes)),
+        schedules=SCHEDULES
+        if resolved.origins["pipeline_schedule"] == DEFAULT
+        else (config.pipeline_schedule,),
+        recomputation=request.recomputation,
+        proportion=request.proportion,
+        num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
+        global_batch_size=config.global_batch_size,
+        gradient_accumulation_count=config.gradient_accumulation_count,
+    )
+    if config.global_batch_size is not None and "global_batch_size" not in resolved.typed:
+        request.assumed.append(f"global batch {config.global_batch_size}, the preset's")

@@ -1,0 +1,117 @@
+"""The pipeline splits of a training run: those given, those of a plan, or those the planner chooses for its model."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.planning.splits import check_splits
+from ipucnn.training.program import Program
+
+__all__ = ["choose_splits", "optimizer_slots", "plan_differences", "settle_splits"]
+
+# Where nothing says which machine a run will have.
+DEFAULT_SYSTEM = "pod16"
+
+# Poplar's availableMemoryProportion where none is given.
+DEFAULT_PROPORTION = 0.6
+
+
+def settle_splits(program: Program, model: Any, resolved: Any, saved: Optional[Dict[str, Any]]) -> Program:
+    """A program with its splits filled in and checked against the built model.
+
+    Args:
+        program: its splits are empty where the planner is to choose them.
+        model: from ``build_model``.
+        resolved: the run's ``Resolved``.
+        saved: the program of the checkpoint that is continued, whose splits it keeps; None to begin.
+
+    Raises:
+        ConfigurationError: an unknown layer, splits out of order, more stages than the model can be cut into.
+    """
+    if program.num_stages == 1:
+        return program
+    from ipucnn.models.names import canonical_names
+
+    splits, origin = program.pipeline_splits, "given"
+    if splits and resolved.plan is not None and splits == resolved.plan.splits:
+        origin = resolved.origins["pipeline_splits"]
+    if not splits and saved is not None:
+        splits, origin = tuple(saved.get("pipeline_splits", ())), str(saved.get("splits_from", ""))
+    if not splits:
+        splits, origin = choose_splits(model, resolved.record.name, program, resolved.config)
+    check_splits(splits, canonical_names(model))
+    return program.with_splits(splits, origin)
+
+
+def choose_splits(model: Any, name: str, program: Program, config: RunConfig) -> Tuple[Tuple[str, ...], str]:
+    """The planner's splits of a built model, and who chose them.
+
+    A run on the host doesn't need the memory of IPUs: where nothing fits there, the fastest splits are taken
+    whatever they need.
+
+    Raises:
+        ConfigurationError: more stages than the model can be cut into.
+    """
+    from ipucnn.hardware import get_system
+    from ipucnn.planning.extract import graph_of
+    from ipucnn.planning.judge import Planner
+    from ipucnn.planning.settings import PlanSettings
+    from ipucnn.planning.splits import check_stages
+
+    graph, system = graph_of(model, name), get_system(DEFAULT_SYSTEM)
+    check_stages(program.num_stages, graph)
+    proportions = program.available_memory_proportion
+    settings = PlanSettings(
+        micro_batch_size=program.micro_batch_size,
+        gradient_accumulation_count=program.gradient_accumulation_count,
+        num_stages=program.num_stages,
+        schedule=program.pipeline_schedule,
+        precision=program.precision,
+        recomputation=program.recomputation,
+        available_memory_proportion=max(proportions) / 100 if proportions else DEFAULT_PROPORTION,
+        optimizer_slots=optimizer_slots(config.optimizer, config.optimizer_params),
+        optimizer_state_offloading=config.optimizer_state_offloading,
+        half_partials=config.half_partials,
+        device_mapping=program.device_mapping,
+    )
+    planner = Planner(graph, system)
+    found = planner.best_of([[settings]])
+    if found is not None:
+        return found.splits, f"planned for {system.title}"
+    found = planner.best(settings, memory_limit=float("1e9"))
+    assert found is not None  # nothing takes as much
+    return found.splits, f"planned for {system.title}, whose memory they exceed"
+
+
+def optimizer_slots(name: str, params: Dict[str, Any]) -> int:
+    """State tensors per weight that an optimizer keeps."""
+    momentum = bool(params.get("momentum", 0))
+    if name in ("adam", "adamw"):
+        return 2
+    if name == "rmsprop":
+        return 1 + momentum + bool(params.get("centered", False))
+    if name == "lars":
+        return 1
+    return int(momentum)
+
+
+def plan_differences(resolved: Any, input_shape: Tuple[int, ...], num_classes: int) -> List[str]:
+    """What to tell of a run that isn't what its plan was made for; the splits hold all the same."""
+    plan = resolved.plan
+    if plan is None:
+        return []
+    config = resolved.config
+    pairs = [
+        ("input", "x".join(map(str, plan.input_shape)), "x".join(map(str, input_shape))),
+        ("classes", plan.num_classes, num_classes),
+        ("precision", plan.settings.precision, config.precision),
+        ("micro-batch", plan.settings.micro_batch_size, config.micro_batch_size),
+        ("schedule", plan.settings.schedule, config.pipeline_schedule),
+        ("recomputation", plan.settings.recomputation, config.recomputation),
+    ]
+    differing = [f"{name} {there} (here {here})" for name, there, here in pairs if there != here]
+    lines = []
+    if differing:
+        lines.append("the plan was made for " + ", ".join(differing) + ": what it predicts isn't this run")
+    if plan.verdict != "fits":
+        lines.append(f"whether the plan fits on {plan.system.title}: {plan.verdict}")
+    return lines

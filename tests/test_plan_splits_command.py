@@ -1,0 +1,353 @@
+"""``ipucnn plan-splits`` as it is run, and the runs that use its plans."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ipucnn import cli
+from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.training.program import Program
+
+SMALL = "cifar_resnet8"
+# Data of its home data set aren't needed; the rest of its preset is.
+FITTING = [SMALL, "--stages", "2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def run(capsys, *args):
+    code = cli.run(["plan-splits", *map(str, args)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def plan(capsys, *args):
+    code, out, err = run(capsys, *args, "--json")
+    assert code == 0, err
+    return PipelinePlan.from_dict(json.loads(out))
+
+
+def test_json_is_the_plan(capsys):
+    found = plan(capsys, *FITTING)
+    assert (found.model, found.num_stages, found.planned, found.optimal) == (SMALL, 2, True, True)
+    assert found.settings.schedule == "Grouped"
+    assert found.verdict == "fits"
+    assert found.settings.precision == "16.16"
+    assert any("precision 16.16" in text for text in found.assumed)
+    assert [row.name for row in found.comparison] == ["params"]
+    assert found.comparison[0].ratio >= 1
+
+
+@pytest.mark.parametrize("columns", ["80", "160", None])
+def test_the_report_fits_its_width(capsys, monkeypatch, columns):
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = run(capsys, *FITTING, "--recomputation", "on")
+    assert code == 0, err
+    table, _, paste = out.partition("to train with it")
+    assert max(map(len, table.splitlines())) <= int(columns or 120)
+    found = plan(capsys, *FITTING, "--recomputation", "on")
+    for text in ("optimal: true", f"{found.predicted_images_per_s:,.0f} images/s", "GB/s", "params", "fits"):
+        assert text in table
+    (memory,) = re.findall(r"^IPU 0 .*\|.*$", table, re.M)
+    assert f"{found.predicted_fill:.0%}" in table and "l" in memory
+    assert len(re.findall(r"^stage \d [-~=.0-9]+$", table, re.M)) == 2
+    line = next(line for line in paste.splitlines() if line.startswith("ipucnn train"))
+    assert "--pipeline-splits " + " ".join(found.splits) in line
+    assert "--recomputation" in line.split()
+
+
+def test_letters_of_the_memory_bar_are_in_proportion(capsys):
+    _, out, _ = run(capsys, *FITTING, "--micro-batch-size", "512")
+    found = plan(capsys, *FITTING, "--micro-batch-size", "512")
+    for ipu in found.ipus:
+        (bar,) = re.findall(rf"^IPU {ipu.ipu} (\S+)\|", out, re.M)
+        for name, size in ipu.predicted_memory_bytes.items():
+            letter = name[0]
+            assert bar.count(letter) == pytest.approx(len(bar) * size / ipu.capacity_bytes, abs=1.01), name
+
+
+def test_the_yaml_and_the_line_are_options_of_train(capsys, tmp_path):
+    _, out, _ = run(capsys, *FITTING, "--num-replicas", "2")
+    text = out.partition("as YAML:")[2]
+    (tmp_path / "mine.yml").write_text(text)
+    (name,) = yaml.safe_load(text)
+    args = ["train", "--config", name, "--config-path", "mine.yml", "--print-config", "--json"]
+    assert cli.run(args) == 0
+    there = json.loads(capsys.readouterr().out)["options"]
+    line = next(line for line in out.splitlines() if line.startswith("ipucnn train"))
+    assert cli.run([*line.split()[1:], "--print-config", "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)["options"]
+    found = plan(capsys, *FITTING, "--num-replicas", "2")
+    for key, value in found.run_options().items():
+        assert there[key]["value"] == here[key]["value"] == value, key
+
+
+def test_a_saved_plan_is_the_plan_and_can_be_compared_with(capsys):
+    code, _, err = run(capsys, *FITTING, "--save", "plan.yml", "--html", "plan.html")
+    assert code == 0
+    assert "written: plan.yml" in err and "written: plan.html" in err
+    found = plan(capsys, *FITTING)
+    assert PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml") == found
+    page = Path("plan.html").read_text(encoding="utf-8")
+    assert page.lstrip().lower().startswith("<!doctype html") and found.splits[0] in page
+    again = plan(capsys, *FITTING, "--compare", "plan.yml", "equal-layers", "equal-blocks")
+    rows = {row.name: row for row in again.comparison}
+    assert list(rows) == ["plan.yml", "equal-layers", "equal-blocks"]
+    assert rows["plan.yml"].splits == found.splits
+    assert rows["plan.yml"].ratio == pytest.approx(1)
+    assert not [path for path in Path(".").iterdir() if path.name.endswith(".tmp")]
+
+
+def test_given_splits_are_judged(capsys):
+    best = plan(capsys, *FITTING, "--recomputation", "off")
+    graph_names = [layer.name for layer in best.profile]
+    worse = graph_names[3]
+    judged = plan(capsys, SMALL, "--splits", worse, "--recomputation", "off")
+    assert (judged.planned, judged.splits, judged.optimal) == (False, (worse,), False)
+    assert judged.gap == pytest.approx(judged.predicted_tick_s / best.predicted_tick_s - 1)
+    assert judged.predicted_lower_bound_s == pytest.approx(best.predicted_tick_s)
+    rows = {row.name: row for row in judged.comparison}
+    assert rows["planned"].splits == best.splits
+    same = plan(capsys, SMALL, "--pipeline-splits", *best.splits, "--recomputation", "off")
+    assert same.optimal and same.gap == 0
+
+
+def test_splits_that_do_not_fit_are_shown_and_fail(capsys):
+    names = [layer.name for layer in plan(capsys, *FITTING).profile]
+    code, out, err = run(capsys, SMALL, "--splits", names[-1], "--micro-batch-size", "20000")
+    assert code == 4
+    assert "does not fit" in out and "error: these splits do not fit: IPU 0" in err
+
+
+def test_presets_bring_splits_to_compare_with(capsys):
+    names = [layer.name for layer in plan(capsys, *FITTING).profile]
+    text = f"mine: {{pipeline-splits: [{names[5]}], micro-batch-size: 4, gradient-accumulation-count: 8}}\n"
+    Path("configs.yml").write_text(text + "other: {model-name: lenet, pipeline-splits: [conv3]}\n")
+    found = plan(capsys, SMALL, "--config", "mine", "--config-path", "configs.yml")
+    assert found.num_stages == 2 and found.planned
+    assert found.settings.micro_batch_size == 4 and found.settings.gradient_accumulation_count == 8
+    assert {row.name: row.splits for row in found.comparison}["preset mine"] == (names[5],)
+    code, out, err = run(capsys, *FITTING, "--compare", "configs.yml")
+    assert code == 0 and "mine" in out
+    assert "not for cifar_resnet8: other" in err
+
+
+def test_stages_by_other_names(capsys):
+    two = plan(capsys, *FITTING)
+    assert plan(capsys, SMALL, "--ipus-per-replica", 2).splits == two.splits
+    segments = plan(capsys, SMALL, "--stages", 2, "--schedule", "Sequential")
+    assert segments.settings.mapping == (0, 0)
+    assert segments.run_options()["device-mapping"] == [0, 0]
+    apart = plan(capsys, SMALL, "--ipus-per-replica", 2, "--schedule", "Sequential")
+    assert apart.settings.mapping == (0, 1)
+    four = plan(capsys, *FITTING, "--ipus", 8)
+    assert (four.settings.num_replicas, four.occupied_ipus) == (4, 8)
+    assert plan(capsys, SMALL, "--stages", 3).occupied_ipus == 4
+
+
+def test_the_input_is_the_data_set_s(capsys):
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.setup import prepare
+
+    own = plan(capsys, *FITTING)
+    assert (own.input_shape, own.num_classes) == ((32, 32, 3), 10)
+    digits = plan(capsys, *FITTING, "--dataset", "digits")
+    trained = prepare(resolve("train", {"dataset": "digits"}, model=SMALL), seed=0)
+    assert digits.input_shape == trained.input_shape
+    assert digits.num_classes == trained.source.info.num_classes
+    assert plan(capsys, *FITTING, "--classes", 7).num_classes == 7
+    sized = plan(capsys, *FITTING, "--image-size", 48)
+    assert sized.input_shape == (48, 48, 3)
+
+
+def test_recomputation(capsys):
+    args = [SMALL, "--stages", 4, "--micro-batch-size", 16]
+    on, off = (plan(capsys, *args, "--recomputation", word) for word in ("on", "off"))
+    auto = plan(capsys, *args)
+    assert on.settings.recomputation and not off.settings.recomputation
+    assert auto.predicted_images_per_s == max(on.predicted_images_per_s, off.predicted_images_per_s)
+    assert on.stages[-1].predicted_recompute_s == 0 < on.stages[0].predicted_recompute_s
+
+
+def test_a_search_when_nothing_says_how_many_stages(capsys):
+    found = plan(capsys, SMALL, "--ipus", 4, "--global-batch-size", 256)
+    assert found.settings.global_batch_size == 256
+    (best,) = [row for row in found.pareto if row.best]
+    assert best.splits == found.splits
+    assert best.predicted_images_per_s == max(row.predicted_images_per_s for row in found.pareto)
+    assert max(row.num_ipus for row in found.pareto) == 4
+    code, out, _ = run(capsys, SMALL, "--ipus", 4, "--global-batch-size", 256)
+    assert code == 0 and "best uses of the IPUs" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "error", "hint"),
+    [
+        ("--splits conv2_block1_outt", 2, "'conv2_block1_outt' is not a layer", "did you mean"),
+        ("--splits input", 2, "'input' is the input", ""),
+        ("--stages 900", 2, "900 stages, but cifar_resnet8 can be cut in", "use at most"),
+        (
+            "--stages 4 --gradient-accumulation-count 12",
+            2,
+            "multiple of 8",
+            "--gradient-accumulation-count 8 or 16",
+        ),
+        ("--stages 3 --schedule Interleaved --gradient-accumulation-count 4", 2, "multiple of 3", "3 or 6"),
+        ("--stages 2 --splits a b", 2, "2 split(s) make 3 stages", "--stages 3"),
+        ("--stages 2 --device-mapping 0 1 1", 2, "names 3 stage(s)", "--stages 3"),
+        ("--stages 3 --device-mapping 0 1 0", 2, "stage N on IPU N", "--splits"),
+        ("--stages 2 --ipus-per-replica 4", 2, "both given", "drop one"),
+        ("--stages 2 --ipus 5", 2, "--ipus 5", "4 or 6"),
+        ("--stages 2 --system pdo16", 2, "unknown system 'pdo16'", "did you mean 'pod16'"),
+        ("--stages 2 --system c600", 2, "2 IPUs are needed, and C600 card has 1", "--system pod16"),
+        ("--stages 2 --recomputation maybe", 2, "must be auto, on or off", "auto"),
+        ("--stages 2 --compare equal-layer", 2, "neither a rule nor a file", "did you mean 'equal-layers'"),
+        ("--stages 2 --dataset imagefolder", 2, "looks at no files", "--image-size N"),
+        ("--stages 2 --save absent/plan.yml", 3, "there is no folder absent", "mkdir -p absent"),
+        ("--stages 2 --html .", 3, "--html . is a folder", "file"),
+        ("--stages 2 --micro-batch-size 20000", 4, "does not fit in 2 stage(s)", "--micro-batch-size "),
+        ("--ipus 2 --micro-batch-size 7 --global-batch-size 100", 2, "not a multiple", "--micro-batch-size"),
+    ],
+)
+def test_what_users_get_wrong(capsys, args, code, error, hint):
+    got, out, err = run(capsys, SMALL, *args.split())
+    lines = [line for line in err.splitlines() if not line.startswith("reading the layers")]
+    assert got == code, err
+    assert (out, len(lines)) == ("", 2), err
+    assert lines[0].startswith("error: ") and error in lines[0]
+    assert lines[1].startswith("hint: ") and hint in lines[1]
+    assert list(Path(".").iterdir()) == []
+
+
+def test_splits_out_of_order(capsys):
+    splits = plan(capsys, SMALL, "--stages", 3).splits
+    code, _, err = run(capsys, SMALL, "--splits", *splits[::-1])
+    assert code == 2
+    assert "out of order" in err and f"order them as they run: {' '.join(splits)}" in err
+
+
+def test_the_micro_batch_in_the_hint_fits(capsys):
+    _, _, err = run(capsys, *FITTING, "--micro-batch-size", "20000")
+    largest = int(re.search(r"--micro-batch-size (\d+)", err.splitlines()[1]).group(1))
+    assert run(capsys, *FITTING, "--micro-batch-size", largest)[0] == 0
+    assert run(capsys, *FITTING, "--micro-batch-size", largest + 1)[0] == 4
+
+
+def test_a_cached_graph_needs_no_tensorflow(capsys):
+    assert run(capsys, *FITTING)[0] == 0
+    script = (
+        "import sys; from ipucnn import cli; code = cli.run(sys.argv[1:]);"
+        "sys.exit(code or int('tensorflow' in sys.modules or 'keras' in sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, "plan-splits", *FITTING],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reading the layers" not in done.stderr and "optimal: true" in done.stdout
+
+
+# Training with plans
+
+
+TRAIN = ["--dataset", "digits", "--limit-train", "32", "--limit-eval", "16", "--epochs", "1", "--seed", "1"]
+
+
+def train(capsys, *args):
+    code = cli.run(["train", *map(str, args), *TRAIN])
+    return code, capsys.readouterr().err
+
+
+def program(folder="lenet-digits"):
+    return json.loads((Path("runs") / folder / "program.json").read_text())
+
+
+def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(capsys):
+    args = ["lenet", "--stages", 2, "--micro-batch-size", 2, "--gradient-accumulation-count", 8]
+    assert run(capsys, *args, "--save", "plan.yml")[0] == 0
+    found = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
+    code, err = train(capsys, "--plan", "plan.yml")
+    assert code == 0, err
+    assert "the plan was made for input 28x28x1 (here 12x12x1), precision 16.16 (here 32.32)" in err
+    saved = program()
+    assert saved["pipeline_splits"] == list(found.splits)
+    assert saved["splits_from"] == "plan plan.yml"
+    assert (saved["micro_batch_size"], saved["gradient_accumulation_count"]) == (2, 8)
+    config = yaml.safe_load(Path("runs/lenet-digits/config.yml").read_text())
+    assert config["pipeline-splits"] == list(found.splits)
+    assert config["precision"] == "32.32"
+    code, err = train(capsys, "--plan", "plan.yml", "--resume", "--run-dir", "runs/lenet-digits")
+    assert code == 0, err
+
+
+def test_a_pipeline_does_not_change_what_is_trained(capsys):
+    args = ["lenet", "--micro-batch-size", 2, "--gradient-accumulation-count", 8]
+    assert run(capsys, *args, "--stages", 2, "--save", "plan.yml")[0] == 0
+    assert train(capsys, *args, "--run-dir", "plain")[0] == 0
+    assert train(capsys, "--plan", "plan.yml", "--run-dir", "planned")[0] == 0
+    plain, planned = ((Path(name) / "metrics.jsonl").read_text() for name in ("plain", "planned"))
+    assert plain == planned
+
+
+def test_the_planner_chooses_where_splits_are_left_open(capsys):
+    args = ["--micro-batch-size", 2, "--gradient-accumulation-count", 8, "--ipus-per-replica", 4]
+    assert train(capsys, "lenet", *args)[0] == 0
+    assert train(capsys, "lenet", *args, "--pipeline-splits", "auto")[0] == 0
+    first, second = program(), program("lenet-digits-2")
+    assert first["pipeline_splits"] == second["pipeline_splits"]
+    assert first["splits_from"] == second["splits_from"] == "planned for IPU-POD16"
+    assert len(first["pipeline_splits"]) == 3
+    # The planner's answer for the same network.
+    shape = ["--dataset", "digits", "--image-size", 12, "--precision", "32.32", "--recomputation", "off"]
+    found = plan(capsys, "lenet", *args, *shape, "--available-memory-proportion", 60)
+    assert list(found.splits) == first["pipeline_splits"]
+
+
+def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
+    from ipucnn.config.options import RunConfig
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+    from ipucnn.runs.splits import choose_splits
+    from ipucnn.training.program import make_program
+
+    record = get_model("toy_model")
+    model = build_model(record, BuildOptions(input_shape=record.input_shape, num_classes=10))
+    config = RunConfig(micro_batch_size=100000, gradient_accumulation_count=4, ipus_per_replica=2)
+    asked: Program = make_program(config, 1000000, seed=0)
+    splits, origin = choose_splits(model, "toy_model", asked, config)
+    assert len(splits) == 1
+    assert origin == "planned for IPU-POD16, whose memory they exceed"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "error"),
+    [
+        (["resnet18", "--plan", "plan.yml"], 2, "is for lenet, but the network is resnet18"),
+        (["--plan", "broken.yml"], 3, "broken.yml lacks 'predicted_tick_s'"),
+        (["--plan", "absent.yml"], 3, "there is no such file"),
+        (["--plan", "."], 3, "not readable"),
+        (["lenet", "--pipeline-splits", "auto"], 2, "nothing says how many stages"),
+    ],
+)
+def test_plans_that_cannot_be_used(capsys, args, code, error):
+    assert run(capsys, "lenet", "--stages", 2, "--save", "plan.yml")[0] == 0
+    text = Path("plan.yml").read_text(encoding="utf-8")
+    Path("broken.yml").write_text(re.sub(r"\npredicted_tick_s: \S+", "", text))
+    got, err = train(capsys, *args)
+    assert got == code and error in err, err
+    assert not Path("runs").exists()
