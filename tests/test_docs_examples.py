@@ -74,6 +74,6 @@ def test_the_readme_shows_what_is_printed(line, capsys, monkeypatch):
     shown = text.partition(f"$ ipucnn {line}\n")[2].partition("\n```")[0].splitlines()
     assert len(shown) > 20
     assert cli.run(shlex.split(line)) == 0
-    printed = [row.rstrip() for row in capsys.readouterr().out.splitlines()]
-    for part in "\n".join(shown).split("\n...\n"):
-        assert part in "\n".join(printed)
+    printed = "\n".join(row.rstrip() for row in capsys.readouterr().out.splitlines())
+    for part in "\n".join(shown).split("\n..."):
+        assert part in printed

@@ -183,8 +183,7 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
 def _base_settings(resolved: Resolved, config: RunConfig, assumed: List[str]) -> PlanSettings:
     """What doesn't depend on stages and batch."""
     if resolved.preset is not None:
-        batch = f"micro-batch {config.micro_batch_size}, {config.optimizer}"
-        assumed.append(f"preset {resolved.preset}: {batch}, unless given")
+        assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     return PlanSettings(
         micro_batch_size=config.micro_batch_size,
         schedule=config.pipeline_schedule,
