@@ -184,15 +184,7 @@ def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
 
     monkeypatch.setattr(host, "SLICE_S", 0.0)
     train(tmp_path / "r", pipeline_num_parallel="1")
-    expected = {k: v for k, v in uninterrupted["plain"][0].items() if not k.startswith("checkpoints")}
-    found = {k: v for k, v in files(tmp_path / "r").items() if not k.startswith("checkpoints")}
-    assert found == expected
-    one = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
-    (tmp_path / "last.npz").write_bytes(uninterrupted["plain"][0]["checkpoints/last.npz"])
-    other = load_checkpoint(tmp_path / "last.npz")
-    assert {k: v.tobytes() for k, v in {**one.weights, **one.slots}.items()} == {
-        k: v.tobytes() for k, v in {**other.weights, **other.slots}.items()
-    }
+    assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
 def test_a_moved_run_folder_continues(uninterrupted, tmp_path):
@@ -301,13 +293,8 @@ def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, tm
     train(tmp_path / "new", checkpoint_input_dir="r/checkpoints")
     expected = uninterrupted["plain"][0]
     found = files(tmp_path / "new")
-    assert found["metrics.jsonl"] == expected["metrics.jsonl"]
-    one, other = (load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz") for _ in range(2))
-    (tmp_path / "last.npz").write_bytes(expected["checkpoints/last.npz"])
-    other = load_checkpoint(tmp_path / "last.npz")
-    assert {k: v.tobytes() for k, v in one.weights.items()} == {
-        k: v.tobytes() for k, v in other.weights.items()
-    }
+    for name in ("metrics.jsonl", "checkpoints/last.npz", "checkpoints/best.npz"):
+        assert found[name] == expected[name], name
     code = cli.run(
         ["train", "mnist_cnn", "--checkpoint-input-dir", "r/checkpoints", "--run-dir", "x", "--seed", "9"]
     )
@@ -460,6 +447,174 @@ def test_events_are_those_a_consumer_expects(tmp_path):
     _, events = train(tmp_path / "r")
     assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
     assert sum(isinstance(e, Progress) for e in events) >= 4
+
+
+def test_a_run_from_other_checkpoints_continues_from_its_own(uninterrupted, tmp_path):
+    assert cut(training(tmp_path / "r"), 9)
+    assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
+    reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
+    shutil.rmtree(str(tmp_path / "r"))
+    run, _ = train(tmp_path / "new", resume=True)
+    assert run.first_weight_update == reached > 5
+    assert (
+        files(tmp_path / "new")["checkpoints/last.npz"] == uninterrupted["plain"][0]["checkpoints/last.npz"]
+    )
+
+
+def test_checkpoints_looked_for_in_the_wrong_place_do_not_restart_the_run(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    before = files(tmp_path / "r")
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--checkpoint-dir", "new"]) == 2
+    assert "are in r/checkpoints, not in" in capsys.readouterr().err
+    assert files(tmp_path / "r") == before
+    assert cut(training(tmp_path / "s", checkpoint_dir=str(tmp_path / "ck")), 9)
+    shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
+    metrics = (tmp_path / "s" / "metrics.jsonl").read_bytes()
+    assert cli.run(["train", "--resume", "--run-dir", "s"]) == 3
+    assert (
+        "is not there" in capsys.readouterr().err
+        and (tmp_path / "s" / "metrics.jsonl").read_bytes() == metrics
+    )
+    assert cli.run(["train", "--resume", "--run-dir", "s", "--checkpoint-dir", "moved"]) == 0
+
+
+def test_a_folder_that_another_run_took_meanwhile_is_kept(tmp_path):
+    late = training(tmp_path / "r", seed="8")
+    train(tmp_path / "r")
+    before = files(tmp_path / "r")
+    with pytest.raises(Exception, match="written by another run meanwhile"):
+        list(late.events())
+    assert files(tmp_path / "r") == before
+
+
+def test_a_checkpoint_folder_in_use_is_refused(tmp_path, capsys):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "shared").mkdir()
+    handle = os.open(str(tmp_path / "shared"), os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(Exception, match="in use by another process"):
+            train(tmp_path / "r", checkpoint_dir="shared")
+    finally:
+        os.close(handle)
+    with pytest.raises(Exception, match="lies in the run folder"):
+        training(tmp_path / "r", checkpoint_dir=str(tmp_path / "r" / "tensorboard"))
+
+
+def test_names_in_a_foreign_checkpoint_delete_nothing(tmp_path):
+    from ipucnn.training.checkpoints import save_checkpoint
+
+    assert cut(training(tmp_path / "r", clean_dir=True), 9)
+    good = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "victim.txt").write_text("x")
+    good.meta["run"]["written"] = ["../../victim.txt", "../../../victim.txt"]
+    save_checkpoint(tmp_path / "evil" / "last.npz", good.weights, good.slots, good.meta)
+    train(tmp_path / "n", checkpoint_input_dir="evil", clean_dir=True)
+    assert (tmp_path / "victim.txt").read_text() == "x"
+
+
+def test_overwrite_and_clean_leave_files_of_others_alone(tmp_path):
+    train(tmp_path / "r", num_epochs="1")
+    mine = [
+        tmp_path / "r" / "checkpoints" / "checkpoint-mine.npz",
+        tmp_path / "r" / "checkpoints" / "checkpoint-00000099.npz.txt",
+        tmp_path / "r" / "tensorboard" / "notes.txt",
+    ]
+    for path in mine:
+        path.write_text("x")
+    train(tmp_path / "r", num_epochs="1", overwrite=True, clean_dir=True)
+    assert [path.read_text() for path in mine] == ["x"] * 3
+    assert not list((tmp_path / "r" / "checkpoints").glob("checkpoint-0*.npz"))
+
+
+def test_an_interrupted_finished_clean_run_is_cleaned_and_not_trained_on(tmp_path, capsys):
+    train(tmp_path / "r", clean_dir=True)
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "3"]) == 3
+    assert "were deleted (--clean-dir)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"a": 1}'])
+def test_damaged_side_files_do_not_stop_a_run(uninterrupted, tmp_path, text):
+    assert cut(training(tmp_path / "r"), 9)
+    (tmp_path / "r" / "environment.json").write_text(text)
+    (tmp_path / "r" / "report.json").write_text(text)
+    (tmp_path / "r" / "program.json").write_text(text)
+    train(tmp_path / "r", resume=True)
+    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+
+
+def test_a_damaged_configuration_is_an_error(tmp_path, capsys):
+    assert cut(training(tmp_path / "r"), 9)
+    (tmp_path / "r" / "config.yml").write_text("")
+    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_killed_while_the_folder_was_made(uninterrupted, tmp_path):
+    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "r" / ".config.yml.4711.tmp").write_text("model-na")
+    train(tmp_path / "r", resume=True)
+    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert not list((tmp_path / "r").glob(".*.tmp"))
+
+
+def test_interrupted_before_the_first_checkpoint_every_file_is_the_same(tmp_path):
+    train(tmp_path / "a", num_epochs="1", ckpts_per_epoch="1")
+    assert cut(training(tmp_path / "b", num_epochs="1", ckpts_per_epoch="1"), 3, signal.SIGINT)
+    train(tmp_path / "b", resume=True)
+    assert_same(tmp_path / "b", files(tmp_path / "a"))
+
+
+def test_other_data_are_not_continued_with(tmp_path, capsys):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / "d" / split / label).mkdir(parents=True)
+            for i in range(8):
+                pixels = rng.integers(0, 255, (12, 12, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(str(tmp_path / "d" / split / label / f"{i}.png"))
+    words = ["train", "toy_model", "--dataset", "imagefolder", "--dataset-path", "d", "--run-dir", "r",
+             "--micro-batch-size", "4", "--image-size", "12", "--num-epochs", "1"]  # fmt: skip
+    assert cli.run(words) == 0
+    (tmp_path / "d" / "val" / "b" / "8.png").write_bytes(
+        (tmp_path / "d" / "val" / "b" / "7.png").read_bytes()
+    )
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "2"]) == 2
+    assert "num eval 16 there, 17 here" in capsys.readouterr().err
+    (tmp_path / "d" / "val" / "b" / "8.png").unlink()
+    (tmp_path / "d" / "train" / "a" / "0.png").write_bytes(b"another image")
+    assert cli.run(["train", "--resume", "--run-dir", "r", "--num-epochs", "2"]) == 2
+    assert "data sha256" in capsys.readouterr().err
+
+
+def test_absurd_names_and_checkpoints(tmp_path, capsys):
+    from ipucnn.training.checkpoints import save_checkpoint
+
+    assert cli.run(["train", "toy_model", "--run-dir", "x" * 300]) == 3
+    assert "File name too long" in capsys.readouterr().err
+    assert cut(training(tmp_path / "r"), 9)
+    last = tmp_path / "r" / "checkpoints" / "last.npz"
+    good = load_checkpoint(last)
+    slots = {k: v[..., None] for k, v in good.slots.items()}
+    for path in last.parent.iterdir():
+        path.unlink()
+    save_checkpoint(last, good.weights, slots, good.meta)
+    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
+    assert "optimizer state" in capsys.readouterr().err
+    save_checkpoint(last, good.weights, good.slots, {**good.meta, "position": 3})
+    assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
+    assert "position is not readable" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_validated_by_nobody(tmp_path, capsys):
+    train(tmp_path / "r", "cifar_resnet8", PIPELINE, num_epochs="1")
+    words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--checkpoint-input-dir",
+             "r/checkpoints", "--run-dir", "v"]  # fmt: skip
+    assert cli.run(words) == 3
+    assert "another model" in capsys.readouterr().err and not (tmp_path / "v").exists()
 
 
 def test_killed_processes_and_continued_runs(tmp_path):

@@ -10,7 +10,7 @@ from ipucnn.config.signature import with_run_options
 def _settle(resolved: Resolved) -> Resolved:
     from ipucnn.runs.resume import find_start
 
-    return find_start(resolved).resolved
+    return find_start(resolved).resolved if resolved.config.resume else resolved
 
 
 @with_run_options("train", settle=_settle)

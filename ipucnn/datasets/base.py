@@ -3,8 +3,11 @@
 Nothing here imports TensorFlow; :mod:`ipucnn.datasets.pipeline` turns examples into ``tf.data``.
 """
 
+import hashlib
 import math
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -141,6 +144,30 @@ class DataSource:
     info: DatasetInfo
     train: Examples
     eval: Examples
+
+
+def fingerprint(source: DataSource) -> str:
+    """SHA-256 of what a run is trained and evaluated on: all pixels and labels of sets in memory; names, sizes and
+    labels of image files (whose bytes are not read: that would take as long as an epoch)."""
+    digest = hashlib.sha256()
+    for examples in (source.train, source.eval):
+        digest.update(np.ascontiguousarray(examples.labels).tobytes())
+        if isinstance(examples, ArrayExamples):
+            digest.update(str(examples.images.shape).encode())
+            digest.update(np.ascontiguousarray(examples.images).data)
+        elif isinstance(examples, EncodedExamples):
+            for data in examples.data:
+                digest.update(len(data).to_bytes(8, "little"))
+                digest.update(data)
+        else:
+            for path in examples.paths:
+                try:
+                    size = os.stat(path).st_size
+                except OSError:
+                    size = -1
+                name = "/".join(Path(path).parts[-2:])
+                digest.update(f"{name} {size}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def read_file(path: str) -> bytes:

@@ -141,6 +141,11 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
         )
     )
     rows.append(("time", human_time(measured["wall_s"])))
+    continued = measured.get("first_weight_update", 0)
+    if continued:
+        rows.append(
+            ("continued", f"after weight update {continued}; throughput and times are of the part since")
+        )
     rows.append(
         (
             "model",
@@ -169,5 +174,5 @@ def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float])
     for name, value in report_rows(report, folder, baseline):
         table.add_row(Text(name, style="bold"), Text(value))
     out.print(table)
-    if report["checkpoints"]:
+    if report["checkpoints"] and not report.get("checkpoints_deleted"):
         out.print(Text(f"evaluate it: ipucnn evaluate {folder}"), soft_wrap=True)

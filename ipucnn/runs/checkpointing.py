@@ -15,6 +15,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import DataError, UserError
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
+from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 
 
@@ -30,13 +31,11 @@ class RunState:
         history: the lines of ``metrics.jsonl``.
         best: metrics of the best validation.
         last_validation: metrics of the latest validation.
-        written: names of the checkpoints the run has written.
     """
 
     history: List[str]
     best: Optional[Dict[str, float]] = None
     last_validation: Optional[Dict[str, float]] = None
-    written: Tuple[str, ...] = ()
 
 
 def position(state: Any, run: RunState) -> Dict[str, Any]:
@@ -52,7 +51,6 @@ def position(state: Any, run: RunState) -> Dict[str, Any]:
             "history": "".join(run.history),
             "best": run.best,
             "last_validation": run.last_validation,
-            "written": sorted(run.written),
         },
     }
 
@@ -92,6 +90,13 @@ def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
             "continue with the optimizer it was trained with",
         )
     for name, slot in state.slots.items():
+        if tuple(checkpoint.slots[name].shape) != tuple(slot.shape):
+            raise DataError(
+                f"{what} does not fit: optimizer state {name} is {tuple(checkpoint.slots[name].shape)}, "
+                f"not {tuple(slot.shape)}",
+                "continue with the model and optimizer it was trained with",
+            )
+    for name, slot in state.slots.items():
         slot.assign(checkpoint.slots[name])
     try:
         at, run = checkpoint.meta["position"], checkpoint.meta["run"]
@@ -101,7 +106,7 @@ def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
         history = run["history"].splitlines(keepends=True)
         for line in history:
             json.loads(line)
-        return RunState(history, run["best"], run["last_validation"], tuple(run["written"]))
+        return RunState(history, run["best"], run["last_validation"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{what} cannot be continued: its position is not readable ({error})",
@@ -109,7 +114,9 @@ def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
         ) from None
 
 
-def differences(meta: Mapping[str, Any], config: RunConfig, program: Any, info: Any) -> List[str]:
+def differences(
+    meta: Mapping[str, Any], config: RunConfig, program: Any, info: Any, data_sha256: str
+) -> List[str]:
     """What of a checkpoint's run is not as here, except what may change; readable."""
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
     found = [
@@ -126,7 +133,13 @@ def differences(meta: Mapping[str, Any], config: RunConfig, program: Any, info: 
             for name, value in here.items()
             if name not in ignored and there.get(name) != value
         ]
-        facts = {"mean": list(info.mean), "std": list(info.std), "class_names": list(info.class_names)}
+        facts = {
+            "num_eval": info.num_eval,
+            "mean": list(info.mean),
+            "std": list(info.std),
+            "class_names": list(info.class_names),
+            "data_sha256": data_sha256,
+        }
         found += [
             f"data set's {name.replace('_', ' ')} {meta.get(name)} there, {value} here"
             for name, value in facts.items()
@@ -145,7 +158,7 @@ def list_checkpoints(folder: Path) -> Tuple[List[Path], List[str]]:
     hint = "give the checkpoints folder of a run (*.npz files)"
     if not folder.is_dir():
         raise DataError(f"checkpoint folder {folder} does not exist", hint)
-    names = sorted(path for path in folder.glob("checkpoint-*.npz"))
+    names = sorted(path for path in folder.glob("checkpoint-*.npz") if is_checkpoint_name(path.name))
     names = names or [folder / name for name in (LAST, BEST) if (folder / name).is_file()][:1]
     good, bad = [], []
     for path in names:
@@ -185,18 +198,41 @@ def require_finite_loss(metrics: Mapping[str, float], weight_updates: int) -> No
         )
 
 
-def newest(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
-    """The newest good checkpoint of a folder, if any, and why others were passed over.
+def checkpoint_name(weight_updates: int) -> str:
+    """File name of a numbered checkpoint."""
+    return f"checkpoint-{weight_updates:08d}.npz"
 
-    ``last.npz`` is never older than the others; should it be damaged, the numbered ones are tried from the
-    highest on, then ``best.npz``.
-    """
+
+def written_names(program: Any, first: int, last: int) -> List[str]:
+    """The checkpoints that a run over weight updates ``first`` to ``last`` has written, the unnumbered ones too."""
+    per_execution, names = program.weight_updates_per_execution, [BEST, LAST]
+    for done in range(max(1, -(-first // per_execution)), last // per_execution + 1):
+        if is_checkpoint_due(program, done):
+            names.append(checkpoint_name(done * per_execution))
+    return names
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether there is a checkpoint, good or bad, in a folder."""
+    return folder.is_dir() and any(is_checkpoint_name(path.name) for path in folder.iterdir())
+
+
+def _weight_updates(path: Path) -> float:
+    """Where a checkpoint was written, without reading the rest; infinity if that cannot be read."""
+    try:
+        with np.load(str(path), allow_pickle=False) as archive:
+            return int(json.loads(archive["meta"].tobytes().decode("utf-8"))["weight_updates"])
+    except Exception:  # a damaged archive makes zipfile and NumPy raise almost anything
+        return float("inf")
+
+
+def newest(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
+    """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
     names = (
         [path for path in folder.glob("*.npz") if is_checkpoint_name(path.name)] if folder.is_dir() else []
     )
-    order = {LAST: 0, BEST: 2}
     bad: List[str] = []
-    for path in sorted(sorted(names, reverse=True), key=lambda p: order.get(p.name, 1)):
+    for path in sorted(names, key=lambda p: (-_weight_updates(p), p.name != LAST, p.name)):
         try:
             return (path, load_checkpoint(path)), bad
         except DataError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence
@@ -47,13 +48,16 @@ def check_new(path: Path, overwrite: bool) -> None:
         ConfigurationError: it exists and ``overwrite`` is not set, or holds what no run wrote.
         DataError: its parent is a file.
     """
-    for parent in (path, *path.parents):
-        if parent.exists():
-            if not parent.is_dir():
-                raise DataError(f"run folder {path}: {parent} is a file", "choose another --run-dir")
-            break
-    if not path.exists() or not any(path.iterdir()):
-        return
+    try:
+        for parent in (path, *path.parents):
+            if parent.exists():
+                if not parent.is_dir():
+                    raise DataError(f"run folder {path}: {parent} is a file", "choose another --run-dir")
+                break
+        if not path.exists() or not any(path.iterdir()):
+            return
+    except OSError as error:
+        raise DataError(f"run folder {path}: {error.strerror}", "choose another --run-dir") from None
     foreign = sorted(p.name for p in path.iterdir() if not _is_ours(p.name))
     if not overwrite:
         raise ConfigurationError(
@@ -83,6 +87,29 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
         )
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether a folder is what a process left that was killed while it made its run folder."""
+    if not path.is_dir() or (path / CONFIG).exists():
+        return False
+    checkpoints = path / CHECKPOINTS
+    inside = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
+    return not inside and all(p.name == CHECKPOINTS or temporary_of(p.name) in _FILES for p in path.iterdir())
+
+
+def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
+    """Refuses a checkpoint folder inside the run folder where the run keeps other things.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    run, there = path.absolute(), checkpoints.absolute()
+    if there != run / CHECKPOINTS and (there == run or run in there.parents):
+        raise ConfigurationError(
+            f"checkpoint folder {checkpoints} lies in the run folder {path}",
+            f"leave --checkpoint-dir out (they go to {path / CHECKPOINTS}), or choose a folder elsewhere",
+        )
+
+
 def _is_ours(name: str) -> bool:
     """Whether a run puts a file or folder of this name into its folder; temporaries of killed runs too."""
     return name in _OURS or temporary_of(name) in _FILES
@@ -90,7 +117,7 @@ def _is_ours(name: str) -> bool:
 
 def is_checkpoint_name(name: str) -> bool:
     """Whether a run gives its checkpoints such a name."""
-    return name in (LAST, BEST) or (name.startswith("checkpoint-") and name.endswith(".npz"))
+    return name in (LAST, BEST) or re.fullmatch(r"checkpoint-\d{8,}\.npz", name) is not None
 
 
 class RunFolder:
@@ -103,7 +130,7 @@ class RunFolder:
 
     def __init__(self, path: Path, checkpoint_dir: Optional[str] = None) -> None:
         self.path = path
-        self._lock: Optional[int] = None
+        self._locks: List[int] = []
         self.checkpoints = Path(checkpoint_dir).expanduser() if checkpoint_dir else path / CHECKPOINTS
 
     def lock(self) -> None:
@@ -112,58 +139,86 @@ class RunFolder:
         Raises:
             ConfigurationError: another process is writing it.
         """
-        try:
-            import fcntl
+        for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
+            if not folder.is_dir() or (folder is self.checkpoints and folder.parent == self.path):
+                continue
+            try:
+                import fcntl
 
-            self._lock = os.open(str(self.path), os.O_RDONLY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise ConfigurationError(
-                f"run folder {self.path} is in use by another process",
-                "wait for it, or use another --run-dir",
-            ) from None
-        except (ImportError, OSError):
-            pass  # no such locks on this system or file system
+                handle = os.open(str(folder), os.O_RDONLY)
+                self._locks.append(handle)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.unlock()
+                raise ConfigurationError(
+                    f"folder {folder} is in use by another process", f"wait for it, or use another {flag}"
+                ) from None
+            except (ImportError, OSError):
+                pass  # no such locks on this system or file system
 
     def unlock(self) -> None:
         """Lets other processes write the run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        while self._locks:
+            os.close(self._locks.pop())
 
-    def create(self, config: RunConfig, program: Any) -> None:
-        """Makes the folder (replacing a former run's files, which ``check_new`` allowed) and its first files.
+    def create(self, config: RunConfig, program: Any, replace: bool = False) -> None:
+        """Makes the folder and its first files; nothing of a new folder is left if that fails.
+
+        Args:
+            config: the run's.
+            program: the run's.
+            replace: a former run's files may be replaced, as ``check_new`` allowed.
 
         Raises:
             DataError: it cannot be written.
-            ConfigurationError: another process is writing it.
+            ConfigurationError: another process is writing it, or has written it meanwhile.
         """
+        is_new = not self.path.exists()
         made = [p for p in (self.path, self.checkpoints) if not p.exists()]
         try:
             # The new folders first: a former run goes only once it is known that this one can be written.
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            if not replace:
+                self._check_still_free()
             write_text(self.path / CONFIG, config.to_yaml())
+            self._remove_former()
+            write_text(self.path / PROGRAM, program.to_json())
         except (OSError, DataError) as error:
+            if is_new:
+                (self.path / CONFIG).unlink() if (self.path / CONFIG).exists() else None
             for folder in reversed(made):
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
-                f"run folder {self.path} cannot be written: {reason}", "choose another --run-dir"
+                f"run folder {self.path} cannot be written: {reason}",
+                "choose another --run-dir or --checkpoint-dir, or free some space",
             ) from None
+
+    def _check_still_free(self) -> None:
+        """Another process may have begun, and even ended, since ``check_new``."""
+        taken = [self.path] if (self.path / CONFIG).exists() else []
+        taken += (
+            [self.checkpoints] if any(is_checkpoint_name(p.name) for p in self.checkpoints.iterdir()) else []
+        )
+        if taken:
+            raise ConfigurationError(
+                f"{taken[0]} was written by another run meanwhile", "use another folder, or --overwrite"
+            )
+
+    def _remove_former(self) -> None:
         for name in _FILES:
             if name != CONFIG and (self.path / name).exists():
                 (self.path / name).unlink()
         if (self.path / TENSORBOARD).is_dir():
-            shutil.rmtree(self.path / TENSORBOARD)
+            for old in (self.path / TENSORBOARD).glob("events.out.tfevents.*"):
+                old.unlink()
         for old in self.checkpoints.iterdir():
             if is_checkpoint_name(old.name):
                 old.unlink()
         self._remove_temporaries()
-        write_text(self.path / PROGRAM, program.to_json())
 
     def reopen(self, config: RunConfig, program: Any, history: Sequence[str]) -> None:
         """Makes the folder one of a run that stands where ``history`` (the lines of its metrics) ends.
@@ -172,6 +227,7 @@ class RunFolder:
             DataError: it cannot be written.
         """
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.lock()
         self._remove_temporaries()
         write_text(self.path / CONFIG, config.to_yaml())
         write_text(self.path / PROGRAM, program.to_json())
@@ -197,25 +253,27 @@ class RunFolder:
         """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
         path = self.path / ENVIRONMENT
         try:
-            before: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+            before = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = []
-        processes = [*before, facts]
+        known = [entry for entry in before if isinstance(entry, dict)] if isinstance(before, list) else []
+        processes = [*known, facts]
         write_text(path, json.dumps(processes, indent=2) + "\n")
         return processes
 
     def read_report(self) -> Optional[Dict[str, Any]]:
         """``report.json``, which a finished run has; None for one that did not finish."""
         try:
-            report: Dict[str, Any] = json.loads((self.path / REPORT).read_text(encoding="utf-8"))
-            return report
+            report = json.loads((self.path / REPORT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        needed = ("model", "dataset", "program", "compilation", "measured", "validation", "checkpoints")
+        return report if isinstance(report, dict) and all(key in report for key in needed) else None
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
         for name in names:
-            if (self.checkpoints / name).exists():
+            if is_checkpoint_name(name) and (self.checkpoints / name).exists():
                 (self.checkpoints / name).unlink()
         if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
             self.checkpoints.rmdir()
@@ -238,6 +296,10 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no {CONFIG}",
                 "give a folder that `ipucnn train` wrote, for example runs/efficientnet-b0-digits",
             ) from None
+        if "model-name:" not in text:
+            raise DataError(
+                f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"
+            )
         return RunConfig.from_yaml(text, str(path))
 
     def write_checkpoint(self, name: str, weights: Any, slots: Any, meta: Dict[str, Any]) -> Path:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterator
 
+from ipucnn.config.options import BY_NAME
+from ipucnn.config.resolve import RESUMABLE
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import CheckpointSaved, Notes, RunEvent, Validated
@@ -13,6 +15,15 @@ from ipucnn.runs.folder import BEST, LAST, METRICS, TIMINGS
 from ipucnn.runs.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs.report import training_report
 from ipucnn.sessions.session import CheckpointDue, ExecutionFinished, Progress, Stopped, ValidationDue
+
+
+def _portable(config: Any) -> Any:
+    """A configuration without what does not decide the result, so that the same run anywhere gives the same file.
+
+    The data set's path stays: a checkpoint alone can be evaluated where it was trained.
+    """
+    keep = ("dataset_path", "num_epochs")
+    return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
 
 
 class Recorder:
@@ -52,7 +63,7 @@ class Recorder:
         elif isinstance(event, CheckpointDue):
             self._settle_statistics()
             self._session.state.events_done += 1
-            numbered = self._save(f"checkpoint-{event.weight_updates:08d}.npz", LAST)
+            numbered = self._save(checkpointing.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._run.folder.link_checkpoint(numbered, LAST))
         if self._guard.exit_code is not None:
@@ -132,30 +143,30 @@ class Recorder:
             self._run.statistics_updates = self._session.recompute_statistics(self._run.dataset)
             self._settled_at = position
 
-    def _save(self, *names: str) -> Path:
-        """Writes a checkpoint under the first name; ``names`` are what it will be found under."""
+    def _save(self, name: str) -> Path:
+        """Writes a checkpoint."""
         import numpy as np
 
         run, state, info = self._run, self._session.state, self._run.info
-        run.state.written = tuple(sorted({*run.state.written, *names}))
         meta = {
             "model": run.setup.config.model_name,
-            # Without its place, so that the same run anywhere gives the same file.
-            "config": replace(run.saved_config(), run_dir=None, checkpoint_dir=None).to_yaml(),
+            "config": _portable(run.saved_config()).to_yaml(),
             "num_classes": info.num_classes,
             "input_shape": list(run.setup.input_shape),
             "dataset": info.name,
             "image_shape": list(info.image_shape),
             "class_names": list(info.class_names),
+            "num_eval": info.num_eval,
             "mean": list(info.mean),
             "std": list(info.std),
+            "data_sha256": run.data_sha256,
             "seed": run.seed,
             "program": run.program.to_dict(),
             **checkpointing.position(state, run.state),
         }
         rate = float(run.schedule(np.asarray([state.weight_updates]))[0])
         weights, slots = (checkpointing.arrays(values, rate) for values in (state.weights, state.slots))
-        path: Path = run.folder.write_checkpoint(names[0], weights, slots, meta)
+        path: Path = run.folder.write_checkpoint(name, weights, slots, meta)
         return path
 
     def _interrupt(self, exit_code: int) -> None:
@@ -180,4 +191,4 @@ class Recorder:
         run.final_report = training_report(run, self._session)
         run.folder.write_report(run.final_report)
         if config.clean_dir:
-            run.folder.clean(run.state.written)
+            run.folder.clean(run.final_report["checkpoints"])

@@ -40,7 +40,8 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
             if run.statistics_updates
             else "running"
         ),
-        "checkpoints": sorted(run.state.written) if not run.setup.config.clean_dir else [],
+        "checkpoints": run.checkpoint_names(session.state.weight_updates),
+        "checkpoints_deleted": run.setup.config.clean_dir,
         "trained_samples": session.state.weight_updates * run.program.global_batch_size,
         "validation": run.state.last_validation,
         "best_validation": run.state.best,

@@ -9,10 +9,13 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import checkpointing
 from ipucnn.runs.folder import (
     CONFIG,
+    METRICS,
     RunFolder,
+    check_checkpoint_dir,
     check_new,
     check_new_checkpoints,
     default_run_dir,
+    is_unfinished,
     latest_run_dir,
 )
 from ipucnn.training.checkpoints import Checkpoint
@@ -59,7 +62,8 @@ def find_start(resolved: Resolved) -> Start:
         path = _resumed_path(resolved)
         if (path / CONFIG).is_file():
             return _continue(resolved, path)
-        check_new(path, overwrite=False)
+        if not is_unfinished(path):
+            check_new(path, overwrite=False)
         start = _fresh(resolved, path)
         start.notes.insert(0, f"nothing to resume in {path}: the run begins")
         return start
@@ -88,6 +92,7 @@ def _fresh(resolved: Resolved, path: Path) -> Start:
     config = resolved.config
     checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
     if checkpoint_dir is not None:
+        check_checkpoint_dir(path, Path(checkpoint_dir))
         check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
     start = Start(resolved, RunFolder(path, checkpoint_dir), False, None, None, [])
     if config.checkpoint_input_dir is not None:
@@ -116,6 +121,12 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     if report is not None and config.num_epochs == saved.num_epochs:
         start.report = report
         return start
+    if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
+        raise DataError(
+            f"{path} is finished and its checkpoints were deleted (--clean-dir): nothing to train on from",
+            "train again with another --run-dir",
+        )
+    _check_checkpoint_dir(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
         found, start.notes = _read(Path(config.checkpoint_input_dir).expanduser())
     else:
@@ -135,6 +146,23 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     return start
 
 
+def _check_checkpoint_dir(resolved: Resolved, saved: Any, folder: RunFolder) -> None:
+    """Refuses to begin again because the run's checkpoints are looked for in the wrong place."""
+    if checkpointing.has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
+        return
+    former = RunFolder(folder.path, saved.checkpoint_dir).checkpoints
+    if former != folder.checkpoints and checkpointing.has_checkpoints(former):
+        raise ConfigurationError(
+            f"the checkpoints of {folder.path} are in {former}, not in {folder.checkpoints}",
+            f"drop --checkpoint-dir, or add --checkpoint-input-dir {former}",
+        )
+    if saved.checkpoint_dir and not folder.checkpoints.is_dir() and (folder.path / METRICS).exists():
+        raise DataError(
+            f"the checkpoint folder {folder.checkpoints} of {folder.path} is not there",
+            "bring it back, or give its new place with --checkpoint-dir",
+        )
+
+
 def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     if not folder.is_dir():
         raise DataError(
@@ -150,15 +178,26 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     return found, [f"warning: {note}; the one before it is used" for note in skipped]
 
 
+def _updates(start: Start) -> int:
+    assert start.checkpoint is not None
+    try:
+        return int(start.checkpoint.meta["weight_updates"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(
+            f"checkpoint {start.checkpoint_path} does not say where it was written",
+            f"start from its weights alone with: --weights {start.checkpoint_path}",
+        ) from None
+
+
 def _where(start: Start) -> str:
     assert start.checkpoint is not None
-    done = int(start.checkpoint.meta["weight_updates"])
+    done = _updates(start)
     per_epoch = start.checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
     epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
     return f"continuing after weight update {done}{epoch}, checkpoint {start.checkpoint_path}"
 
 
-def check_same_run(start: Start, config: Any, program: Any, info: Any) -> None:
+def check_same_run(start: Start, config: Any, program: Any, info: Any, data_sha256: str) -> None:
     """Refuses a checkpoint of another run than the one that is to be continued.
 
     Raises:
@@ -167,13 +206,13 @@ def check_same_run(start: Start, config: Any, program: Any, info: Any) -> None:
     """
     if start.checkpoint is None:
         return
-    found = checkpointing.differences(start.checkpoint.meta, config, program, info)
+    found = checkpointing.differences(start.checkpoint.meta, config, program, info, data_sha256)
     if found:
         raise ConfigurationError(
             f"{start.checkpoint_path} is of another run: {found[0]}",
             f"continue with that run's options, or start from its weights: --weights {start.checkpoint_path}",
         )
-    done = int(start.checkpoint.meta["weight_updates"])
+    done = _updates(start)
     if done > program.num_weight_updates:
         raise ConfigurationError(
             f"--num-epochs {config.num_epochs} are {program.num_weight_updates} weight updates, and "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 from ipucnn.config.resolve import Resolved
+from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
@@ -77,6 +78,7 @@ class TrainingRun:
             # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
             fused = int(start.checkpoint.meta.get("program", {}).get("fused_micro_batches", 0))
             self.program = self.program.with_fused(fused)
+        self.data_sha256 = fingerprint(self.setup.source)
         self.state = checkpointing.RunState([])
         self.compilation: Optional[CompilationReport] = None
         self.timer = Timer()
@@ -90,7 +92,8 @@ class TrainingRun:
     def _check_flags(self) -> None:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
         config, origins = self.resolved.config, self.resolved.origins
-        if config.weights not in (None, "imagenet") and not Path(str(config.weights)).expanduser().exists():
+        wanted = config.weights not in (None, "imagenet") and self.start.checkpoint is None
+        if wanted and not Path(str(config.weights)).expanduser().exists():
             raise DataError(
                 f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
             )
@@ -167,6 +170,12 @@ class TrainingRun:
         finally:
             self.folder.unlock()
 
+    def checkpoint_names(self, weight_updates: int) -> List[str]:
+        """The checkpoints of this run that are there after that many weight updates."""
+        first = 0 if self.start.in_place else self.first_weight_update
+        names = checkpointing.written_names(self.program, first, weight_updates)
+        return sorted(name for name in names if (self.folder.checkpoints / name).is_file())
+
     def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session
 
@@ -181,7 +190,7 @@ class TrainingRun:
         self._load_weights(model)
         saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
         self.program = settle_splits(self.program, model, self.resolved, saved)
-        check_same_run(self.start, self.saved_config(), self.program, self.info)
+        check_same_run(self.start, self.saved_config(), self.program, self.info, self.data_sha256)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
             self.compilation = session.compile(
@@ -189,6 +198,10 @@ class TrainingRun:
             )
         assert session.program is not None
         self.program = session.program
+        if not config.training and config.checkpoint_input_dir is not None:
+            # Before the run folder is made: a checkpoint of another model leaves nothing behind.
+            for path in checkpointing.list_checkpoints(Path(config.checkpoint_input_dir).expanduser())[0]:
+                checkpointing.load_for_validation(path, session.state)
         notes = self._open_folder(session)
         # From here on there is something to save: signals wait for the end of a slice or batch.
         guard.deferred = True
@@ -221,10 +234,10 @@ class TrainingRun:
             self.state = checkpointing.restore(start.checkpoint, session.state, str(start.checkpoint_path))
             self.first_weight_update = session.state.weight_updates
         if start.in_place and start.checkpoint is not None:
-            self.folder.lock()
             self.folder.reopen(self.saved_config(), self.program, self.state.history)
         else:
-            self.folder.create(self.saved_config(), self.program)
+            replace_former = start.in_place or self.resolved.config.overwrite
+            self.folder.create(self.saved_config(), self.program, replace_former)
             for line in self.state.history:
                 self.folder.append(METRICS, line)
         from ipucnn.runs.provenance import changes, environment
@@ -250,6 +263,8 @@ class TrainingRun:
             seed=self.seed,
             run_dir=str(self.folder.path),
             checkpoint_dir=checkpoints,
+            # A run that is continued later goes on from its own checkpoints.
+            checkpoint_input_dir=None,
             overwrite=False,
             resume=False,
         )

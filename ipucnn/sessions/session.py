@@ -115,11 +115,17 @@ def execution_events(program: Program, finished: ExecutionFinished) -> List[Even
     last = done == program.num_executions
     if program.executions_per_validation and (done % program.executions_per_validation == 0 or last):
         events.append(ValidationDue(finished.weight_updates, execution))
-    if program.executions_per_checkpoint:
-        due = done >= program.first_checkpoint_execution and done % program.executions_per_checkpoint == 0
-        if due or last:
-            events.append(CheckpointDue(finished.weight_updates, execution))
+    if is_checkpoint_due(program, done):
+        events.append(CheckpointDue(finished.weight_updates, execution))
     return events
+
+
+def is_checkpoint_due(program: Program, num_done: int) -> bool:
+    """Whether a checkpoint is due when ``num_done`` executions are done."""
+    if not program.executions_per_checkpoint:
+        return False
+    due = num_done >= program.first_checkpoint_execution and num_done % program.executions_per_checkpoint == 0
+    return due or num_done == program.num_executions
 
 
 MakeDataset = Callable[[int, int], Any]
