@@ -562,7 +562,7 @@ def test_killed_while_the_folder_was_made(uninterrupted, tmp_path):
 def test_interrupted_before_the_first_checkpoint_every_file_is_the_same(tmp_path):
     train(tmp_path / "a", num_epochs="1", ckpts_per_epoch="1")
     assert cut(training(tmp_path / "b", num_epochs="1", ckpts_per_epoch="1"), 3, signal.SIGINT)
-    train(tmp_path / "b", resume=True)
+    train(tmp_path / "b", num_epochs="1", ckpts_per_epoch="1", resume=True)
     assert_same(tmp_path / "b", files(tmp_path / "a"))
 
 
