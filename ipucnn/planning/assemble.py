@@ -174,7 +174,7 @@ def compare(
     for name, splits in others.items():
         settings = _restaged(candidate.settings, len(splits) + 1)
         limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
-        judged = planner.judge(splits, settings, limit)
+        judged = planner.judge(splits, settings, limit, quickly=True)
         fixed = DEFAULT_CONSTANTS.micro_batch_s
         best = judged.solution.objective_s + fixed
         # Where stages share an IPU the planner knows a bound only: see ``Planner.tables``.

@@ -31,6 +31,13 @@ LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 PROPORTIONS = (0.6, 0.3, 0.15)
 
 
+# In networks of more items than this, settings are compared by searches that stop after so many dynamic programs, most
+# often at the best splits without their proof; only the most promising ones are searched to the end.
+_LARGE_ITEMS = 300
+_LARGE_EVALUATIONS = 60
+_LARGE_PROOFS = 2
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Splits under settings, with what is predicted for them.
@@ -155,20 +162,33 @@ class Planner:
                 one takes less memory and is never faster: the rest of a group is skipped once nothing better can come.
         """
         for limit in limits:
-            found: Optional[Candidate] = None
+            found: List[Candidate] = []
             for group in choices:
-                if found is not None and self.fastest_images_per_s(group[0]) <= found.prediction.images_per_s:
+                if found and self.fastest_images_per_s(group[0]) <= found[0].prediction.images_per_s:
                     continue
-                for candidate in self._of_group(group, limit):
-                    if found is None or _rank(candidate) > _rank(found):
-                        found = candidate
-            if found is not None:
-                return found
+                # The sort is stable: of equally good ones the first stays first.
+                found = sorted([*found, *self._of_group(group, limit)], key=_rank, reverse=True)
+            if found:
+                return self._proved(found, limit)
         return None
 
+    def _proved(self, ranked: Sequence[Candidate], limit: float) -> Candidate:
+        """The best of candidates, best first, with its proof."""
+        if ranked[0].solution.optimal:
+            return ranked[0]
+        best: Optional[Candidate] = None
+        for candidate in ranked[:_LARGE_PROOFS]:
+            proved = self.best(candidate.settings, limit)
+            if best is None or (proved is not None and _rank(proved) > _rank(best)):
+                best = proved
+        assert best is not None  # these settings fit
+        return best
+
     def _of_group(self, group: Sequence[PlanSettings], limit: float) -> Iterator[Candidate]:
-        bound_s = 0.0
-        if len(group) > 1:
+        bound_s, evaluations = 0.0, None
+        if len(self.starts) > _LARGE_ITEMS:
+            evaluations = _LARGE_EVALUATIONS
+        elif len(group) > 1:
             if not self.fits(group[-1], limit):
                 return
             # The times of the largest proportion with the memory of the smallest: as fast as any of them.
@@ -177,7 +197,7 @@ class Planner:
             mixed = replace(least, forward_s=ahead.forward_s, backward_s=ahead.backward_s)
             bound_s = plan(mixed, group[0].num_stages, group[0].schedule).objective_s
         for settings in group:
-            candidate = self.best(settings, limit)
+            candidate = self.best(settings, limit, evaluations)
             if candidate is not None:
                 yield candidate
                 if candidate.solution.objective_s <= bound_s:
@@ -216,15 +236,23 @@ class Planner:
         tick += DEFAULT_CONSTANTS.micro_batch_s
         return settings.micro_batch_size * settings.num_replicas / tick
 
-    def judge(self, splits: Sequence[str], settings: PlanSettings, memory_limit: float) -> Candidate:
+    def judge(
+        self, splits: Sequence[str], settings: PlanSettings, memory_limit: float, quickly: bool = False
+    ) -> Candidate:
         """Given legal splits; its solution is the best one within the limit, or within what they need if that is more.
 
         Splits that share an IPU in part are compared with a bound, see ``tables``.
+
+        Args:
+            quickly: in a large network the solution may lack its proof, but is no slower than the splits.
         """
         limit = max(memory_limit, self.needed_fill(splits, settings))
         # The sum of the same bytes in another order may be off by its last bits.
         allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
-        solution = self._plan(settings, allowed)
+        few = quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS
+        solution = self._plan(settings, allowed, _LARGE_EVALUATIONS if few else None)
+        if few and solution.objective_s > self.tick_s(splits, settings):
+            solution = self._plan(settings, allowed)
         return self._candidate(settings, tuple(splits), limit, solution)
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:

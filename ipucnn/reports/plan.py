@@ -342,7 +342,7 @@ def _shown(rows: Sequence[Any]) -> Sequence[Any]:
     """The fastest ones, and the fastest of each number of IPUs."""
     if len(rows) <= _MOST_ROWS:
         return rows
-    first_of: Dict[Any, Any] = {}
+    first_of: Dict[int, int] = {}
     for i, row in enumerate(rows):
         first_of.setdefault(row.num_ipus, i)
     chosen = set(first_of.values())
