@@ -35,8 +35,15 @@ def test_the_two_interpreters_have_different_keras(tmp_path):
     assert majors == {"2", "3"}
 
 
-@pytest.mark.parametrize("model", ["cifar_resnet8", "efficientnet-b0"])
-@pytest.mark.parametrize("direction", ["here to there", "there to here"])
+@pytest.mark.parametrize(
+    "model, direction",
+    [
+        ("cifar_resnet8", "here to there"),
+        ("efficientnet-b0", "there to here"),
+        pytest.param("cifar_resnet8", "there to here", marks=pytest.mark.slow),
+        pytest.param("efficientnet-b0", "here to there", marks=pytest.mark.slow),
+    ],
+)
 def test_metrics_are_the_same_on_both_sides(tmp_path, model, direction):
     trainer, other = (sys.executable, OTHER) if direction == "here to there" else (OTHER, sys.executable)
     words = [

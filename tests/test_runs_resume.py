@@ -108,7 +108,10 @@ def uninterrupted(tmp_path_factory):
     return results
 
 
-@pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "start, number",
+    [(1, None), pytest.param(2, signal.SIGINT, marks=pytest.mark.slow), (3, signal.SIGTERM)],
+)
 def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, number):
     expected, num_events = uninterrupted["plain"]
     assert cut(training(tmp_path / "r"), start, number)
@@ -120,7 +123,9 @@ def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, 
     assert_same(tmp_path / "r", expected)
 
 
-@pytest.mark.parametrize("after, number", [(3, None), (7, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (7, signal.SIGTERM)]
+)
 def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path, after, number):
     expected, _ = uninterrupted["pipeline"]
     assert cut(training(tmp_path / "r", "cifar_resnet8", PIPELINE), after, number)
@@ -237,24 +242,24 @@ def test_a_checkpoint_of_another_run_is_not_continued(tmp_path, capsys):
     assert "another run" in err and "seed 6 there, 5 here" in err and "--weights" in err
 
 
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        (["--micro-batch-size", "8"], "--micro-batch-size 8: the run in r has 4"),
-        (["--lr-schedule", "const"], "the run in r has cosine"),
-        (["--overwrite"], "both given"),
-        (["--no-training"], "nothing to continue"),
-        (["--num-epochs", "1"], "--num-epochs 1"),
-    ],
-)
-def test_options_that_contradict_the_run_are_refused(tmp_path, capsys, args, message):
+CONTRADICTIONS = [
+    (["--micro-batch-size", "8"], "--micro-batch-size 8: the run in r has 4"),
+    (["--lr-schedule", "const"], "the run in r has cosine"),
+    (["--overwrite"], "both given"),
+    (["--no-training"], "nothing to continue"),
+    (["--num-epochs", "1"], "--num-epochs 1"),
+]
+
+
+def test_options_that_contradict_the_run_are_refused(tmp_path, capsys):
     assert cut(training(tmp_path / "r"), 14)
     assert load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"] > 10
     before = files(tmp_path / "r")
-    code = cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r", *args])
-    err = capsys.readouterr().err
-    assert code == 2 and message in err and "hint: " in err, err
-    assert files(tmp_path / "r") == before
+    for args, message in CONTRADICTIONS:
+        code = cli.run(["train", "mnist_cnn", "--resume", "--run-dir", "r", *args])
+        err = capsys.readouterr().err
+        assert code == 2 and message in err and "hint: " in err, err
+        assert files(tmp_path / "r") == before
 
 
 def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, capsys):
@@ -534,7 +539,7 @@ def test_an_interrupted_finished_clean_run_is_cleaned_and_not_trained_on(tmp_pat
     assert "were deleted (--clean-dir)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"a": 1}'])
+@pytest.mark.parametrize("text", ["[1]", '{"a": 1}'])
 def test_damaged_side_files_do_not_stop_a_run(uninterrupted, tmp_path, text):
     assert cut(training(tmp_path / "r"), 9)
     (tmp_path / "r" / "environment.json").write_text(text)
