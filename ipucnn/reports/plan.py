@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.timeline import Timeline, timeline
 from ipucnn.reports.console import console, human_count
+from ipucnn.reports.plan_units import command_line, train_options
 
 __all__ = ["print_plan"]
 
@@ -357,17 +358,12 @@ def _paste(plan: PipelinePlan, out: Any) -> None:
     """The options to paste, on one line however narrow the terminal, and as YAML."""
     from rich.text import Text
 
-    options = plan.run_options()
-    words = [f"ipucnn train {plan.model}"]
-    for key, value in options.items():
-        if isinstance(value, bool):
-            words.append(f"--{key}" if value else f"--no-{key}")
-        elif isinstance(value, list):
-            words.append(f"--{key} " + " ".join(_plain(item) for item in value))
-        else:
-            words.append(f"--{key} {value}")
+    options = train_options(plan)
     out.print(Text("to train with it (or --save plan.yml, and ipucnn train --plan plan.yml):", style="bold"))
-    out.print(Text(" ".join(words)), soft_wrap=True)
+    out.print(Text(command_line(plan)), soft_wrap=True)
+    if plan.settings.precision != "32.32":
+        note = f"(planned for --precision {plan.settings.precision}; a run without IPUs computes in 32.32)"
+        out.print(Text(note), soft_wrap=True)
     out.print()
     out.print(Text("as YAML:", style="bold"))
     out.print(Text(f"{plan.model}_plan:"), soft_wrap=True)

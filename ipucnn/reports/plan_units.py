@@ -1,10 +1,11 @@
 """A plan's figures and options as text."""
 
 import shlex
+from typing import Any, Dict
 
 from ipucnn.planning.pipeline_plan import PipelinePlan
 
-__all__ = ["command_line", "images", "mebibytes", "milliseconds", "percent"]
+__all__ = ["command_line", "images", "mebibytes", "milliseconds", "percent", "train_options"]
 
 
 def milliseconds(seconds: float) -> str:
@@ -31,10 +32,15 @@ def images(images_per_s: float) -> str:
     return f"{images_per_s:,.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
 
 
+def train_options(plan: PipelinePlan) -> Dict[str, Any]:
+    """The options that train with a plan anywhere: without its precision, which the host does not have yet."""
+    return {name: value for name, value in plan.run_options().items() if name != "precision"}
+
+
 def command_line(plan: PipelinePlan) -> str:
     """The command that runs a plan, ready to paste."""
     words = ["ipucnn", "train", shlex.quote(plan.model)]
-    for name, value in plan.run_options().items():
+    for name, value in train_options(plan).items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue
