@@ -61,6 +61,7 @@ def _confusion(axis: Any, figure: Any, result: Dict[str, Any]) -> None:
     if len(names) <= MOST_NAMES:
         ticks = list(range(len(names)))
         shown = [name if len(name) <= 14 else name[:13] + "…" for name in names]
+        shown = [name.replace("$", r"\$") for name in shown]  # no formulas
         size = 9 if len(names) <= MOST_NUMBERS else 6
         upright = max(len(name) for name in shown) > 3
         axis.set_xticks(ticks)
