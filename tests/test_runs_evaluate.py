@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import warnings
 import zipfile
 from types import SimpleNamespace
 
@@ -504,7 +505,9 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
     args = [os.fsdecode(b"\xfd.npz"), "--dataset", "imagefolder", "--dataset-path", "data"]
     meta = {**checkpoint.meta, "class_names": sorted(names)}
     save_checkpoint(tmp_path / args[0], checkpoint.weights, {}, meta)
-    code, out, err = run("evaluate", *args, "--predictions", "p.csv", "--plot", "p.png", columns=160)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Glyph")
+        code, out, err = run("evaluate", *args, "--predictions", "p.csv", "--plot", "p.png", columns=160)
     assert code == 0, err
     text = (tmp_path / "p.csv").read_text(encoding="utf-8")
     for where in (out, text):

@@ -85,6 +85,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         # np.load would take it for a pickle, and advise to load it unsafely.
         raise DataError(f"{path} is damaged or no checkpoint", hint)
     try:
+        # NumPy 1.19 prints a traceback of its own where it finds out itself that an archive is broken.
+        zipfile.ZipFile(str(path)).close()
         with np.load(str(path), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         header = json.loads(bytes(arrays.pop("meta")).decode("utf-8"))
