@@ -5,7 +5,7 @@ Only the command that runs is imported.  The root help page and ``--version`` do
 
 import os
 import sys
-from typing import Any, List, NoReturn, Optional, Sequence
+from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
 
 from ipucnn import __version__
 from ipucnn.command_table import print_root_help
@@ -14,24 +14,74 @@ from ipucnn.errors import (
     EXIT_OK,
     EXIT_SIGINT,
     ConfigurationError,
+    DataError,
     UserError,
     did_you_mean,
 )
+from ipucnn.text import printable
 
 COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
 
 
 def main(args: Optional[Sequence[str]] = None) -> NoReturn:
     """Runs the command line and exits with the code that says how it went."""
+    _make_streams_usable()
     sys.exit(run(list(sys.argv[1:] if args is None else args)))
+
+
+def _make_streams_usable() -> None:
+    """Streams that were closed (``>&-``) lead nowhere, and those of a narrow encoding get escapes for the rest."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    sys.stdout = _Stdout(sys.stdout)  # type: ignore[assignment]
+
+
+class _Stdout:
+    """A stream that remembers its error: an OSError does not say which file it is about."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.problem: Optional[OSError] = None
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self.problem = error
+            raise
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self.problem = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
-    try:
-        code = _dispatch(args)
-        sys.stdout.flush()
+    code = _run(args)
+    # Results wait in a buffer; what becomes of them is known only now.
+    problem = _flush_stdout()
+    if problem is None or isinstance(problem, BrokenPipeError):
         return code
+    return _report_stdout(problem)
+
+
+def _run(args: List[str]) -> int:
+    try:
+        return _dispatch(args)
     except UserError as error:
         _print_error(error, verbose="-v" in args or "--verbose" in args)
         return error.exit_code
@@ -39,9 +89,19 @@ def run(args: List[str]) -> int:
         _print_line("interrupted")
         return EXIT_SIGINT
     except BrokenPipeError:
+        # After the reader of stdout went away (``| head``) nothing is wrong, and there is nobody to tell.
         _silence_stdout()
         return EXIT_OK
-    except Exception:
+    except SystemExit as ending:
+        # Rich makes this of a broken pipe.
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
+        _silence_stdout()
+        return EXIT_OK
+    except Exception as error:
+        if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
+            _silence_stdout()
+            return _report_stdout(error)
         import traceback
 
         traceback.print_exc()
@@ -49,8 +109,27 @@ def run(args: List[str]) -> int:
         return EXIT_BUG
 
 
+def _flush_stdout() -> Optional[OSError]:
+    """Writes what stdout still holds; where that fails it is dropped, so that Python does not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _silence_stdout()
+        return error
+    return None
+
+
+def _report_stdout(problem: OSError) -> int:
+    from ipucnn.system_errors import reason_of, write_hint
+
+    hint = write_hint(problem, "send the output elsewhere")
+    error = DataError(f"standard output cannot be written: {reason_of(problem)}", hint)
+    _print_error(error, verbose=False)
+    return error.exit_code
+
+
 def _silence_stdout() -> None:
-    """After the reader of stdout went away (``| head``) nothing is wrong, and there is nobody to tell."""
+    """Sends what is written from now on, and what is still in the buffer, nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -124,6 +203,7 @@ def _print_error(error: UserError, verbose: bool) -> None:
 
 def _print_line(line: str) -> None:
     """A line on stderr, its word before the colon coloured on a terminal."""
+    line = printable(line)
     word, colon, rest = line.partition(":")
     if colon and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         colour = "31" if word == "error" else "36"

@@ -1,5 +1,6 @@
 """The program as it is run: help pages, exit codes, `error:` and `hint:` lines, lazy imports."""
 
+import errno
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from ipucnn import __version__, cli, errors
 from ipucnn.command_table import COMMANDS, Command
 from ipucnn.config.options import SPECS, specs_for
 from ipucnn.config.signature import with_run_options
+from ipucnn.system_errors import reason_of, write_hint
 
 DERIVED = ["train", "benchmark", "plan-splits", "verify-dataset"]
 
@@ -245,6 +247,123 @@ def test_the_program_exits_with_the_code():
     done = _program("train", "--num-epochs", "0")
     assert done.returncode == 2
     assert done.stderr.startswith("error: --num-epochs 0")
+
+
+def _shell(command, **environment):
+    """A shell's command, in which ``ipucnn`` is the program: its exit code, stdout and stderr."""
+    done = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; ipucnn() {{ "{sys.executable}" -m ipucnn "$@"; }}; {command}'],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", ["--version", "train --help", "train lenet --print-config --json"])
+def test_a_full_device_is_an_error_line(args, unbuffered):
+    code, _, err = _shell(f"ipucnn {args} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert code == 3
+    lines = err.splitlines()
+    assert lines[0] == "error: standard output cannot be written: No space left on device"
+    assert lines[1].startswith("hint: free some space") and len(lines) == 2
+
+
+def test_an_os_error_elsewhere_is_still_a_bug(capsys, monkeypatch):
+    def fail(args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    code, _, err = _run(capsys, "train")
+    assert code == 1 and "Traceback" in err and "standard output" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    # Rich makes a SystemExit of it; whether it meets a broken pipe depends on who is faster, so write a lot.
+    script = (
+        "import sys; from ipucnn import cli; from ipucnn.reports.console import console\n"
+        "def talk(args):\n"
+        "    for i in range(20000): console(sys.stdout).print(i)\n"
+        "    return 0\n"
+        "cli._dispatch = talk; cli.main([])"
+    )
+    (tmp_path / "talk.py").write_text(script)
+    code, out, err = _shell(f'"{sys.executable}" talk.py | head -1')
+    assert (code, out, err) == (0, "0\n", "")
+
+
+def test_other_system_exits_keep_their_code(monkeypatch):
+    def leave(args):
+        raise SystemExit(143)
+
+    monkeypatch.setattr(cli, "_dispatch", leave)
+    with pytest.raises(SystemExit) as ending:
+        cli.run(["train"])
+    assert ending.value.code == 143
+
+
+def test_closed_and_narrow_streams_are_no_errors():
+    assert _shell("ipucnn --version >&-") == (0, "", "")
+    assert _shell("ipucnn train lenet --num-epochs 0 2>&-") == (2, "", "")
+    code, out, err = _shell("ipucnn train --help", PYTHONIOENCODING="ascii")
+    assert (code, err) == (0, "") and out.isascii()
+
+
+def test_errors_are_one_line_of_printable_text(capsys):
+    code, _, err = _run(capsys, "train", "le\x1b[31mnet\n\udcff")
+    assert code == 2 and "le\\x1b[31mnet\\n\\udcff" in err and "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space, or go away"),
+        (errno.EDQUOT, "free some space, or go away"),
+        (errno.EACCES, "make it writable, or go away"),
+        (errno.EROFS, "make it writable, or go away"),
+        (errno.ENOENT, "make the folder it is in, or go away"),
+        (errno.ENAMETOOLONG, "choose a shorter name"),
+        (errno.EIO, "go away"),
+    ],
+)
+def test_the_hint_fits_the_error_number(number, advice):
+    assert write_hint(OSError(number, "x"), "go away") == advice
+
+
+def test_the_reason_is_never_empty():
+    assert reason_of(OSError(errno.ENOENT, "No such file", "/a")) == "No such file"
+    assert reason_of(OSError("odd")) == "odd"
+    assert reason_of(OSError()) == "OSError"
+
+
+@pytest.mark.parametrize(
+    ("raised", "printed"),
+    [
+        ("KeyboardInterrupt()", False),
+        ("Interrupted(143, 'x', None)", False),
+        ("RuntimeError()", True),
+        ("ImportError()", True),
+    ],
+)
+def test_what_tensorflow_printed_is_shown_only_where_it_is_the_reason(tmp_path, raised, printed):
+    (tmp_path / "tensorflow.py").write_text(
+        "import os\nfrom ipucnn.runs.interrupts import Interrupted\n"
+        f"os.write(2, b'oneDNN is on\\n')\nraise {raised}\n"
+    )
+    script = (
+        "from ipucnn.sessions.host import environment\n"
+        "try: environment._quiet_import()\n"
+        "except BaseException as error: print(repr(error))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert raised.split("(")[0] in done.stdout and ("oneDNN" in done.stderr) == printed
 
 
 def test_completion_offers_options_models_and_choices():

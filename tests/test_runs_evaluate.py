@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import os
+import warnings
 import zipfile
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from ipucnn import cli
 from ipucnn.datasets.base import ArrayExamples, array_source
@@ -461,6 +464,10 @@ def test_what_the_command_line_must_say_about_weights(trained, run, tmp_path):
     save_checkpoint(tmp_path / "bare.npz", checkpoint.weights, {}, {"model": "lenet"})
     meta = {**checkpoint.meta, "config": checkpoint.meta["config"].replace("lenet", "mnist_cnn")}
     save_checkpoint(tmp_path / "mixed.npz", checkpoint.weights, {}, meta)
+    np.save(str(tmp_path / "array.npy"), np.array([{}], dtype=object))
+    for name, lacking in (("seedless.npz", "seed"), ("classless.npz", "class_names")):
+        rest = {key: value for key, value in checkpoint.meta.items() if key != lacking}
+        save_checkpoint(tmp_path / name, checkpoint.weights, {}, rest)
     for args, code, message in (
         (["w.h5"], 2, "--model-name"),
         (["w.h5", "--model-name", "lenett"], 2, "did you mean 'lenet'"),
@@ -471,12 +478,129 @@ def test_what_the_command_line_must_say_about_weights(trained, run, tmp_path):
         (["w.npz"], 3, "damaged or no checkpoint"),
         (["bare.npz"], 3, "lacks"),
         (["mixed.npz"], 3, "another model"),
+        (["array.npy"], 3, "damaged or no checkpoint"),
+        (["seedless.npz"], 3, "lacks seed"),
+        (["classless.npz"], 3, "lacks class_names"),
+        ([trained / "checkpoints" / "last.npz", "--checkpoint", "best"], 2, "not a run to choose from"),
         ([trained, "--model-name", "lenet"], 2, "its own network"),
         ([trained, "--host-generated-data", "--device", "ipu"], 6, "Poplar"),
         (["mobilenet", "--weights", "imagenet", "--dataset", "digits"], 3, "1000 classes"),
     ):
         got, out, err = run("evaluate", *args)
         assert got == code and message in err and "hint: " in err and out == "", (args, err)
+        assert "pickle" not in err
+
+
+def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, run, tmp_path):
+    names = ["ab", "a\x1b[31mb", "东京", os.fsdecode(b"\xff"), *"456789"]
+    for name in names:
+        for part in ("train", "val"):
+            folder = tmp_path / "data" / part / name
+            folder.mkdir(parents=True)
+            Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(str(folder / "x.png"))
+    (tmp_path / "data" / "val" / "ab" / "x.png").rename(
+        tmp_path / "data" / "val" / "ab" / os.fsdecode(b"\xfe.png")
+    )
+    checkpoint = load_checkpoint(trained / "checkpoints" / "last.npz")
+    args = [os.fsdecode(b"\xfd.npz"), "--dataset", "imagefolder", "--dataset-path", "data"]
+    meta = {**checkpoint.meta, "class_names": sorted(names)}
+    save_checkpoint(tmp_path / args[0], checkpoint.weights, {}, meta)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Glyph")
+        code, out, err = run("evaluate", *args, "--predictions", "p.csv", "--plot", "p.png", columns=160)
+    assert code == 0, err
+    text = (tmp_path / "p.csv").read_text(encoding="utf-8")
+    for where in (out, text):
+        assert "a\\x1b[31mb" in where and "东京" in where and "\\udcff" in where
+        assert "\x1b" not in where
+        where.encode("utf-8")
+    assert "\\udcfe.png" in text and "\\udcfd.npz" in out
+    code, out, _ = run("evaluate", *args, "--json")
+    assert {row["name"] for row in json.loads(out)["classes"]} >= {"东京", "\\udcff"}
+    (tmp_path / "data" / "val" / "ab" / os.fsdecode(b"\xfe.png")).write_bytes(b"no image")
+    code, out, err = run("evaluate", *args)
+    assert code == 3 and out == "" and "\\udcfe.png" in err
+
+
+def test_formulas_are_no_class_names(tmp_path):
+    from ipucnn.reports.evaluate_plot import draw_evaluation
+
+    totals = EvaluationTotals(2)
+    totals.add(np.eye(2), np.array([0, 1]))
+    result = {
+        "task": "classification",
+        "model": "m",
+        "dataset": {"name": "d"},
+        "measured": totals.result(),
+        "classes": totals.classes(["$x_{$", "a$"]),
+        "confusion_matrix": totals.confusion.tolist(),
+        "calibration": totals.bins(),
+    }
+    draw_evaluation(result, tmp_path / "f", ".png")
+    assert (tmp_path / "f").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
+    code, out, err = run("evaluate", trained, "--validation-micro-batch-size", 10**11)
+    assert code == 2 and "100000000000 images need" in err and out == ""
+    assert "hint: lower --validation-micro-batch-size" in err
+    # Where the system does not say how much memory it has.
+    monkeypatch.setattr("ipucnn.sessions.session.host_memory_bytes", lambda: 0)
+    code, out, err = run("evaluate", trained, "--validation-micro-batch-size", 10**15)
+    assert code == 2 and "do not fit into memory" in err and "hint: lower" in err and out == ""
+
+
+def test_the_size_of_a_limited_data_set_is_shown(trained, run):
+    code, out, _ = run("evaluate", trained)
+    assert code == 0 and "37 of 37 (--limit-eval; the data set has 360)" in " ".join(out.split())
+    data = evaluated(run, trained)["dataset"]
+    assert (data["size"], data["stored"]) == (37, 360)
+    code, out, _ = run("evaluate", trained, "--limit-eval", "100%")
+    assert code == 0 and "360 of 360" in out and "--limit-eval" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "report", "hint"),
+    [
+        ({"training": False}, True, "did not train (--no-training)"),
+        ({"checkpoints": False}, True, "--no-checkpoints"),
+        ({"clean_dir": True}, True, "--clean-dir"),
+        ({"clean_dir": True}, False, "ended before its first checkpoint"),
+        ({}, False, "ended before its first checkpoint"),
+        ({}, True, "deleted or moved since"),
+    ],
+)
+def test_why_a_run_has_no_checkpoint(trained, run, tmp_path, options, report, hint):
+    from dataclasses import replace
+
+    from ipucnn.runs.folder import RunFolder
+
+    (tmp_path / "r").mkdir()
+    config = replace(RunFolder(trained).read_config(), checkpoint_dir=None, **options)
+    (tmp_path / "r" / "config.yml").write_text(config.to_yaml())
+    if report:
+        (tmp_path / "r" / "report.json").write_text("{}")
+    code, out, err = run("evaluate", "r")
+    assert code == 3 and "has no last.npz or best.npz" in err and hint in err and out == ""
+
+
+def test_a_run_that_was_cleaned_says_so(run):
+    args = [
+        "train",
+        "lenet",
+        "--dataset",
+        "digits",
+        "--limit-train",
+        "32",
+        "--limit-eval",
+        "8",
+        "--num-epochs",
+        "1",
+    ]
+    code, _, err = run(*args, "--micro-batch-size", "32", "--clean-dir", "--run-dir", "r")
+    assert code == 0, err
+    code, _, err = run("evaluate", "r")
+    assert code == 3 and "--clean-dir" in err
 
 
 def test_a_segmentation_network_counts_pixels(run, tmp_path):

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +17,10 @@ from PIL import Image
 
 from ipucnn import cli
 from ipucnn.datasets.digits import open_digits
-from ipucnn.runs.image_inputs import ImageInput, decoded, find_images, printable
+from ipucnn.errors import DataError
+from ipucnn.runs.image_inputs import ImageInput, decoded, find_images
+from ipucnn.runs.spool import Spool
+from ipucnn.text import printable, to_ascii
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,94 @@ def test_names_are_one_line_of_valid_text():
     assert printable("a\nb\x1b[31m.png") == "a\\nb\\x1b[31m.png"
     assert printable("Zürich 東京.png") == "Zürich 東京.png"
     printable(b"\xff.png".decode("utf-8", "surrogateescape")).encode("utf-8")
+
+
+def test_letters_that_every_font_has():
+    assert to_ascii("Zürich ﬁ 東京 é\x1b") == "Zurich fi ?? e?"
+    assert printable("a\u3000b\xa0c\u202e") == "a\u3000b\xa0c\\u202e"
+
+
+def test_names_that_no_file_takes_are_escaped_in_every_output(trained, run, tmp_path):
+    name = os.fsdecode(b"in/\xff\x1b.png")
+    save_digit(tmp_path / "in" / "0.png", 0)
+    os.rename(str(tmp_path / "in" / "0.png"), str(tmp_path / name))
+    for args in (
+        [],
+        ["--format", "csv"],
+        ["--format", "json"],
+        ["--output", "o.csv"],
+        ["--output", "o.jsonl"],
+    ):
+        code, out, err = run("infer", trained, "in", *args)
+        assert code == 0, err
+        text = out or (tmp_path / args[1]).read_text(encoding="utf-8")
+        assert "udcff" in text and "x1b" in text and "\x1b" not in text
+        text.encode("utf-8")
+    (tmp_path / name).write_bytes(b"no image")
+    code, _, err = run("infer", trained, "in")
+    assert code == 3 and "\\udcff\\x1b.png" in err and "\x1b" not in err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
+def test_pipes_and_devices_are_no_images(trained, run, images):
+    os.mkfifo(str(images / "pipe.png"))
+    code, out, err = run("infer", trained, "in", "/dev/zero", "in/pipe.png", "--json")
+    assert code == 3 and len(json.loads(out)) == 3 and "3 of 6 inputs" in err
+    assert err.count("pipe.png is no regular file") == 2 and "/dev/zero is no regular file" in err
+
+
+def test_ctrl_c_does_not_wait_for_an_image_that_is_being_read(tmp_path):
+    script = (
+        "import os, signal, time\n"
+        "import ipucnn.runs.image_inputs as inputs\n"
+        "def read():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(120)\n"
+        "list(inputs.decoded([inputs.ImageInput(str(i), read) for i in range(9)], 2, 4))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert done.returncode != 0 and "KeyboardInterrupt" in done.stderr
+
+
+def test_threads_end_with_the_images_and_pass_on_their_bugs():
+    before = threading.active_count()
+    assert len(list(decoded([ImageInput("a", lambda: np.zeros((1, 1, 1)))] * 5, 3, 2))) == 5
+    with pytest.raises(ZeroDivisionError):
+        list(decoded([ImageInput("a", lambda: 1 // 0)], 2, 2))
+    until = time.time() + 10
+    while threading.active_count() > before and time.time() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
+    from ipucnn.runs.files import write_atomically
+
+    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - what it still holds can't be written
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: full)
+    with pytest.raises(DataError, match=r"results cannot be kept in .*: No space left") as error:
+        spool = Spool()
+        spool.append({"text": "x" * size})
+        write_atomically(tmp_path / "output", lambda into: into.write_text(str(list(spool))))
+    assert "TMPDIR" in error.value.hint and "output" not in error.value.message
+
+
+def test_no_temporary_folder_is_no_traceback(trained, run, images, monkeypatch):
+    def refuse(*_, **__):
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/a']")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    code, out, err = run("infer", trained, "in")
+    assert code == 3 and "a temporary folder: No usable" in err and "TMPDIR" in err and out == ""
 
 
 def test_no_more_images_are_decoded_than_memory_should_hold():
@@ -223,6 +316,30 @@ def test_the_contact_sheet(trained, run, images, tmp_path):
     assert frames == {(34, 139, 34), (200, 30, 30)}
 
 
+def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_path, monkeypatch):
+    from PIL import ImageDraw
+
+    from ipucnn.reports.contact_sheet import ContactSheet
+
+    written = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, place, text, **_: written.append(text))
+
+    def drawn(total, unreadable):
+        written.clear()
+        sheet = ContactSheet()
+        sheet.expect(total)
+        for i in range(total):
+            if i not in unreadable:
+                best = {"label": "Zürich", "class": 1, "probability": 0.5}
+                sheet.add(i, {"image": f"東{i}.png", "predictions": [best]}, np.zeros((4, 4, 1), np.uint8))
+        sheet.save(tmp_path / "s.png")
+        return [text for text in written if text.endswith("images")]
+
+    assert drawn(19, {3, 4, 5, 6}) == [] and "Zurich: 50%" in written and "?0.png" in written
+    assert drawn(200, {0, 1}) == ["99 of 198 images"]
+    assert all(text.isascii() for text in written)
+
+
 def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
     from ipucnn.reports.contact_sheet import GREEN, ContactSheet
 
@@ -254,6 +371,7 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
         ([trained, "in", "--dataset", "digits"], 2, "--split eval"),
         ([trained, "in", "--top", "0"], 2, "--top"),
         (["lenet", "in"], 3, "is a network"),
+        ([trained / "checkpoints" / "last.npz", "in", "--checkpoint", "last"], 2, "not a run to choose from"),
         (["lenet", "in", "--weights", "imagenet"], 2, "no ImageNet weights"),
         (["w.h5", "in"], 2, "--model-name"),
         (["unet", "in", "--weights", "imagenet"], 2, "no ImageNet weights"),
@@ -261,6 +379,12 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
         got, out, err = run("infer", *args)
         assert got == code and message in err and "hint: " in err and out == "", (args, err)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_imagenet_weights_are_hinted_only_where_there_are_some(run, images):
+    assert "--weights imagenet" in run("infer", "mobilenet", "in")[2]
+    code, _, err = run("infer", "lenet", "in")
+    assert code == 3 and "imagenet" not in err and "`ipucnn train lenet`" in err
 
 
 def test_keras_weights_with_the_data_set_s_names(trained, run, images):

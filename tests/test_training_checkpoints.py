@@ -11,15 +11,16 @@ from ipucnn.runs.files import write_atomically, write_text
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, save_checkpoint
 
 NAMES = st.text("abc/_0", min_size=1, max_size=8).filter(lambda n: "//" not in n and n.strip("/") == n)
+FACTS = {"model": "m", "num_classes": 2, "input_shape": [4, 4, 1], "weight_updates": 3, "seed": 0}
 ARRAYS = arrays.arrays(np.float32, arrays.array_shapes(min_dims=0, max_dims=3, max_side=3))
 
 
 @given(weights=st.dictionaries(NAMES, ARRAYS, max_size=4), slots=st.dictionaries(NAMES, ARRAYS, max_size=2))
 def test_round_trip(tmp_path_factory, weights, slots):
     path = tmp_path_factory.mktemp("ckpt") / "a.npz"
-    save_checkpoint(path, weights, slots, {"model": "m", "weight_updates": 3})
+    save_checkpoint(path, weights, slots, FACTS)
     read = load_checkpoint(path)
-    assert read.meta == {"model": "m", "weight_updates": 3}
+    assert read.meta == FACTS
     for ours, theirs in ((weights, read.weights), (slots, read.slots)):
         assert set(ours) == set(theirs)
         for name in ours:
@@ -29,14 +30,14 @@ def test_round_trip(tmp_path_factory, weights, slots):
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
-        save_checkpoint(tmp_path / name, {"w": np.arange(5.0)}, {}, {"model": "m"})
+        save_checkpoint(tmp_path / name, {"w": np.arange(5.0)}, {}, FACTS)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @given(position=st.floats(0, 1, exclude_max=True), cut=st.booleans())
 def test_damage_is_recognised(tmp_path_factory, position, cut):
     path = tmp_path_factory.mktemp("ckpt") / "a.npz"
-    save_checkpoint(path, {"w": np.arange(64, dtype=np.float32)}, {}, {"model": "m"})
+    save_checkpoint(path, {"w": np.arange(64, dtype=np.float32)}, {}, FACTS)
     data = bytearray(path.read_bytes())
     where = int(position * len(data))
     if cut:
@@ -59,6 +60,29 @@ def test_other_files_are_refused(tmp_path, content):
     with pytest.raises(DataError) as error:
         load_checkpoint(path)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_a_checkpoint_without_its_facts_is_refused(tmp_path, name):
+    path = tmp_path / "x.npz"
+    save_checkpoint(path, {}, {}, {key: value for key, value in FACTS.items() if key != name})
+    with pytest.raises(DataError, match=f"lacks {name}"):
+        load_checkpoint(path)
+    save_checkpoint(path, {}, {}, {**FACTS, name: [None]})
+    with pytest.raises(DataError, match=f"has the {name} "):
+        load_checkpoint(path)
+
+
+def test_numpy_s_advice_to_load_unsafely_is_not_passed_on(tmp_path):
+    path = tmp_path / "x.npz"
+    for content in (b"\x80\x04K\x01.", b"PK\x03\x04"):
+        path.write_bytes(content)
+        with pytest.raises(DataError) as error:
+            load_checkpoint(path)
+        assert "pickle" not in str(error.value) + error.value.hint
+    np.savez(path, meta=np.array([{}], dtype=object))
+    with pytest.raises(DataError, match=r"damaged or no checkpoint$"):
+        load_checkpoint(path)
 
 
 def test_a_pickle_in_the_archive_is_not_executed(tmp_path):

@@ -4,6 +4,8 @@ import os
 import sys
 from typing import Any, TextIO
 
+from ipucnn.text import printable
+
 PIPE_WIDTH = 120
 
 
@@ -22,7 +24,7 @@ def console(stream: TextIO) -> Any:
 
 def note(message: str) -> None:
     """One line on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def human_count(number: float) -> str:

@@ -5,6 +5,8 @@ from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 
+from ipucnn.text import to_ascii
+
 MOST_IMAGES = 100
 TILE, MARGIN, BORDER, LINE = 128, 10, 4, 15
 """Pixels: side of an image, gap between tiles, frame of an image, height of a line of text."""
@@ -23,16 +25,16 @@ class ContactSheet:
     def __init__(self) -> None:
         self._wanted: Set[int] = set()
         self._tiles: List[Tuple[Dict[str, Any], Any]] = []
-        self._total = 0
+        self._given = 0
 
     def expect(self, total: int) -> None:
         """Says how many images there will be."""
         shown = min(total, MOST_IMAGES)
-        self._total = total
         self._wanted = {i * total // shown for i in range(shown)}
 
     def add(self, position: int, result: Dict[str, Any], pixels: Any) -> None:
-        """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown."""
+        """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
+        self._given += 1
         if position in self._wanted:
             self._tiles.append((result, _thumbnail(pixels)))
 
@@ -48,11 +50,11 @@ class ContactSheet:
         lines = 3 if any("truth" in result for result, _ in self._tiles) else 2
         step = TILE + 2 * BORDER + MARGIN
         tall = step + lines * LINE
-        head = LINE + MARGIN if self._total > len(self._tiles) else 0
+        head = LINE + MARGIN if self._given > len(self._tiles) else 0
         sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), (255, 255, 255))
         draw, font = ImageDraw.Draw(sheet), _font()
         if head:
-            text = f"{len(self._tiles)} of {self._total} images"
+            text = f"{len(self._tiles)} of {self._given} images"
             draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
         for i, (result, thumbnail) in enumerate(self._tiles):
             left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
@@ -106,8 +108,8 @@ def _font() -> Any:
 
 def _fitting(text: str, font: Any, width: int) -> str:
     """The text, its end cut off with dots where it is wider than ``width`` pixels."""
-    # The bitmap font knows Latin-1 only, and no font here knows every script.
-    text = text.encode("latin-1", "replace").decode("latin-1")
+    # Pillow's own fonts draw a box for most of what is not ASCII.
+    text = to_ascii(text)
     length = _length(text, font)
     if length <= width:
         return text

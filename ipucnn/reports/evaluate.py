@@ -56,7 +56,7 @@ def _figures(result: Dict[str, Any]) -> Any:
     table.add_column(overflow="fold")
     segments = result["task"] == "segmentation"
     rows = [
-        ("samples seen", f"{measured['samples']} of {data['size']}"),
+        ("samples seen", _samples_seen(measured["samples"], data)),
         ("loss", f"{measured['loss']:.4f}"),
         ("pixel accuracy" if segments else "top-1 accuracy", f"{measured['accuracy']:.2%}"),
     ]
@@ -73,6 +73,12 @@ def _figures(result: Dict[str, Any]) -> Any:
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
     return _titled(f"{result['model']} on {data['name']} ({data['location']})", table)
+
+
+def _samples_seen(seen: int, data: Dict[str, Any]) -> str:
+    text = f"{seen} of {data['size']}"
+    stored = data["stored"]
+    return text if stored == data["size"] else f"{text} (--limit-eval; the data set has {stored})"
 
 
 def _percent(share: Optional[float]) -> str:

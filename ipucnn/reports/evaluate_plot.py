@@ -1,5 +1,6 @@
 """The figure of an evaluation: confusion matrix and reliability diagram, drawn with matplotlib."""
 
+import warnings
 from pathlib import Path
 from typing import Any, Dict
 
@@ -46,8 +47,11 @@ def draw_evaluation(result: Dict[str, Any], path: Path, suffix: str) -> None:
         else f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of the pixels of "
         f"{measured['samples']} samples"
     )
-    figure.tight_layout()
-    figure.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
+    with warnings.catch_warnings():
+        # A script that the font lacks is drawn as boxes; the tables have the names.
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.tight_layout()
+        figure.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
 
 
 def _confusion(axis: Any, figure: Any, result: Dict[str, Any]) -> None:
@@ -61,6 +65,7 @@ def _confusion(axis: Any, figure: Any, result: Dict[str, Any]) -> None:
     if len(names) <= MOST_NAMES:
         ticks = list(range(len(names)))
         shown = [name if len(name) <= 14 else name[:13] + "…" for name in names]
+        shown = [name.replace("$", r"\$") for name in shown]  # no formulas
         size = 9 if len(names) <= MOST_NUMBERS else 6
         upright = max(len(name) for name in shown) > 3
         axis.set_xticks(ticks)

@@ -3,7 +3,8 @@
 import sys
 from typing import Any, Optional
 
-from ipucnn.reports.console import console, is_interactive
+from ipucnn.reports.console import console, is_interactive, note
+from ipucnn.text import printable
 
 
 class ItemProgress:
@@ -51,6 +52,6 @@ class ItemProgress:
         if self._bar is not None:
             from rich.text import Text
 
-            self._bar.console.print(Text(text), soft_wrap=True)
+            self._bar.console.print(Text(printable(text)), soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            note(text)

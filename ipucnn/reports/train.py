@@ -4,6 +4,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
+from ipucnn.text import printable
 
 
 def program_line(program: Any) -> str:
@@ -172,7 +173,7 @@ def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float])
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in report_rows(report, folder, baseline):
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(printable(value)))
     out.print(table)
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        out.print(Text(f"evaluate it: ipucnn evaluate {folder}"), soft_wrap=True)
+        out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)

@@ -1,8 +1,9 @@
 """Evaluation: every sample of a data set exactly once, on batches of one fixed shape."""
 
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.spool import Spool, check_output, write_csv
 from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
 
 PLOTS = (".png", ".pdf", ".svg")
@@ -107,7 +109,7 @@ def evaluate_run(
     size = len(setup.source.eval)
     rows = Spool() if predictions is not None else None
     started = time.perf_counter()
-    with data_errors():
+    with _memory_errors(micro_batch * replicas), data_errors():
         seen = measure(
             lambda images: session.predict([images])[0],
             run_setup.evaluation_batches(setup, micro_batch * replicas),
@@ -124,10 +126,23 @@ def evaluate_run(
     return _report(subject, session.device.kind, totals, names, wall_s)
 
 
+@contextmanager
+def _memory_errors(batch: int) -> Iterator[None]:
+    """Says which option is at fault where a batch does not fit, and memory does not suffice."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+        raise ConfigurationError(
+            f"batches of {batch} images do not fit into memory", "lower --validation-micro-batch-size"
+        ) from error
+
+
 def _class_names(subject: Subject) -> Tuple[str, ...]:
-    """The names the network was trained with where they are known, else the data set's."""
+    """The names the network was trained with where they are known, else the data set's; printable."""
     names, info = subject.names(), subject.setup.source.info
-    return names if len(names) == info.num_classes else info.class_names
+    return tuple(map(printable, names if len(names) == info.num_classes else info.class_names))
 
 
 def _report(
@@ -136,8 +151,14 @@ def _report(
     info = subject.setup.source.info
     return {
         **subject.summary,
+        "checkpoint": printable(subject.summary["checkpoint"]),
         "task": subject.setup.record.task,
-        "dataset": {"name": info.name, "location": info.location, "size": info.num_eval},
+        "dataset": {
+            "name": info.name,
+            "location": printable(info.location),
+            "size": info.num_eval,
+            "stored": subject.num_stored,
+        },
         "device": device,
         "measured": {**totals.result(), "wall_s": wall_s},
         "classes": totals.classes(names),
@@ -160,7 +181,7 @@ def _write_predictions(path: Path, rows: Spool, examples: Any, names: Tuple[str,
         (
             (
                 i,
-                paths[i] if paths else "",
+                printable(paths[i]) if paths else "",
                 names[row["label"]],
                 names[row["prediction"]],
                 f"{row['probability']:.6f}",

@@ -2,10 +2,13 @@
 
 import glob
 import os
+import stat
+import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -14,8 +17,11 @@ from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, read_file
 from ipucnn.datasets.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
+from ipucnn.text import printable
 
 SPLITS = ("eval", "train")
+POLL_S = 0.2
+_Task = Optional[Tuple["ImageInput", "Future[Any]"]]
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,6 @@ class ImageInput:
     name: str
     read: Callable[[], Any]
     truth: Optional[int] = None
-
-
-def printable(path: str) -> str:
-    """A path as one line of valid UTF-8: what no text can hold is written as an escape."""
-    text = path.encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
@@ -96,12 +96,23 @@ def _matching(pattern: str, problems: List[str]) -> List[str]:
     return sorted(found)
 
 
+def _read_regular(path: str) -> bytes:
+    """The bytes of a regular file.  Opening a FIFO or a device could wait forever, or never come to its end."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return read_file(path)  # says why it cannot
+    if not stat.S_ISREG(mode):
+        raise DataError(f"image {printable(path)} is no regular file", "give a file, not a pipe or device")
+    return read_file(path)
+
+
 def images_of_files(
     paths: Sequence[str], info: DatasetInfo, input_shape: Tuple[int, int, int]
 ) -> Iterator[ImageInput]:
     """Image files, each brought to the size of the training images as evaluation does it."""
     for path in paths:
-        read = _reader(partial(read_file, path), path, info, input_shape)
+        read = _reader(partial(_read_regular, path), path, info, input_shape)
         yield ImageInput(printable(path), read)
 
 
@@ -146,20 +157,46 @@ def decoded(
         ahead: images decoded and not taken yet, at most: what memory holds.
     """
     waiting: Deque[Tuple[ImageInput, Future[Any]]] = deque()
-    pool = ThreadPoolExecutor(max(1, num_parallel))
+    tasks: SimpleQueue[_Task] = SimpleQueue()
+    threads = max(1, num_parallel)
+    # Not a ThreadPoolExecutor: the interpreter waits for its threads, and an interrupt must not wait for a disk.
+    for _ in range(threads):
+        threading.Thread(target=_work, args=(tasks,), daemon=True).start()
     try:
         for image in inputs:
-            waiting.append((image, pool.submit(_read, image)))
+            future: Future[Any] = Future()
+            waiting.append((image, future))
+            tasks.put((image, future))
             if len(waiting) >= max(1, ahead):
                 first, future = waiting.popleft()
-                yield first, future.result()
+                yield first, _result(future)
         while waiting:
             first, future = waiting.popleft()
-            yield first, future.result()
+            yield first, _result(future)
     finally:
         for _, future in waiting:
             future.cancel()
-        pool.shutdown(wait=True)
+        for _ in range(threads):
+            tasks.put(None)
+
+
+def _result(future: "Future[Any]") -> Any:
+    """Waits in small pieces: a signal that comes just before an endless wait would go unnoticed."""
+    while not wait([future], timeout=POLL_S).done:
+        pass
+    return future.result()
+
+
+def _work(tasks: "SimpleQueue[_Task]") -> None:
+    """A thread: decodes images until there is a None."""
+    for task in iter(tasks.get, None):
+        image, future = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(_read(image))
+        except BaseException as error:
+            future.set_exception(error)
 
 
 def _read(image: ImageInput) -> Union[Any, DataError]:

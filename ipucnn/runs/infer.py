@@ -18,6 +18,7 @@ from ipucnn.runs.image_inputs import (
 )
 from ipucnn.runs.spool import Spool, check_output
 from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax
 
 OUTPUTS = (".csv", ".json", ".jsonl")
@@ -105,7 +106,7 @@ def infer_run(
             say(f"warning: {warning}")
     config = subject.resolved.config
     session = create_session(config.device, verbose=verbose)
-    names = subject.names()
+    names = tuple(map(printable, subject.names()))
     session.prepare_evaluation(subject.build(), None)
     on_total(total)
     spool, failed = Spool(), len(problems)

@@ -66,12 +66,21 @@ def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
             return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
     there = sorted(p.name for p in folder.checkpoints.glob("*.npz")) if folder.checkpoints.is_dir() else []
     wanted = " or ".join(names)
-    hint = (
-        f"there are: {', '.join(there)}"
-        if there
-        else "the run ended before its first checkpoint; train again"
-    )
+    hint = f"there are: {', '.join(there)}" if there else _why_none(folder, config)
     raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
+
+
+def _why_none(folder: RunFolder, config: RunConfig) -> str:
+    """Why a run has no checkpoint at all, and what to do."""
+    if not config.training:
+        return "the run did not train (--no-training), so there are no weights; train one with: ipucnn train"
+    if not config.checkpoints:
+        return "the run was told to write none (--no-checkpoints); train again without it"
+    if folder.read_report() is None:
+        return "the run ended before its first checkpoint; train again"
+    if config.clean_dir:
+        return "the run deleted its checkpoints at its end (--clean-dir); train again without it"
+    return "the run finished, and its checkpoints were deleted or moved since; train again, or move them back"
 
 
 def load_weights(model: Any, checkpoint: Checkpoint, what: str) -> None:

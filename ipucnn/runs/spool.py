@@ -4,42 +4,58 @@ import csv
 import json
 import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Sequence
 
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.files import write_atomically
+from ipucnn.system_errors import reason_of, write_hint
 
 
 class Spool:
     """A list of dictionaries in an anonymous temporary file, gone when the process ends, however it ends.
 
-    Append first, then iterate, any number of times.
+    Append first, then iterate, any number of times.  All of it raises DataError where the temporary folder is
+    full, or cannot be used.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with this object
+        with _in_temporary_folder():
+            self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with this object
         self._length = 0
 
     def append(self, row: Dict[str, Any]) -> None:
-        """Adds a JSON-able row.  Raises DataError where the temporary folder is full."""
-        try:
+        """Adds a JSON-able row."""
+        with _in_temporary_folder():
             self._file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise DataError(
-                f"results cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
-                "free some space, or set TMPDIR to another folder",
-            ) from None
         self._length += 1
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Dict[str, Any]]:
-        self._file.flush()
-        self._file.seek(0)
+        with _in_temporary_folder():
+            self._file.flush()
+            self._file.seek(0)
         for line in self._file:
             yield json.loads(line)
+
+
+@contextmanager
+def _in_temporary_folder() -> Iterator[None]:
+    """Names the temporary folder in what goes wrong inside, and not the file that results are written to."""
+    try:
+        yield
+    except OSError as error:
+        try:
+            where = tempfile.gettempdir()
+        except OSError:
+            where = "a temporary folder"  # there is none; the reason lists where Python looked
+        raise DataError(
+            f"results cannot be kept in {where}: {reason_of(error)}",
+            write_hint(error, "set TMPDIR to another folder"),
+        ) from error
 
 
 def check_output(path: Path, option: str, extensions: Sequence[str], inputs: Iterable[str] = ()) -> None:

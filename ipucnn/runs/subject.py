@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
+from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
@@ -29,12 +29,14 @@ class Subject:
         summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where nobody knows), for reports.
         fill: puts the weights into the built model.
         names: the names of the classes; may ask the network, and import TensorFlow.
+        num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
     """
 
     setup: run_setup.Setup
     summary: Dict[str, Any]
     fill: Callable[[Any], None]
     names: Callable[[], Tuple[str, ...]]
+    num_stored: int
 
     @property
     def resolved(self) -> Resolved:
@@ -116,14 +118,20 @@ def _of_run(
     if not path.exists() and any(record.name == target for record in list_models()):
         raise DataError(
             f"{target} is a network, and there is no run folder of that name",
-            f"give a run folder, or weights: ipucnn {command} {target} --weights imagenet",
+            _how_to_get_weights(command, target),
+        )
+    if which is not None and path.is_file():
+        raise ConfigurationError(
+            f"--checkpoint {which}: {target} is one checkpoint, not a run to choose from",
+            "drop it, or give the run folder",
         )
     try:
         run = open_run(path, which)
         facts = _facts_of_run(run)
     except KeyError as error:
         raise DataError(
-            f"checkpoint {target} lacks {error}", "give a checkpoint or run folder that `ipucnn train` wrote"
+            f"checkpoint {target} lacks {error.args[0]}",
+            "give a checkpoint or run folder that `ipucnn train` wrote",
         ) from None
     _refuse(flags, _NETWORK_OPTIONS, f"{target} is a run, which has its own network", "drop it")
     if not reads_data:
@@ -132,7 +140,7 @@ def _of_run(
     _check_runs_here(resolved)
     seed = int(run.checkpoint.meta["seed"])
     if reads_data:
-        setup = run_setup.prepare(resolved, seed, run.input_shape)
+        setup, num_stored = _prepare(resolved, seed, run.input_shape)
         _normalise_as_trained(setup, facts)
         _check_classes(
             setup,
@@ -141,13 +149,34 @@ def _of_run(
             f"take {facts.name}, which it was trained on",
         )
     else:
-        setup = run_setup.Setup(resolved, FactsOnly(facts), run.input_shape, None, seed)
+        setup, num_stored = run_setup.Setup(resolved, FactsOnly(facts), run.input_shape, None, seed), 0
     return Subject(
         setup,
         summary(run),
         lambda model: load_weights(model, run.checkpoint, str(run.path)),
         lambda: facts.class_names,
+        num_stored,
     )
+
+
+def _how_to_get_weights(command: str, model: str) -> str:
+    """What to type for a network that was given without weights."""
+    if get_model(model).keras_application is not None:
+        return f"give a run folder, or weights: ipucnn {command} {model} --weights imagenet"
+    return f"give a run folder; `ipucnn train {model}` makes one"
+
+
+def _prepare(
+    resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, int, int]] = None
+) -> Tuple[run_setup.Setup, int]:
+    """The setup, and how many evaluation samples the data set has before ``--limit-eval``."""
+    config = resolved.config
+    everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
+    setup = run_setup.prepare(everything, seed, trained_shape)
+    num_stored = len(setup.source.eval)
+    setup.resolved = resolved
+    setup.source = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
+    return setup, num_stored
 
 
 def _facts_of_run(run: Any) -> DatasetInfo:
@@ -204,13 +233,14 @@ def _of_keras_file(
         )
     resolved = resolve(command, flags, model=model)
     _check_runs_here(resolved)
-    setup = run_setup.prepare(resolved, 0)
+    setup, num_stored = _prepare(resolved, 0)
     run_setup.build_options(setup)
     return Subject(
         setup,
         {"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
         lambda built: load_keras_weights(built, path),
         lambda: setup.source.info.class_names,
+        num_stored,
     )
 
 
@@ -231,7 +261,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
     _check_runs_here(resolved)
     if reads_data:
-        setup = run_setup.prepare(resolved, 0)
+        setup, num_stored = _prepare(resolved, 0)
         _check_classes(
             setup,
             NUM_CLASSES,
@@ -241,7 +271,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     else:
         size = resolved.config.image_size
         shape = record.input_shape if size is None else (*size, record.input_shape[2])
-        setup = run_setup.Setup(resolved, FactsOnly(_imagenet_facts()), shape, None, 0)
+        setup, num_stored = run_setup.Setup(resolved, FactsOnly(_imagenet_facts()), shape, None, 0), 0
     run_setup.build_options(setup)
 
     def fill(built: Any) -> None:
@@ -255,6 +285,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
         {"checkpoint": "imagenet, of Keras Applications", "model": record.name, "weight_updates": None},
         fill,
         class_names if not reads_data else lambda: setup.source.info.class_names,
+        num_stored,
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ipucnn.errors import DataError
 
 FORMAT = "ipucnn-checkpoint-1"
+_ZIP = b"PK\x03\x04"
 
 
 @dataclass
@@ -26,8 +27,8 @@ class Checkpoint:
     Attributes:
         weights: float32 arrays by canonical name.
         slots: optimizer state by ``<weight>/<slot>``.
-        meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` and whatever else
-            the writer put in.
+        meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` (a read checkpoint has
+            them) and whatever else the writer put in.
     """
 
     weights: Dict[str, Any]
@@ -70,12 +71,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Raises:
-        DataError: absent, not a checkpoint, or damaged.
+        DataError: absent, not a checkpoint, damaged, or without the facts that every checkpoint has.
     """
     hint = "give a checkpoint or run folder that `ipucnn train` wrote"
     if not path.is_file():
         raise DataError(f"checkpoint {path} does not exist", hint)
     try:
+        with open(path, "rb") as handle:
+            start = handle.read(len(_ZIP))
+    except OSError as error:
+        raise DataError(f"checkpoint {path} cannot be read: {error.strerror or error}", hint) from None
+    if start != _ZIP:
+        # np.load would take it for a pickle, and advise to load it unsafely.
+        raise DataError(f"{path} is damaged or no checkpoint", hint)
+    try:
+        # NumPy 1.19 prints a traceback of its own where it finds out itself that an archive is broken.
+        zipfile.ZipFile(str(path)).close()
         with np.load(str(path), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         header = json.loads(bytes(arrays.pop("meta")).decode("utf-8"))
@@ -85,16 +96,40 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise DataError(f"{path} is not an ipucnn checkpoint", hint) from None
     except Exception as error:
         # A damaged archive makes zipfile and NumPy raise almost anything, from BadZipFile to NotImplementedError.
-        raise DataError(f"checkpoint {path} is damaged or no checkpoint: {error}", hint) from None
+        # What they say is about their own options, and worth reading with --verbose only.
+        raise DataError(f"{path} is damaged or no checkpoint", hint) from error
     if not known:
         raise DataError(f"checkpoint {path} has the unknown format {header['format']!r}", hint)
     if _digest(arrays) != expected:
         raise DataError(f"checkpoint {path} is damaged: its checksum does not match", hint)
+    _check_facts(header, path, hint)
     return Checkpoint(
         {k[len("weights/") :]: v for k, v in arrays.items() if k.startswith("weights/")},
         {k[len("slots/") :]: v for k, v in arrays.items() if k.startswith("slots/")},
         {k: v for k, v in header.items() if k not in ("format", "sha256")},
     )
+
+
+def _check_facts(meta: Mapping[str, Any], path: Path, hint: str) -> None:
+    """Refuses a checkpoint that another program wrote, before its user meets a KeyError."""
+    expected = {
+        "model": lambda value: isinstance(value, str),
+        "num_classes": lambda value: _is_count(value) and value > 0,
+        "input_shape": lambda value: (
+            isinstance(value, list) and len(value) == 3 and all(_is_count(n) and n > 0 for n in value)
+        ),
+        "weight_updates": _is_count,
+        "seed": lambda value: isinstance(value, int),
+    }
+    for name, is_right in expected.items():
+        if name not in meta:
+            raise DataError(f"checkpoint {path} lacks {name}", hint)
+        if not is_right(meta[name]):
+            raise DataError(f"checkpoint {path} has the {name} {meta[name]!r}", hint)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def assign_weights(

@@ -5,6 +5,8 @@ import sys
 import tempfile
 from typing import Any, Tuple
 
+from ipucnn.errors import MissingError, UserError
+
 
 def set_variables() -> None:
     """Sets the environment variables that TensorFlow reads once, on import."""
@@ -48,8 +50,6 @@ def import_tensorflow(verbose: bool = False) -> Any:
         else:
             tf = _quiet_import()
     except ImportError as error:
-        from ipucnn.errors import MissingError
-
         raise MissingError(
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
         ) from None
@@ -63,12 +63,13 @@ def import_tensorflow(verbose: bool = False) -> Any:
 def _quiet_import() -> Any:
     """Imports with file descriptor 2 turned aside: the messages come from C++, before any log level counts."""
     try:
-        saved = os.dup(2)
+        kept, saved = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115 - closed below
     except OSError:
+        # No stderr, or no temporary folder that can be written.
         import tensorflow as tf
 
         return tf
-    with tempfile.TemporaryFile() as aside:
+    with kept as aside:
         sys.stderr.flush()
         os.dup2(aside.fileno(), 2)
         failed = True
@@ -79,6 +80,10 @@ def _quiet_import() -> Any:
             # Looking for GPUs is what prints most on a machine without one; the first look is here.
             tf.config.list_logical_devices()
             failed = False
+        except (KeyboardInterrupt, SystemExit, UserError):
+            # A signal ended the import (its handler may raise a UserError): what was printed is not the reason.
+            failed = False
+            raise
         finally:
             sys.stderr.flush()
             os.dup2(saved, 2)
