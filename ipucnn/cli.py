@@ -4,6 +4,7 @@ Only the command that runs is imported.  The root help page and ``--version`` do
 """
 
 import os
+import signal
 import sys
 from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
 
@@ -13,6 +14,7 @@ from ipucnn.errors import (
     EXIT_BUG,
     EXIT_OK,
     EXIT_SIGINT,
+    EXIT_SIGTERM,
     ConfigurationError,
     DataError,
     UserError,
@@ -26,7 +28,13 @@ COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
 def main(args: Optional[Sequence[str]] = None) -> NoReturn:
     """Runs the command line and exits with the code that says how it went."""
     _make_streams_usable()
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(list(sys.argv[1:] if args is None else args)))
+
+
+def _terminate(number: int, frame: Any) -> NoReturn:
+    """SIGTERM ends any command as an error does: what is half-written is cleaned up on the way out."""
+    raise SystemExit(EXIT_SIGTERM)
 
 
 def _make_streams_usable() -> None:

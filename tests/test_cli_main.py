@@ -397,3 +397,20 @@ def test_tensorflow_is_not_imported(line):
 def test_root_help_needs_no_typer():
     code = "import sys; from ipucnn import cli; cli.run([]); sys.exit('typer' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_sigterm_ends_any_command_with_its_code_and_cleans_up(tmp_path):
+    code = (
+        "import os, signal, sys, time\n"
+        "from ipucnn import cli\n"
+        "def run(args):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(30)\n"
+        "    finally:\n"
+        "        print('cleaned up')\n"
+        "cli.run = run\n"
+        "cli.main(['models'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (errors.EXIT_SIGTERM, "cleaned up\n"), done.stderr
