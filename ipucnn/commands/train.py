@@ -58,6 +58,10 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
                     note(
                         f"starting from {resolved.config.weights}, with a new head for {run.info.num_classes} classes"
                     )
+                if event.program.splits_from not in ("", "given"):
+                    note(
+                        f"stages opened by {', '.join(event.program.pipeline_splits)} ({event.program.splits_from})"
+                    )
                 note(f"run folder {event.folder}; compiling")
                 progress = TrainProgress(event.program)
                 progress.__enter__()

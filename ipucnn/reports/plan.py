@@ -42,7 +42,8 @@ def print_plan(plan: PipelinePlan) -> None:
     if plan.assumed:
         out.print(Text("assumed: " + "; ".join(plan.assumed)))
         out.print()
-    _paste(plan, out)
+    if plan.verdict != "does not fit":
+        _paste(plan, out)
 
 
 def _table(title: str = "", header: bool = True) -> Any:
@@ -88,7 +89,9 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
     if plan.planned and plan.memory_limit > 0.8:
         memory.append(f"; no splits stay below 80 %, these may take {plan.memory_limit:.0%}")
     proof = f"optimal: {str(plan.optimal).lower()}"
-    if plan.optimal and plan.num_stages > 1:
+    if plan.verdict == "does not fit":
+        proof = "they do not fit"
+    elif plan.optimal and plan.num_stages > 1:
         proof += " (no splits of these layers in this order are faster within the memory allowed)"
     tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
     how = (
@@ -97,7 +100,8 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
         else ""
     )
     update = f"{_ms(plan.predicted_weight_update_s)}: {settings.gradient_accumulation_count} ticks, "
-    if plan.predicted_fill_drain_s > 0:
+    # A pipeline of one stage has neither; what is left of it then is rounding.
+    if plan.predicted_fill_drain_s > 1e-9 * plan.predicted_weight_update_s:
         update += f"{_ms(plan.predicted_fill_drain_s)} to fill and drain, "
     update += f"{_ms(plan.predicted_update_s)} update"
     if settings.num_replicas > 1:
@@ -240,7 +244,9 @@ def _timeline(plan: PipelinePlan, out: Any) -> None:
     keys += ["= backward"] if plan.settings.training else []
     text = ", ".join([*keys, ". idle", "numbers: micro-batches"])
     if told.omitted_ticks:
-        text += f"; {told.omitted_ticks} more ticks alike, and the drain, follow"
+        half = "half-" if plan.settings.schedule == "Interleaved" else ""
+        drain = "" if plan.settings.schedule == "Sequential" else ", and the drain,"
+        text += f"; {told.omitted_ticks} more {half}ticks alike{drain} follow"
     out.print(Text(" " * (label + 1) + text))
     out.print()
 

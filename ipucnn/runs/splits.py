@@ -94,7 +94,9 @@ def optimizer_slots(name: str, params: Dict[str, Any]) -> int:
     return int(momentum)
 
 
-def plan_differences(resolved: Any, input_shape: Tuple[int, ...], num_classes: int) -> List[str]:
+def plan_differences(
+    resolved: Any, program: Any, input_shape: Tuple[int, ...], num_classes: int
+) -> List[str]:
     """What to tell of a run that isn't what its plan was made for; the splits hold all the same."""
     plan = resolved.plan
     if plan is None:
@@ -104,7 +106,9 @@ def plan_differences(resolved: Any, input_shape: Tuple[int, ...], num_classes: i
         ("input", "x".join(map(str, plan.input_shape)), "x".join(map(str, input_shape))),
         ("classes", plan.num_classes, num_classes),
         ("precision", plan.settings.precision, config.precision),
-        ("micro-batch", plan.settings.micro_batch_size, config.micro_batch_size),
+        ("micro-batch", plan.settings.micro_batch_size, program.micro_batch_size),
+        ("accumulation", plan.settings.gradient_accumulation_count, program.gradient_accumulation_count),
+        ("replicas", plan.settings.num_replicas, program.num_replicas),
         ("schedule", plan.settings.schedule, config.pipeline_schedule),
         ("recomputation", plan.settings.recomputation, config.recomputation),
     ]

@@ -116,7 +116,7 @@ class TrainingRun:
     def warnings(self) -> List[str]:
         """What the user should know before the run starts, one line each."""
         lines = [*self.info.warnings, *self.program.warnings]
-        lines += plan_differences(self.resolved, self.setup.input_shape, self.info.num_classes)
+        lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "

@@ -173,7 +173,8 @@ def make_epoch(num_samples: int, batching: Batching, weight_updates_per_epoch: O
             per_step = batching.micro_batch_size * batching.num_replicas
             largest = num_samples // per_step
             hint = (
-                f"use --gradient-accumulation-count {largest} or less, or a smaller --micro-batch-size"
+                f"use a smaller --micro-batch-size, or --gradient-accumulation-count {largest} or less (a pipeline "
+                "takes certain multiples only)"
                 if largest >= 1
                 else "use a smaller --micro-batch-size, or fewer --num-replicas"
             )
