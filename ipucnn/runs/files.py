@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Callable, Optional, Union
 
 from ipucnn.errors import DataError
+from ipucnn.system_errors import reason_of, write_hint
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 
@@ -24,9 +25,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be written: {error.strerror or error}", "free some space or choose another folder"
-        ) from None
+        raise DataError(f"{path} cannot be written: {reason_of(error)}", write_hint(error)) from None
     finally:
         if temporary.exists():
             temporary.unlink()
