@@ -16,7 +16,7 @@ from ipucnn.planning.predict import predict
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
-__all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "search"]
+__all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "micro_batches", "search"]
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -89,6 +89,14 @@ class SearchSpace:
         if self.num_replicas is not None:
             return [self.num_replicas] if self.num_replicas <= most else []
         return sorted({most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most})[::-1]
+
+
+def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
+    """Micro-batches to try where none is given: powers of two, and what divides the global batch, up to the largest."""
+    sizes = set(MICRO_BATCHES)
+    if global_batch_size is not None:
+        sizes |= {size for size in divisors(global_batch_size) if size <= max(MICRO_BATCHES)}
+    return tuple(sorted(sizes))
 
 
 def default_count(schedule: str, num_stages: int) -> int:
