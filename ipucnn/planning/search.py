@@ -16,15 +16,18 @@ from ipucnn.planning.predict import predict
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
-__all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "search"]
+__all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "micro_batches", "search"]
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 # Shares of an IPU's memory that differ by less are the same: a fraction of what the memory model can tell.
 SAME_FILL = 0.05
 
-# Dynamic programs per configuration; the best one is planned again to its proof.  By then the split is within a few
-# per mille of the best, most often it is the best.
+# So are throughputs: of these the one with fewer stages is taken.
+SAME_SPEED = 1e-3
+
+# Dynamic programs per configuration; those of the front are planned again to their proof.  By then the split is within
+# a few per mille of the best, most often it is the best.
 _EVALUATIONS = 40
 
 # Recomputation segments to try on one IPU.
@@ -91,6 +94,14 @@ class SearchSpace:
         return sorted({most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most})[::-1]
 
 
+def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
+    """Micro-batches to try where none is given: powers of two, and what divides the global batch, up to the largest."""
+    sizes = set(MICRO_BATCHES)
+    if global_batch_size is not None:
+        sizes |= {size for size in divisors(global_batch_size) if size <= max(MICRO_BATCHES)}
+    return tuple(sorted(sizes))
+
+
 def default_count(schedule: str, num_stages: int) -> int:
     """Micro-batches to accumulate where nothing says how many.
 
@@ -115,10 +126,8 @@ def search(planner: Planner, space: SearchSpace) -> Tuple[Candidate, Tuple[Paret
         if not any_legal:
             raise _no_batch(space)
         if found:
-            front = _front(found)
-            best = _refined(planner, space, front[0], limit)
-            rows = [_row(c, i == 0) for i, c in enumerate([best, *front[1:]])]
-            return best, tuple(rows)
+            front = _refined(planner, _front(found), limit)
+            return front[0], tuple(_row(c, i == 0) for i, c in enumerate(front))
     raise InfeasibleError(
         f"{planner.graph.model} fits on {space.num_ipus} IPU(s) of {planner.system.title} in no configuration, "
         f"with micro-batches of {min(space.micro_batch_sizes)} or more",
@@ -130,8 +139,7 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
     """Every configuration that fits but those seen to be worse than another; whether any was legal at all."""
     found: List[Candidate] = []
     any_legal = False
-    # What takes the least memory; the best one's proportion is chosen in the end.
-    proportion = space.proportion or min(PROPORTIONS)
+    proportions = PROPORTIONS if space.proportion is None else (space.proportion,)
     for shape in space.shapes():
         legal = [(r, space.count(shape, r)) for r in space.replicas(shape)]
         counts = [(r, count) for r, count in legal if count is not None]
@@ -139,7 +147,8 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
         if not counts or shape.num_stages > len(planner.starts):
             continue
         segments = shape.schedule == "Sequential"
-        for (settings,) in candidates(shape, True if segments else space.recomputation, proportion):
+        groups = [candidates(shape, True if segments else space.recomputation, p) for p in proportions]
+        for (settings,) in (choice for group in groups for choice in group):
             one = replace(settings, gradient_accumulation_count=counts[0][1])
             if not planner.fits(one, limit) or _is_dominated(planner, one, counts, found):
                 continue
@@ -183,12 +192,17 @@ def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, co
     return replace(candidate, settings=settings, prediction=prediction, ipus=memory)
 
 
-def _refined(planner: Planner, space: SearchSpace, best: Candidate, limit: float) -> Candidate:
-    """The best configuration with its proof, and the availableMemoryProportion that suits it."""
-    again = best.settings.recomputation
-    other = planner.best_of(candidates(best.settings, again, space.proportion), [limit])
-    assert other is not None  # something fits: ``best``
-    return other
+def _refined(planner: Planner, front: Sequence[Candidate], limit: float) -> List[Candidate]:
+    """The front of its configurations with their proofs."""
+    proved = []
+    for candidate in front:
+        own = candidate
+        if not own.solution.optimal:
+            better = planner.best(candidate.settings, limit)
+            assert better is not None  # ``candidate`` fits
+            own = better
+        proved.append(own)
+    return _front(proved)
 
 
 def _occupied(settings: PlanSettings) -> int:
@@ -197,17 +211,30 @@ def _occupied(settings: PlanSettings) -> int:
 
 
 def _front(found: Sequence[Candidate]) -> List[Candidate]:
-    """Those that none is as good as in everything and better in something; fastest first."""
+    """Those that none is as good as in everything and better in something; fastest first.
+
+    Of equally fast ones (``SAME_SPEED``) those with more stages go.
+    """
 
     def key(candidate: Candidate) -> Tuple[float, int, float]:
         speed = candidate.prediction.images_per_s
         return -speed, _occupied(candidate.settings), candidate.predicted_fill
 
+    def is_simpler(one: Candidate, other: Candidate) -> bool:
+        return (
+            one.settings.num_stages < other.settings.num_stages
+            and one.prediction.images_per_s >= other.prediction.images_per_s * (1 - SAME_SPEED)
+            and _occupied(one.settings) <= _occupied(other.settings)
+            and one.predicted_fill <= other.predicted_fill + SAME_FILL
+        )
+
     front: List[Candidate] = []
     for candidate in sorted(found, key=key):
         # Those before are at least as fast.
         own = key(candidate)
-        if not any(other[1] <= own[1] and other[2] <= own[2] + SAME_FILL for other in map(key, front)):
+        if any(other[1] <= own[1] and other[2] <= own[2] + SAME_FILL for other in map(key, front)):
+            continue
+        if not any(is_simpler(other, candidate) for other in found):
             front.append(candidate)
     return front
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
-from ipucnn.config.resolve import DEFAULT, Resolved
+from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import SYSTEMS, System, get_system
-from ipucnn.planning.search import MICRO_BATCHES, SearchSpace, default_count
+from ipucnn.planning.search import SearchSpace, default_count, micro_batches
 from ipucnn.planning.settings import SCHEDULES, PlanSettings
 from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.runs.splits import DEFAULT_SYSTEM, optimizer_slots
@@ -328,14 +328,13 @@ def _ask_search(
     request.system = _system_of(ipus, system, request.assumed)
     sizes = {config.micro_batch_size}
     if "micro_batch_size" not in resolved.typed:
-        sizes |= set(MICRO_BATCHES)
+        sizes |= set(micro_batches(config.global_batch_size))
     request.space = SearchSpace(
         base=replace(request.settings, num_stages=1),
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
-        schedules=SCHEDULES
-        if resolved.origins["pipeline_schedule"] == DEFAULT
-        else (config.pipeline_schedule,),
+        # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
+        schedules=(config.pipeline_schedule,) if "pipeline_schedule" in resolved.typed else SCHEDULES,
         recomputation=request.recomputation,
         proportion=request.proportion,
         num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
