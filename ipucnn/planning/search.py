@@ -157,7 +157,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     )
     powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
     more = (n for n in powers if n > space.num_ipus)
-    smaller = range(min(space.micro_batch_sizes) - 1, 0, -1)
+    smaller: Sequence[int] = range(min(space.micro_batch_sizes) - 1, 0, -1)
     if space.global_batch_size is not None:
         smaller = [size for size in smaller if space.global_batch_size % size == 0]
     return infeasible_search(
