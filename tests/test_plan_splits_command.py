@@ -131,6 +131,26 @@ def test_splits_that_do_not_fit_are_shown_and_fail(capsys):
     code, out, err = run(capsys, SMALL, "--splits", names[-1], "--micro-batch-size", "20000")
     assert code == 4
     assert "does not fit" in out and "error: these splits do not fit: IPU 0" in err
+    largest = re.search(r"--micro-batch-size (\d+)", err.splitlines()[-1]).group(1)
+    assert run(capsys, *FITTING, "--micro-batch-size", largest)[0] == 0
+    code, out, _ = run(capsys, SMALL, "--splits", names[-1], "--micro-batch-size", "20000", "--json")
+    assert code == 4 and json.loads(out)["optimal"] is False
+
+
+def test_nothing_fits_as_json(capsys):
+    code, out, err = run(capsys, *FITTING, "--micro-batch-size", "20000", "--json")
+    assert code == 4 and err.startswith("error: ")
+    why = json.loads(out)
+    assert why["feasible"] is False
+    assert f"--micro-batch-size {why['no_fit']['largest_micro_batch_size']}" in err
+
+
+def test_a_search_tries_schedules_that_a_preset_does_not_name(capsys):
+    # The preset's schedule is Interleaved.
+    found = plan(capsys, "unet", "--ipus", 4, "--global-batch-size", 24)
+    typed = plan(capsys, "unet", "--ipus", 4, "--global-batch-size", 24, "--schedule", "Interleaved")
+    assert found.settings.schedule == "Grouped" and typed.settings.schedule == "Interleaved"
+    assert found.predicted_images_per_s > typed.predicted_images_per_s
 
 
 def test_presets_bring_splits_to_compare_with(capsys):

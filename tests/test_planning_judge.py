@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from ipucnn.planning.memory import program_memory
 from ipucnn.planning.no_fit import infeasible, why_no_fit
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.predict import predict
-from ipucnn.planning.search import SearchSpace, default_count, search
+from ipucnn.planning.search import SearchSpace, default_count, micro_batches, search
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters
 
@@ -371,8 +372,27 @@ def test_a_global_batch_that_nothing_reaches():
 
 def test_a_search_without_anything_that_fits():
     space = SearchSpace(BASE, 2, micro_batch_sizes=(16,), global_batch_size=512)
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError) as raised:
         search(Planner(GRAPH, system(12)), space)
+    assert "--precision" not in raised.value.hint  # 16.16 is in use
+
+
+def test_a_search_says_the_largest_micro_batch_that_fits():
+    machine = system(60)
+    space = SearchSpace(BASE, 1, micro_batch_sizes=(64,), global_batch_size=512)
+    with pytest.raises(InfeasibleError) as raised:
+        search(Planner(SMALL, machine), space)
+    (size,) = re.findall(r"--micro-batch-size (\d+)", raised.value.hint)
+    best, _ = search(Planner(SMALL, machine), replace(space, micro_batch_sizes=(int(size),)))
+    assert best.settings.micro_batch_size == int(size)
+    with pytest.raises(InfeasibleError):
+        search(Planner(SMALL, machine), replace(space, micro_batch_sizes=(2 * int(size),)))
+    assert "layer" in raised.value.message
+
+
+def test_micro_batches_divide_the_global_batch():
+    assert micro_batches(None) == (1, 2, 4, 8, 16, 32, 64)
+    assert micro_batches(7 * 67) == (1, 2, 4, 7, 8, 16, 32, 64)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -84,7 +84,7 @@ def plan_splits(
     Nothing is measured and no IPU is needed.
     """
     from ipucnn.reports.console import note
-    from ipucnn.runs.plan import check_not_fitting, make_plan
+    from ipucnn.runs.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.runs.plan_request import make_request
 
     for option, file in (("--save", save), ("--html", html)):
@@ -92,7 +92,12 @@ def plan_splits(
     request = make_request(
         resolved, stages=stages, system=system, classes=classes, recomputation=recomputation
     )
-    plan = make_plan(request, compare or [], note)
+    try:
+        plan = make_plan(request, compare or [], note)
+    except NothingFits as error:
+        if json_output:
+            sys.stdout.write(error.to_json())
+        raise
     texts = {}
     if save is not None:
         texts[save] = plan.to_yaml()

@@ -1,7 +1,7 @@
 """What to tell when no split fits: the layer or range in the way, and what would fit."""
 
 from dataclasses import replace
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 from ipucnn.errors import InfeasibleError
 from ipucnn.planning.certificate import explain
@@ -11,7 +11,7 @@ from ipucnn.planning.pipeline_plan import NoFit
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.batching import next_power_of_two
 
-__all__ = ["infeasible", "why_no_fit"]
+__all__ = ["infeasible", "infeasible_search", "ways_to_fit", "why_no_fit"]
 
 
 def why_no_fit(
@@ -24,10 +24,30 @@ def why_no_fit(
         max_ipus: of a replica, up to which more are tried.
     """
     settings = choices[-1][-1]
-    tables = planner.tables(settings, limit)
     segments = segments_on_one_ipu(settings)
     most = max(16, 2 * settings.num_stages) if segments else max_ipus
-    found = explain(tables, settings.num_stages, most)
+    layer, ranges = _certificate(planner, settings, limit, most)
+    fewest = None
+    if not segments:
+        possible = (k for k in range(settings.num_stages + 1, most + 1) if _fits(planner, choices, k, limit))
+        fewest = next(possible, None)
+    return NoFit(
+        memory_limit=limit,
+        num_stages=settings.num_stages,
+        layer=layer,
+        ranges=ranges,
+        fewest_stages=fewest,
+        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
+        max_ipus=most,
+        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
+    )
+
+
+def _certificate(
+    planner: Planner, settings: PlanSettings, limit: float, max_stages: int
+) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
+    """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
+    found = explain(planner.tables(settings, limit), settings.num_stages, max_stages)
     layers = planner.graph.layers
     ends = [*planner.starts[1:], len(layers)]
 
@@ -36,20 +56,7 @@ def why_no_fit(
         return layers[max(1, planner.starts[item])].name
 
     ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
-    fewest = None
-    if not segments:
-        possible = (k for k in range(settings.num_stages + 1, most + 1) if _fits(planner, choices, k, limit))
-        fewest = next(possible, None)
-    return NoFit(
-        memory_limit=limit,
-        num_stages=settings.num_stages,
-        layer=None if found.item is None else name(found.item),
-        ranges=ranges,
-        fewest_stages=fewest,
-        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
-        max_ipus=most,
-        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
-    )
+    return None if found.item is None else name(found.item), ranges
 
 
 def _fits(planner: Planner, choices: Sequence[Sequence[PlanSettings]], num_stages: int, limit: float) -> bool:
@@ -91,18 +98,64 @@ def infeasible(model: str, why: NoFit, settings: PlanSettings, system_title: str
     message = (
         f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
     )
-    if why.layer is not None:
-        message += f": layer '{why.layer}' alone takes more than an IPU's memory in whatever stage"
-    elif why.ranges:
-        first, last = why.ranges[0]
-        more = f", and {len(why.ranges) - 1} more such range(s)" if len(why.ranges) > 1 else ""
-        message += f": layers '{first}' to '{last}' fit in no stage together{more}"
+    message += _in_the_way(why.layer, why.ranges)
+    ways = ways_to_fit(why)
+    if ways is not None:
+        return InfeasibleError(message, ways)
+    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
+    return InfeasibleError(message, tried + _smaller(settings))
+
+
+def ways_to_fit(why: NoFit) -> Optional[str]:
+    """The hint that names settings that fit; None if none were found."""
     ways = []
     if why.fewest_stages is not None:
         ways.append(f"--stages {why.fewest_stages} ({why.fewest_ipus} IPUs)")
     if why.largest_micro_batch_size is not None:
         ways.append(f"--micro-batch-size {why.largest_micro_batch_size}")
-    if ways:
-        return InfeasibleError(message, "this would fit: " + ", or ".join(ways))
-    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
-    return InfeasibleError(message, tried + "use a smaller --image-size, or --precision 16.16")
+    return "this would fit: " + ", or ".join(ways) if ways else None
+
+
+def infeasible_search(
+    planner: Planner,
+    least: PlanSettings,
+    limit: float,
+    *,
+    num_ipus: int,
+    fewest_ipus: Optional[int],
+    largest_micro_batch_size: Optional[int],
+) -> InfeasibleError:
+    """The error for a search in which nothing fits.
+
+    Args:
+        least: of what was tried, the settings that take the least memory.
+        fewest_ipus, largest_micro_batch_size: with which the same search finds something; None: none tried does.
+    """
+    message = (
+        f"{planner.graph.model} fits on {num_ipus} IPU(s) of {planner.system.title} in no configuration with "
+        f"micro-batches of {least.micro_batch_size} or more"
+    )
+    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
+    obstacle = _in_the_way(*_certificate(planner, least, limit, max(16, 2 * least.num_stages)))
+    ways = []
+    if fewest_ipus is not None:
+        ways.append(f"--ipus {fewest_ipus}")
+    if largest_micro_batch_size is not None:
+        ways.append(f"--micro-batch-size {largest_micro_batch_size}")
+    hint = "this would fit: " + ", or ".join(ways) if ways else _smaller(least)
+    return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
+
+
+def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
+    if layer is not None:
+        return f": layer '{layer}' alone takes more than an IPU's memory in whatever stage"
+    if not ranges:
+        return ""
+    first, last = ranges[0]
+    more = f", and {len(ranges) - 1} more such range(s)" if len(ranges) > 1 else ""
+    return f": layers '{first}' to '{last}' fit in no stage together{more}"
+
+
+def _smaller(settings: PlanSettings) -> str:
+    precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
+    return "use a smaller --image-size" + precision

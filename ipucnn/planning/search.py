@@ -6,11 +6,13 @@ than ``SAME_FILL`` of an IPU's memory makes no difference.
 """
 
 from dataclasses import dataclass, replace
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.judge import LIMITS, PROPORTIONS, Candidate, Planner, candidates
 from ipucnn.planning.memory import program_memory
+from ipucnn.planning.memory_model import segments_on_one_ipu
+from ipucnn.planning.no_fit import infeasible_search
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.predict import predict
 from ipucnn.planning.settings import PlanSettings
@@ -26,9 +28,9 @@ SAME_FILL = 0.05
 # So are throughputs: of these the one with fewer stages is taken.
 SAME_SPEED = 1e-3
 
-# Dynamic programs per configuration; those of the front are planned again to their proof.  By then the split is within
-# a few per mille of the best, most often it is the best.
-_EVALUATIONS = 40
+# Dynamic programs per configuration; those of the front are planned again to their proof.  By then the split is
+# close to the best, most often it is the best.
+_EVALUATIONS = 8
 
 # Recomputation segments to try on one IPU.
 SEGMENTS = (2, 4, 8)
@@ -46,6 +48,7 @@ class SearchSpace:
         proportion: availableMemoryProportion; None: the best of ``judge.PROPORTIONS``.
         num_replicas: None: as many as the IPUs hold, and fewer.
         global_batch_size: of every configuration, exactly; None: ``gradient_accumulation_count``.
+        global_batch_from: who set it, for messages.
         gradient_accumulation_count: None, and no global batch: what ``default_count`` gives.
     """
 
@@ -57,6 +60,7 @@ class SearchSpace:
     proportion: Optional[float] = None
     num_replicas: Optional[int] = None
     global_batch_size: Optional[int] = None
+    global_batch_from: str = "--global-batch-size"
     gradient_accumulation_count: Optional[int] = None
 
     def count(self, settings: PlanSettings, num_replicas: int) -> Optional[int]:
@@ -128,11 +132,55 @@ def search(planner: Planner, space: SearchSpace) -> Tuple[Candidate, Tuple[Paret
         if found:
             front = _refined(planner, _front(found), limit)
             return front[0], tuple(_row(c, i == 0) for i, c in enumerate(front))
-    raise InfeasibleError(
-        f"{planner.graph.model} fits on {space.num_ipus} IPU(s) of {planner.system.title} in no configuration, "
-        f"with micro-batches of {min(space.micro_batch_sizes)} or more",
-        "use more IPUs, a smaller --micro-batch-size or --image-size, or --precision 16.16",
+    raise _nothing_fits(planner, space)
+
+
+def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
+    """What is in the way in the configuration that takes the least memory, and what would fit."""
+    limit = max(LIMITS)
+
+    def options(asked: SearchSpace) -> Iterator[PlanSettings]:
+        proportion = asked.proportion or min(PROPORTIONS)
+        for shape in asked.shapes():
+            counts = [c for c in (asked.count(shape, r) for r in asked.replicas(shape)) if c is not None]
+            if counts and shape.num_stages <= len(planner.starts):
+                again = True if shape.schedule == "Sequential" else asked.recomputation
+                for (settings,) in candidates(shape, again, proportion):
+                    yield replace(settings, gradient_accumulation_count=max(counts))
+
+    def fits(asked: SearchSpace) -> bool:
+        return any(planner.fits(settings, limit) for settings in options(asked))
+
+    # The least memory of segments on one IPU has no bound: they are the last to be looked at.
+    least = min(
+        options(space), key=lambda s: (segments_on_one_ipu(s), s.micro_batch_size, planner.least_fill(s))
     )
+    powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
+    more = (n for n in powers if n > space.num_ipus)
+    smaller: Sequence[int] = range(min(space.micro_batch_sizes) - 1, 0, -1)
+    if space.global_batch_size is not None:
+        smaller = [size for size in smaller if space.global_batch_size % size == 0]
+    return infeasible_search(
+        planner,
+        least,
+        limit,
+        num_ipus=space.num_ipus,
+        fewest_ipus=next((n for n in more if fits(replace(space, num_ipus=n))), None),
+        largest_micro_batch_size=_largest(smaller, lambda n: fits(replace(space, micro_batch_sizes=(n,)))),
+    )
+
+
+def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
+    """The first of falling sizes that fits.  Memory grows with them; a size that isn't legal doesn't fit either,
+    so what bisection finds is the largest among legal ones but for those gaps."""
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(sizes[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return next((size for size in sizes[low:] if fits(size)), None)
 
 
 def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Candidate], bool]:
@@ -269,7 +317,7 @@ def _no_batch(space: SearchSpace) -> ConfigurationError:
         )
     legal = [d for d in divisors(space.global_batch_size) if d <= max(MICRO_BATCHES)]
     return ConfigurationError(
-        f"--global-batch-size {space.global_batch_size} is not a multiple of micro-batch ({sizes}) x replicas in any "
-        f"configuration of {space.num_ipus} IPU(s)",
-        "use --micro-batch-size " + " or ".join(map(str, legal[-2:])),
+        f"{space.global_batch_from} {space.global_batch_size} is not a multiple of micro-batch ({sizes}) x replicas "
+        f"in any configuration of {space.num_ipus} IPU(s)",
+        "use --micro-batch-size " + " or ".join(map(str, legal[-2:])) + ", or another --global-batch-size",
     )

@@ -1,5 +1,7 @@
 """``plan-splits`` from request to plan: graph, best or judged splits, comparison."""
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -7,15 +9,34 @@ from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_yo
 from ipucnn.planning.assemble import assemble, compare
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
-from ipucnn.planning.no_fit import infeasible, why_no_fit
-from ipucnn.planning.pipeline_plan import PipelinePlan, read_plan
+from ipucnn.planning.no_fit import infeasible, ways_to_fit, why_no_fit
+from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan, read_plan
 from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
 from ipucnn.runs.plan_request import PlanRequest, check_system
 
-__all__ = ["check_not_fitting", "load_graph", "make_plan"]
+__all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_plan"]
 
 Note = Callable[[str], None]
+
+
+class NothingFits(InfeasibleError):
+    """No splits fit; with what is in the way as a value.
+
+    Args:
+        error: what the user is told.
+        model: name of the network.
+        no_fit: the certificate.
+    """
+
+    def __init__(self, error: InfeasibleError, model: str, no_fit: NoFit) -> None:
+        super().__init__(error.message, error.hint)
+        self.model, self.no_fit = model, no_fit
+
+    def to_json(self) -> str:
+        """For ``--json``: ``no_fit`` as in a plan, without the plan."""
+        answer = {"model": self.model, "feasible": False, "no_fit": asdict(self.no_fit)}
+        return json.dumps(answer, indent=2) + "\n"
 
 
 def load_graph(request: PlanRequest, note: Note) -> LayerGraph:
@@ -64,7 +85,14 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
         choices = candidates(candidate.settings, request.recomputation, request.proportion)
         most = request.system.num_ipus // candidate.settings.num_replicas
         details["no_fit"] = why_no_fit(planner, choices, limit, max(most, candidate.settings.num_stages))
-    return assemble(
+    exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
+    choices = candidates(request.settings, request.recomputation, request.proportion)
+    if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
+        most = request.system.num_ipus // candidate.settings.num_replicas
+        details["no_fit"] = why_no_fit(
+            planner, choices, max(LIMITS), max(most, candidate.settings.num_stages)
+        )
+    plan = assemble(
         planner,
         candidate,
         planned=request.splits is None,
@@ -73,6 +101,8 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
         assumed=tuple(request.assumed),
         **details,
     )
+    # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
+    return replace(plan, optimal=False) if exceeds else plan
 
 
 def check_not_fitting(plan: PipelinePlan) -> None:
@@ -86,8 +116,15 @@ def check_not_fitting(plan: PipelinePlan) -> None:
     raise InfeasibleError(
         f"these splits do not fit: IPU {fullest.ipu} takes {fullest.predicted_fill:.0%} of its memory (predicted), "
         f"most of it {largest.replace('_', ' ')}",
-        f"ipucnn plan-splits {plan.model} --stages {plan.num_stages} finds the best that fit",
+        _what_would_fit(plan),
     )
+
+
+def _what_would_fit(plan: PipelinePlan) -> str:
+    if plan.no_fit is None:
+        return f"use --stages {plan.num_stages} in place of the splits: it finds the best that fit"
+    why = f"no splits into {plan.num_stages} stages fit; "
+    return why + (ways_to_fit(plan.no_fit) or "use a smaller --image-size")
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
@@ -96,7 +133,8 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
     if found is None:
         most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
         why = why_no_fit(planner, choices, max(LIMITS), most)
-        raise infeasible(planner.graph.model, why, request.settings, request.system.title)
+        error = infeasible(planner.graph.model, why, request.settings, request.system.title)
+        raise NothingFits(error, planner.graph.model, why)
     return found
 
 

@@ -339,6 +339,9 @@ def _ask_search(
         proportion=request.proportion,
         num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
         global_batch_size=config.global_batch_size,
+        global_batch_from="--global-batch-size"
+        if "global_batch_size" in resolved.typed
+        else "the preset's global batch size",
         gradient_accumulation_count=config.gradient_accumulation_count,
     )
     if config.global_batch_size is not None and "global_batch_size" not in resolved.typed:
