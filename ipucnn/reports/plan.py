@@ -322,7 +322,9 @@ def _comparison(plan: PipelinePlan, out: Any) -> None:
 def _pareto(plan: PipelinePlan, out: Any) -> None:
     from rich.text import Text
 
-    table = _table("best uses of the IPUs: none is better in throughput, memory and IPUs at once, predicted")
+    table = _table("best uses of the IPUs, predicted: none is better in throughput, memory and IPUs at once")
+    table.caption = "memory that differs by up to 5% of an IPU's counts as equal"
+    table.caption_justify = "left"
     for name in ("", "IPUs", "stages", "schedule", "micro", "GA", "repl.", "recomp.", "images/s", "memory"):
         table.add_column(name, justify="left" if name in ("", "schedule") else "right", no_wrap=True)
     for entry in _shown(plan.pareto):
