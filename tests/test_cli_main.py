@@ -412,5 +412,6 @@ def test_sigterm_ends_any_command_with_its_code_and_cleans_up(tmp_path):
         "cli.run = run\n"
         "cli.main(['models'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (errors.EXIT_SIGTERM, "cleaned up\n"), done.stderr
