@@ -1,0 +1,306 @@
+"""Cycles of every layer's forward and backward pass on one IPU.
+
+Convolutions and matrix products are planned by ``ipucnn.planning.ops``; everything else is counted in the bytes that
+its vertices read and write.  An IPU runs one operation at a time on all its tiles, so a stage takes the sum over its
+layers.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from ipucnn.hardware import IPU
+from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
+from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.ops import SPLITS, UNITS, Products, plan_products
+from ipucnn.planning.settings import PlanSettings
+
+__all__ = [
+    "PASSES",
+    "PRODUCT_CLASSES",
+    "LayerTimes",
+    "cut_bytes",
+    "layer_times",
+    "needs_gradient",
+    "output_bytes",
+    "transfer_s",
+    "transfers_s",
+]
+
+PASSES = ("forward", "backward_data", "backward_weights")
+PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"))
+
+# Statistics shared between replicas (distributed batch norm): seconds per norm and pass, from the difference
+# between public logs with and without it, span 2.
+_SHARED_STATISTICS_S = 3e-6
+
+# Steps of a training norm, each way: two sums over all tiles (partial sums, exchange, final sums), a handful of small
+# operations on them, broadcast, whitening, scale and offset.
+_NORM_STEPS = 10
+# A data gradient reads the weights transposed and flipped: an exchange and a copy.  Before a weight gradient both
+# operands are transposed; after it, the sum is added to its accumulator.
+_FLIP_STEPS = 2
+_TRANSPOSE_STEPS = 2
+_ACCUMULATE_STEPS = 1
+# A sum over all positions, as in a global pool or the gradient of a broadcast factor.
+_REDUCE_STEPS = 4
+
+_Key = Tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Predicted times of the layers of a graph, one micro-batch, in the graph's order.
+
+    Attributes:
+        forward_s: (n,) seconds of the forward pass; a recomputation takes the same.
+        backward_s: (n,) seconds of the backward pass without recomputation; 0 for inference.
+        work: (n, 3, len(FEATURES)) what it was computed from, by pass, per tile.
+        splits: (n, 3, 4) the tile split chosen, in the order of ``ops.SPLITS``; 0 where there is no product.
+        units: (n, 3) the unit chosen, index into ``ops.UNITS``; -1 where there is no product.
+        temporary_bytes: (n, 3) per tile.
+        shared_norms: (n,) 1 for norms whose statistics replicas share, else 0.
+        clock_hz: of the IPU.
+    """
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    work: np.ndarray
+    splits: np.ndarray
+    units: np.ndarray
+    temporary_bytes: np.ndarray
+    shared_norms: np.ndarray
+    clock_hz: float
+
+    def with_constants(self, constants: CostConstants) -> "LayerTimes":
+        """The same plans at other constants; a new search could find better ones."""
+        forward, backward = _seconds(self.work, self.shared_norms, self.clock_hz, constants)
+        return replace(self, forward_s=forward, backward_s=backward)
+
+    def unit_name(self, layer: int, pass_: int) -> str:
+        """The unit that runs a layer's product, "" where there is none."""
+        index = int(self.units[layer, pass_])
+        return UNITS[index] if index >= 0 else ""
+
+
+def _seconds(
+    work: np.ndarray, shared_norms: np.ndarray, clock_hz: float, constants: CostConstants
+) -> Tuple[np.ndarray, np.ndarray]:
+    seconds = work @ constants.cycles_per_unit / clock_hz
+    seconds[:, :2] += _SHARED_STATISTICS_S * shared_norms[:, None]
+    return seconds[:, 0], seconds[:, 1:].sum(axis=1)
+
+
+def output_bytes(graph: LayerGraph, settings: PlanSettings) -> np.ndarray:
+    """(n,) bytes of each layer's output for one micro-batch."""
+    elements = np.array([layer.output_elements for layer in graph.layers], dtype=float)
+    return elements * (settings.micro_batch_size * settings.element_bytes)
+
+
+def needs_gradient(graph: LayerGraph) -> Set[str]:
+    """Layers whose output depends on a weight, so that a gradient flows back to them."""
+    found: Set[str] = set()
+    for layer in graph.layers:
+        if layer.num_trainable or any(name in found for name in layer.inputs):
+            found.add(layer.name)
+    return found
+
+
+def _product_keys(
+    layer: Layer, source: Layer, batch: int, data_gradient: bool, training: bool
+) -> List[Optional[_Key]]:
+    """Fields of ``Products`` for each pass of a convolution or matrix product; None where the pass is not run."""
+    taps = layer.kernel[0] * layer.kernel[1]
+    width = layer.kernel[1]
+    groups = layer.groups
+    size = float(np.sqrt(taps))
+    stride = float(np.sqrt(layer.strides[0] * layer.strides[1]))
+    # A dense layer on (h, w, c) multiplies at every position, as a 1x1 convolution does.
+    small, large = (
+        batch * int(np.prod(shape[:-1], dtype=int)) for shape in (layer.output_shape, source.output_shape)
+    )
+    near, far = layer.output_shape[-1] // groups, layer.input_channels // groups
+    swapped = layer.op_class == "transposed_conv"
+    if swapped:  # it is the data gradient of the convolution that goes the other way
+        small, large, near, far = large, small, far, near
+    # A convolution reads patches `stride` apart, each of `size`; a kernel smaller than its stride leaves gaps.
+    density, reach = min(stride, size), max(0.0, size - stride)
+    gather = (groups, small, near, far, taps, width, reach, density, False, 0)
+    # Its data gradient sums over the kernel elements whose patches hold a position: taps / stride^2 of them.
+    filled = large if size >= stride else small * taps
+    share = max(1.0, taps / stride**2)
+    scatter = (groups, filled, far, near, share, width, reach / stride, 1 / density, False, 0)
+    weights = (groups, far * taps, near, small, 1, width, reach, density, True, far)
+    forward, backward = (scatter, gather) if swapped else (gather, scatter)
+    if not training:
+        return [forward, None, None]
+    return [forward, backward if data_gradient else None, weights]
+
+
+def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tuple[float, float]]:
+    """(elements moved, steps) of what a layer does outside products, forward and backward, one sample."""
+    out = float(layer.output_elements)
+    kind = layer.op_class
+    if kind in PRODUCT_CLASSES:
+        taps = layer.kernel[0] * layer.kernel[1]
+        weights = taps * layer.input_channels // layer.groups * layer.output_shape[-1]
+        biased = layer.num_trainable > weights
+        fused = layer.name in layer.kept  # an activation of its own
+        return [
+            (2 * out * (biased + fused), biased + fused),
+            (out * (biased + 3 * fused), 2 * biased + fused),
+        ]
+    if kind == "norm":
+        if not training:
+            return [(0, 0) if folded else (2 * out, 1), (0, 0)]
+        return [(3 * out, _NORM_STEPS), (5 * out, _NORM_STEPS)]
+    if kind == "activation":
+        return [(2 * out, 1), (3 * out, 1)]
+    if kind == "elementwise":
+        # A sum passes its gradient on as it is; a product reads the other factors.
+        back = (3.0 * inputs, 2 + (_REDUCE_STEPS if inputs < out * len(layer.inputs) else 0))
+        return [(inputs + out, 2), back if layer.kept else (0, 0)]
+    if kind == "pool":
+        window = layer.kernel[0] * layer.kernel[1] * out if max(layer.kernel) > 1 else inputs
+        whole = layer.output_shape[:2] == (1, 1) or len(layer.output_shape) == 1
+        return [(window + out, _REDUCE_STEPS if whole else 2), (window + 2 * inputs, 2)]
+    if kind in ("resize", "concat"):
+        return [(inputs + out, 1), (inputs + out, 1)]
+    if kind == "reshape" and out < inputs:  # cropping copies; padding and a change of shape are views
+        return [(2 * out, 1), (inputs + out, 1)]
+    return [(0, 0), (0, 0)]
+
+
+def _other_work(
+    graph: LayerGraph, batch: int, element_bytes: int, weight_bytes: int, training: bool, num_tiles: int
+) -> np.ndarray:
+    """(n, 3, len(FEATURES)) work outside products: element-wise operations, sums of gradients, rearranging."""
+    consumers: Dict[str, int] = {}
+    for layer in graph.layers:
+        for name in layer.inputs:
+            consumers[name] = consumers.get(name, 0) + 1
+    by_name = {layer.name: layer for layer in graph.layers}
+    with_gradient = needs_gradient(graph)
+    moved = np.zeros((len(graph.layers), len(PASSES)))  # activations of one sample
+    steps = np.zeros_like(moved)
+    for i, layer in enumerate(graph.layers):
+        sources = [by_name[name] for name in layer.inputs]
+        flows = any(name in with_gradient for name in layer.inputs)
+        # In inference a batch norm right after a product is folded into its weights.
+        folded = bool(sources) and sources[0].op_class in PRODUCT_CLASSES and consumers[sources[0].name] == 1
+        elements = sum(source.output_elements for source in sources)
+        forward, backward = _moved(layer, elements, training, folded)
+        moved[i, 0], steps[i, 0] = forward
+        if not training:
+            continue
+        if flows or layer.num_trainable:
+            moved[i, 1], steps[i, 1] = backward
+        # Gradients of the branches that read one tensor are added.
+        more = consumers.get(layer.name, 1) - 1
+        if more > 0 and layer.name in with_gradient:
+            moved[i, 1] += 3 * more * layer.output_elements
+            steps[i, 1] += 2 * more
+        if layer.op_class in PRODUCT_CLASSES:
+            steps[i, 1] += _FLIP_STEPS if flows else 0
+            steps[i, 2] += _TRANSPOSE_STEPS
+        if layer.num_trainable:
+            steps[i, 2] += _ACCUMULATE_STEPS
+    work = np.zeros((*moved.shape, len(FEATURES)))
+    work[..., FEATURES.index("moved_bytes")] = moved * (batch * element_bytes / num_tiles)
+    work[..., FEATURES.index("steps")] = steps
+    if training:  # the gradient is read, its accumulator read and written
+        weights = np.array([layer.num_trainable for layer in graph.layers], dtype=float)
+        work[:, 2, FEATURES.index("moved_bytes")] += 3 * weights * weight_bytes / num_tiles
+    return work
+
+
+@lru_cache(maxsize=64)
+def _planned(
+    graph: LayerGraph,
+    batch: int,
+    arithmetic: str,
+    element_bytes: int,
+    weight_bytes: int,
+    proportion: float,
+    training: bool,
+    ipu: IPU,
+    constants: CostConstants,
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """work, splits, units, temporary bytes, see ``LayerTimes``; split searches once per distinct operation."""
+    by_name = {layer.name: layer for layer in graph.layers}
+    with_gradient = needs_gradient(graph)
+    distinct: Dict[_Key, int] = {}
+    where: List[Tuple[int, int, int]] = []
+    for i, layer in enumerate(graph.layers):
+        if layer.op_class in PRODUCT_CLASSES:
+            flows = layer.inputs[0] in with_gradient
+            keys = _product_keys(layer, by_name[layer.inputs[0]], batch, flows, training)
+            for pass_, key in enumerate(keys):
+                if key is not None:
+                    where.append((i, pass_, distinct.setdefault(key, len(distinct))))
+    shape = (len(graph.layers), len(PASSES))
+    work = _other_work(graph, batch, element_bytes, weight_bytes, training, ipu.num_tiles)
+    splits: np.ndarray = np.zeros((*shape, len(SPLITS)), dtype=int)
+    units: np.ndarray = np.full(shape, -1)
+    temporary = np.zeros(shape)
+    if where:
+        names = [field.name for field in fields(Products)]
+        columns = dict(zip(names, np.array(list(distinct), dtype=float).T))
+        columns["weight_gradient"] = columns["weight_gradient"].astype(bool)
+        bound_bytes = proportion * ipu.sram_per_tile_bytes
+        plans = plan_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
+        at_layer, at_pass, of = np.array(where).T
+        work[at_layer, at_pass] += plans.work[of]
+        splits[at_layer, at_pass] = plans.split[of]
+        units[at_layer, at_pass] = plans.unit[of]
+        temporary[at_layer, at_pass] = plans.temporary_bytes[of]
+    for array in (work, splits, units, temporary):
+        array.flags.writeable = False  # shared by all who ask again
+    return work, splits, units, temporary
+
+
+def layer_times(
+    graph: LayerGraph,
+    settings: PlanSettings,
+    ipu: IPU,
+    constants: CostConstants = DEFAULT_CONSTANTS,
+) -> LayerTimes:
+    """Predicted time of each layer for one micro-batch on one IPU."""
+    work, splits, units, temporary = _planned(
+        graph,
+        settings.micro_batch_size,
+        settings.arithmetic,
+        settings.element_bytes,
+        settings.weight_bytes,
+        settings.available_memory_proportion,
+        settings.training,
+        ipu,
+        constants,
+    )
+    shared = settings.training and settings.dbn_replica_group_size > 1
+    norms = np.array([shared and layer.op_class == "norm" for layer in graph.layers], dtype=float)
+    forward, backward = _seconds(work, norms, ipu.clock_hz, constants)
+    return LayerTimes(forward, backward, work, splits, units, temporary, norms, ipu.clock_hz)
+
+
+def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
+    """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
+    outputs = dict(zip((layer.name for layer in graph.layers), output_bytes(graph, settings)))
+    return np.array([sum(outputs[name] for name in graph.crossing(cut)) for cut in cuts], dtype=float)
+
+
+def transfer_s(graph: LayerGraph, cut: int, settings: PlanSettings, ipu: IPU) -> float:
+    """Time in which one micro-batch crosses a cut between two IPUs, one direction; threaded skips included."""
+    return float(transfers_s(graph, [cut], settings, ipu)[0])
+
+
+def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings, ipu: IPU) -> np.ndarray:
+    """``transfer_s`` of several cuts.
+
+    An IPU in the middle of a pipeline receives what its neighbour sends and sends as much itself, one after the
+    other, and waits before each (so counts AutoPipe, Graphcore's own planner): a cut is paid for at both its ends.
+    """
+    idle_s = 2 * ipu.link_idle_cycles / ipu.clock_hz
+    return 2 * cut_bytes(graph, cuts, settings) / ipu.link_bytes_per_s + idle_s

@@ -1,0 +1,273 @@
+"""The layer graph: a network as the planner sees it, without TensorFlow.
+
+Layers stand in the model's canonical order, in which they run.  Pipeline stages are runs of that order, so a
+plan is a choice of cuts; a tensor that skips over a cut is carried through it (Poplar: "every subsequent
+pipeline stage must have its inputs as the outputs of the previous stage").
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Dict, List, Tuple
+
+from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+
+__all__ = ["OP_CLASSES", "SCHEMA_VERSION", "Layer", "LayerGraph"]
+
+SCHEMA_VERSION = 1
+
+OP_CLASSES = (
+    "input",
+    "conv",
+    "grouped_conv",
+    "depthwise_conv",
+    "transposed_conv",
+    "matmul",
+    "norm",
+    "activation",
+    "elementwise",
+    "pool",
+    "resize",
+    "concat",
+    "reshape",
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, or one half of a separable convolution.
+
+    Attributes:
+        name: canonical layer name.
+        op_class: one of ``OP_CLASSES``; dropout is "elementwise", padding and cropping are "reshape".
+        inputs: names of the layers it reads, in the order of its arguments.
+        output_shape: of one sample, channels last: (height, width, channels) or (features,).
+        kernel: height and width of a convolution's or pool's window, (1, 1) where there is none.
+        strides: of that window.
+        groups: of a convolution, 1 where it is not grouped, the input channels if it is depthwise.
+        input_channels: last dimension of the first input, 0 for the input layer.
+        macs: multiply-accumulates of the forward pass of one sample.
+        num_parameters: numbers in all weights, moving statistics included.
+        num_trainable: numbers in the trainable weights.
+        kept: names of the layers whose output the backward pass of this one needs.
+    """
+
+    name: str
+    op_class: str
+    inputs: Tuple[str, ...]
+    output_shape: Tuple[int, ...]
+    kernel: Tuple[int, int] = (1, 1)
+    strides: Tuple[int, int] = (1, 1)
+    groups: int = 1
+    input_channels: int = 0
+    macs: int = 0
+    num_parameters: int = 0
+    num_trainable: int = 0
+    kept: Tuple[str, ...] = ()
+
+    @property
+    def output_elements(self) -> int:
+        """Numbers in the output of one sample."""
+        return math.prod(self.output_shape)
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """A network's layers in the order in which they run; ``layers[0]`` is the input, the last the output.
+
+    Attributes:
+        model: registry name, or whatever the graph's author calls it.
+        input_shape: (height, width, channels).
+        num_classes: logits per image or pixel.
+        layers: each reads only layers before it.
+        tied: pairs of layers that have to be in one stage, the earlier one first: calls that share weights
+            (Poplar keeps a variable on one IPU), the two halves of a separable convolution.
+
+    Raises:
+        DataError: the layers contradict each other.
+    """
+
+    model: str
+    input_shape: Tuple[int, int, int]
+    num_classes: int
+    layers: Tuple[Layer, ...]
+    tied: Tuple[Tuple[str, str], ...] = ()
+    _position: Dict[str, int] = field(init=False, repr=False, compare=False)
+    _last_use: Tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        position = {layer.name: i for i, layer in enumerate(self.layers)}
+        if len(position) != len(self.layers):
+            names = [layer.name for layer in self.layers]
+            raise DataError(f"layer graph of {self.model}: '{_first_repeated(names)}' is there twice")
+        if not self.layers or self.layers[0].op_class != "input":
+            raise DataError(f"layer graph of {self.model}: its first layer is not an input")
+        last_use = list(range(len(self.layers)))
+        for i, layer in enumerate(self.layers):
+            self._check(i, layer, position)
+            for name in layer.inputs:
+                last_use[position[name]] = i
+        for first, last in self.tied:
+            if first not in position or last not in position or position[first] >= position[last]:
+                raise DataError(f"layer graph of {self.model}: '{first}' and '{last}' can't be tied")
+        object.__setattr__(self, "_position", position)
+        object.__setattr__(self, "_last_use", tuple(last_use))
+
+    def _check(self, i: int, layer: Layer, position: Dict[str, int]) -> None:
+        where = f"layer graph of {self.model}, layer '{layer.name}'"
+        if layer.op_class not in OP_CLASSES:
+            hint = did_you_mean(layer.op_class, OP_CLASSES) or f"it is one of {', '.join(OP_CLASSES)}"
+            raise DataError(f"{where}: unknown op_class '{layer.op_class}'", hint)
+        if (layer.op_class == "input") != (i == 0) or bool(layer.inputs) != (i > 0):
+            raise DataError(f"{where}: the first layer, and no other, is the input")
+        for name in layer.inputs:
+            if position.get(name, i) >= i:
+                raise DataError(f"{where} reads '{name}', which is not a layer before it")
+        for name in layer.kept:
+            if position.get(name, i + 1) > i:
+                raise DataError(f"{where} keeps '{name}', which is neither itself nor a layer before it")
+        positive = (*layer.output_shape, *layer.kernel, *layer.strides, layer.groups)
+        counts = (layer.input_channels, layer.macs, layer.num_parameters, layer.num_trainable)
+        if not layer.output_shape or min(positive) < 1 or min(counts) < 0:
+            raise DataError(f"{where}: sizes must be at least 1 and counts at least 0")
+        if layer.num_trainable > layer.num_parameters:
+            raise DataError(f"{where}: {layer.num_trainable} of {layer.num_parameters} weights trainable")
+
+    def index(self, name: str) -> int:
+        """Position of a layer.
+
+        Raises:
+            ConfigurationError: there is none of that name.
+        """
+        try:
+            return self._position[name]
+        except KeyError:
+            hint = did_you_mean(name, self._position)
+            raise ConfigurationError(f"'{name}' is not a layer of {self.model}", hint) from None
+
+    @property
+    def total_macs(self) -> int:
+        """Multiply-accumulates of the forward pass of one sample."""
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all weights, moving statistics included."""
+        return sum(layer.num_parameters for layer in self.layers)
+
+    @property
+    def num_trainable(self) -> int:
+        """Numbers in the trainable weights."""
+        return sum(layer.num_trainable for layer in self.layers)
+
+    def crossing(self, cut: int) -> Tuple[str, ...]:
+        """Layers before ``cut`` whose output a layer at or after ``cut`` reads, in their order.
+
+        A skip over several stages is in the crossing of each cut between its ends.
+        """
+        return tuple(
+            self.layers[i].name for i in range(min(cut, len(self.layers))) if self._last_use[i] >= cut
+        )
+
+    @property
+    def cuts(self) -> Tuple[int, ...]:
+        """Positions at which a stage may open, ascending.
+
+        Any layer may, but the input and the first layer behind it (the first stage would be empty) and those
+        between two tied layers.
+        """
+        legal = [True] * len(self.layers)
+        legal[:2] = [False] * min(2, len(self.layers))
+        for first, last in self.tied:
+            for cut in range(self._position[first] + 1, self._position[last] + 1):
+                legal[cut] = False
+        return tuple(cut for cut, allowed in enumerate(legal) if allowed)
+
+    def to_json(self) -> str:
+        """The graph as JSON text; ``from_json`` reads it."""
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "input_shape": self.input_shape,
+            "num_classes": self.num_classes,
+            "tied": self.tied,
+            "layers": [asdict(layer) for layer in self.layers],
+        }
+        return json.dumps(data, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "LayerGraph":
+        """Reads ``to_json``'s text.  ``tied`` and a layer's fields with defaults may be left out.
+
+        Raises:
+            DataError: naming what is wrong.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"layer graph is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise DataError("layer graph is not a JSON object")
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DataError(
+                f"layer graph has schema_version {version!r}, this ipucnn reads {SCHEMA_VERSION}",
+                "write it again with this version",
+            )
+        layers = _get(data, "layers", list, "layer graph")
+        return LayerGraph(
+            model=_get(data, "model", str, "layer graph"),
+            input_shape=_integers(_get(data, "input_shape", list, "layer graph"), "input_shape", 3),  # type: ignore[arg-type]
+            num_classes=_get(data, "num_classes", int, "layer graph"),
+            layers=tuple(_read_layer(entry, i) for i, entry in enumerate(layers)),
+            tied=tuple(_names(pair, "tied", 2) for pair in data.get("tied", [])),  # type: ignore[misc]
+        )
+
+
+def _first_repeated(names: List[str]) -> str:
+    return next(name for i, name in enumerate(names) if name in names[:i])
+
+
+def _get(data: Dict[str, Any], key: str, kind: type, where: str) -> Any:
+    value = data.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        problem = f"lacks '{key}'" if key not in data else f"has {key} = {value!r}"
+        raise DataError(f"{where} {problem}, wanted {kind.__name__}")
+    return value
+
+
+def _integers(value: Any, where: str, length: int = 0) -> Tuple[int, ...]:
+    good = isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
+    if not good or (length and len(value) != length):
+        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} whole numbers")
+    return tuple(value)
+
+
+def _names(value: Any, where: str, length: int = 0) -> Tuple[str, ...]:
+    good = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if not good or (length and len(value) != length):
+        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} layer names")
+    return tuple(value)
+
+
+def _read_layer(entry: Any, i: int) -> Layer:
+    where = f"layer graph: layer {i}"
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is {entry!r}, wanted an object")
+    known = {f.name for f in fields(Layer)}
+    for key in entry:
+        if key not in known:
+            raise DataError(f"{where} has an unknown key '{key}'", did_you_mean(key, known))
+    values: Dict[str, Any] = {key: _get(entry, key, str, where) for key in ("name", "op_class")}
+    where = f"layer '{values['name']}'"
+    values["output_shape"] = _integers(entry.get("output_shape"), f"{where}: output_shape")
+    values["inputs"] = _names(entry.get("inputs"), f"{where}: inputs")
+    if "kept" in entry:
+        values["kept"] = _names(entry["kept"], f"{where}: kept")
+    for key in ("kernel", "strides"):
+        if key in entry:
+            values[key] = _integers(entry[key], f"{where}: {key}", 2)
+    for key in ("groups", "input_channels", "macs", "num_parameters", "num_trainable"):
+        if key in entry:
+            values[key] = _get(entry, key, int, f"layer graph: {where}")
+    return Layer(**values)

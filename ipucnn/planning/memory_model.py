@@ -1,0 +1,236 @@
+"""Bytes on an IPU, by category, of a stage: a range of layers at a position of the pipeline.
+
+What is there at the fullest moment, the backward pass of a micro-batch (the forward pass in inference):
+  weights           variables, with the fp16 copies of fp32 ones that 16.32 computes with
+  accumulators      of the gradients, where micro-batches are accumulated
+  optimizer_state   slots, unless offloaded
+  stash             what other micro-batches in flight left between their forward and their backward pass.  The FIFO
+                    of stage s holds multiplier x (S - 1 - s) of them (Grouped 2, Interleaved 1, Sequential 0;
+                    Poplar's pipeline_fifo_inserter): all kept activations, or under recomputation the stage's inputs
+  live_activations  those of the micro-batch at work: kept ones, gradients or outputs around the layer at work, and
+                    what has arrived from or waits to leave for the neighbours
+  temporaries       of the convolution at work: rearranged operands and partial sums (bounded by
+                    availableMemoryProportion)
+  code              vertices, exchange and control; layers of equal shapes share it
+
+A tensor that skips over the stage is live in it, but needs no stash of its own.
+"""
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.hardware import IPU
+from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
+from ipucnn.planning.cost import PRODUCT_CLASSES, layer_times, output_bytes
+from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.verdict import StageMemory
+
+__all__ = ["MemoryModel", "segments_on_one_ipu"]
+
+# The fullest tile against the mean one.
+_IMBALANCE = 1.04
+
+# Code of a whole Mk2 IPU, set by others to agree with a public profile (popliner's test data, EfficientNet-EdgeTPU-L
+# inference: 259 MB = 171 variables + 35 vertices + 43 exchange + 9 control).  It scales with the tiles.
+_FIXED_CODE_BYTES = 20e6
+_PRODUCT_CODE_BYTES = 0.45e6  # per distinct convolution and pass
+_OTHER_CODE_BYTES = 0.12e6  # per distinct other operation
+_TRAINING_REUSE = 0.75  # passes of a training share some of it
+_CODE_TILES = 1472
+
+_IN_PLACE = ("activation", "norm", "elementwise", "reshape")
+
+
+def _signature(layer: Layer, shapes: Dict[str, Tuple[int, ...]]) -> Tuple[object, ...]:
+    """Layers with equal signatures share their code."""
+    inputs = tuple(shapes[name] for name in layer.inputs)
+    return (layer.op_class, layer.output_shape, inputs, layer.kernel, layer.strides, layer.groups)
+
+
+class MemoryModel:
+    """Everything about a graph under some settings that the memory of its ranges is made of.
+
+    Ranges are told in items: item a runs from layer ``item_starts[a]`` to the next item.  Tables have shape (n, n + 1);
+    [a, b] is about the items a .. b - 1 and has a meaning where b > a.
+
+    Attributes:
+        item_starts: (n + 1,) first layer of each item, and the number of layers.
+        kept: bytes that the backward passes of a range need.
+        kept_inside: those of them that were made in it.
+        inputs: bytes made before a range, or by the host, that its layers read.
+        work: largest sum of ``alive`` and ``temporaries`` of a layer.
+        alive: (layers,) bytes around a layer at work: made before or by it and read by it or later.
+        temporaries: (layers,) bytes of a layer's largest pass.
+        resident: by category, tables of what is on the IPU at any time.
+        crossing: (n + 1,) bytes that cross each cut; 0 at both ends.
+        arriving: (n,) bytes that the stage before, or the host, sends to a range that opens at an item.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        settings: PlanSettings,
+        ipu: IPU,
+        item_starts: Sequence[int],
+        constants: CostConstants = DEFAULT_CONSTANTS,
+    ) -> None:
+        self.settings, self.ipu, layers = settings, ipu, graph.layers
+        starts = np.asarray(item_starts)
+        n = self.num_items = len(starts)
+        self.item_starts = np.array([*item_starts, len(layers)])
+        item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
+        # What the host delivers is an input of whatever range reads it.
+        made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
+        index = {layer.name: i for i, layer in enumerate(layers)}
+        outputs = output_bytes(graph, settings)
+
+        readers: List[List[int]] = [[] for _ in layers]
+        keepers: List[List[int]] = [[] for _ in layers]
+        for i, layer in enumerate(layers):
+            for name in layer.inputs:
+                readers[index[name]].append(i)
+            for name in layer.kept:
+                keepers[index[name]].append(i)
+        kept_at = [item_of[layers_] for layers_ in keepers]
+        read_at = [item_of[layers_] for layers_ in readers]
+        if settings.training:
+            self.kept = distinct_sum(kept_at, outputs, n)
+            self.kept_inside = self.kept - distinct_sum(kept_at, outputs, n, after=made_in)
+        else:
+            self.kept = self.kept_inside = np.zeros((n, n + 1))
+        self.inputs = distinct_sum(read_at, outputs, n, after=made_in)
+
+        last_read = np.array([max(found, default=i) for i, found in enumerate(readers)])
+        self.alive = _spans(outputs, np.arange(len(layers)), last_read)
+        crossing = _spans(outputs, np.arange(len(layers)) + 1, last_read)
+        self.crossing = np.array([0.0, *crossing[starts[1:]], 0.0])
+        # The next images land in a buffer of their own while a micro-batch is at work.
+        self.arriving = np.array([outputs[0], *self.crossing[1:-1]])
+        for i, layer in enumerate(layers):
+            # An element-wise operation overwrites an input that nobody reads later.
+            if layer.op_class in _IN_PLACE and any(last_read[index[name]] == i for name in layer.inputs):
+                self.alive[i] -= outputs[i]
+        times = layer_times(graph, settings, ipu, constants)
+        self.temporaries = times.temporary_bytes.max(axis=1) * ipu.num_tiles
+        self.work = range_maximum(np.maximum.reduceat(self.alive + self.temporaries, starts))
+
+        counts = np.array([(layer.num_parameters, layer.num_trainable) for layer in layers], dtype=float)
+        self._weights, self._trainable = (range_sum(np.add.reduceat(column, starts)) for column in counts.T)
+        shapes = {layer.name: layer.output_shape for layer in layers}
+        code_at: Dict[Tuple[object, ...], List[int]] = {}
+        for i, layer in enumerate(layers):
+            code_at.setdefault(_signature(layer, shapes), []).append(int(item_of[i]))
+        self._code_at = code_at
+        self._code_bytes = [self._code_of(signature) for signature in code_at]
+        self._code = distinct_sum(list(code_at.values()), self._code_bytes, n)
+        self.resident = self._resident()
+        self._resident_total: np.ndarray = np.sum(list(self.resident.values()), axis=0)
+
+    def _code_of(self, signature: Tuple[object, ...]) -> float:
+        """Bytes of the code of an operation in all its passes."""
+        if signature[0] == "input":
+            return 0.0
+        one = _PRODUCT_CODE_BYTES if signature[0] in PRODUCT_CLASSES else _OTHER_CODE_BYTES
+        passes = 3 * _TRAINING_REUSE if self.settings.training else 1.0
+        return one * passes * self.ipu.num_tiles / _CODE_TILES
+
+    def _resident(self) -> Dict[str, np.ndarray]:
+        """Bytes of what is on the IPU at any time, the same at every position of the pipeline."""
+        settings = self.settings
+        training = settings.training
+        weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
+        accumulated = training and settings.gradient_accumulation_count > 1
+        slots = settings.optimizer_slots if training and not settings.optimizer_state_offloading else 0
+        fixed = _FIXED_CODE_BYTES * self.ipu.num_tiles / _CODE_TILES
+        return {
+            "weights": _IMBALANCE * weight * self._weights,
+            "accumulators": _IMBALANCE * settings.weight_bytes * accumulated * self._trainable,
+            "optimizer_state": _IMBALANCE * settings.weight_bytes * slots * self._trainable,
+            "code": _IMBALANCE * (fixed + self._code),
+        }
+
+    def _activations(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
+        """Bytes of "stash" and of "work", which stands for live activations and temporaries."""
+        settings = self.settings
+        training = settings.training
+        depth = settings.stash_multiplier * (num_stages - 1 - stage) if training else 0
+        if segments_on_one_ipu(settings):
+            # Segments pass tensors on in place.  The inputs of one that recomputes wait as its checkpoint.
+            if training and settings.recomputation:
+                stash = np.broadcast_to(self.crossing[:-1, None], self.kept.shape)
+                work = self.kept_inside + self.work
+            else:
+                stash, work = self.kept, self.work
+            work = work + self.arriving[0]
+        else:
+            if training and settings.recomputation and stage < num_stages - 1:
+                stash, work = depth * self.inputs, self.inputs + self.kept_inside + self.work
+            else:
+                stash, work = depth * self.kept, self.kept + self.work
+            work = work + (self.arriving[:, None] + self.crossing[None, :])
+        return {"stash": _IMBALANCE * stash, "work": _IMBALANCE * work}
+
+    def tables(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
+        """Bytes of every range as that stage, by category, "work" standing for live activations and temporaries."""
+        return {**self.resident, **self._activations(num_stages, stage)}
+
+    def total(self, num_stages: int, stage: int) -> np.ndarray:
+        """(n, n + 1): bytes of items a .. b - 1 as that stage; inf where b <= a."""
+        activations = self._activations(num_stages, stage)
+        table = self._resident_total + activations["stash"] + activations["work"]
+        table[np.tri(*table.shape, dtype=bool)] = np.inf
+        return table
+
+    def entry(self, a: int, b: int, num_stages: int, stage: int) -> StageMemory:
+        """The memory of items a .. b - 1 as that stage."""
+        values = {name: float(table[a, b]) for name, table in self.tables(num_stages, stage).items()}
+        work = values.pop("work")
+        first, last = self.item_starts[a], self.item_starts[b]
+        fullest = first + int(np.argmax((self.alive + self.temporaries)[first:last]))
+        temporaries = _IMBALANCE * float(self.temporaries[fullest])
+        return StageMemory(
+            **{f"{name}_bytes": value for name, value in values.items()},
+            live_activations_bytes=work - temporaries,
+            temporaries_bytes=temporaries,
+            capacity_bytes=float(self.ipu.sram_bytes),
+        )
+
+    def one_ipu(self) -> Tuple[float, np.ndarray, np.ndarray]:
+        """Memory of recomputation segments on one IPU: what is there whatever the cuts, a table of what a segment takes
+        while it is at work, and (n + 1,) bytes of the checkpoint of a segment that opens at an item.
+        """
+        tables = self.tables(2, 0)
+        n = self.num_items
+        fixed = sum(float(table[0, n]) for name, table in tables.items() if name not in ("stash", "work"))
+        checkpoints = np.zeros(n + 1)
+        if self.settings.training and self.settings.recomputation:
+            checkpoints[:n] = tables["stash"][:, n]
+        else:
+            fixed += float(tables["stash"][0, n])
+        return fixed, tables["work"], checkpoints
+
+    def joint_code_bytes(self, ranges: Sequence[Tuple[int, int]]) -> float:
+        """Code of several ranges of items on one IPU."""
+        total = _FIXED_CODE_BYTES * self.ipu.num_tiles / _CODE_TILES
+        for items, size in zip(self._code_at.values(), self._code_bytes):
+            if any(a <= item < b for item in items for a, b in ranges):
+                total += size
+        return _IMBALANCE * total
+
+
+def segments_on_one_ipu(settings: PlanSettings) -> bool:
+    """Whether stages are recomputation segments of a program on one IPU."""
+    return settings.schedule == "Sequential" and (
+        settings.device_mapping is None or max(settings.device_mapping) == 0
+    )
+
+
+def _spans(weights: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """[k]: sum of the weights of the spans first .. last that hold k."""
+    change = np.zeros(len(weights) + 2)
+    np.add.at(change, first, weights)
+    np.add.at(change, last + 1, -weights)
+    return np.cumsum(change)[: len(weights)]

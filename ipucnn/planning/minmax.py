@@ -1,0 +1,283 @@
+"""Exact search for pipelined schedules: the sum of a few maxima over the stages, as small as possible.
+
+Grouped and Interleaved ticks are X + Y + w (T_0 + T_1), where every stage s has to meet a_s <= X and b_s <= Y
+(forward and backward seconds; under Interleaved odd stages the other way round), and every cut of class c has
+to meet cut_s <= T_c.  Given X and T a dynamic program over prefixes finds the smallest Y, memory
+included.  The search over X and T is branch and bound: a box of thresholds can't hold anything better than its
+lower corner together with the smallest Y of its upper corner.  It ends with a proof of optimality.
+"""
+
+import heapq
+from typing import List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.planning.stages import StageTables
+
+__all__ = ["MinMaxResult", "search"]
+
+# What a dynamic program makes small, besides the largest cut of a class (0 or 1).
+LOAD, TRANSFER = -1, -2
+
+
+class MinMaxResult(NamedTuple):
+    """Best starts (empty if nothing fits), a proved lower bound of the tick, dynamic programs run."""
+
+    starts: Tuple[int, ...]
+    lower_bound_s: float
+    num_evaluations: int
+
+
+class _Box(NamedTuple):
+    """Splits with ``x_low < X <= x_high`` and T_c in levels ``t_low[c] .. t_high[c]`` of class c."""
+
+    x_low: float
+    x_high: float
+    t_low: Tuple[int, ...]
+    t_high: Tuple[int, ...]
+
+
+class _Loads:
+    """The stages' two loads and the cuts' classes for one number of stages and schedule."""
+
+    def __init__(self, tables: StageTables, num_stages: int, schedule: str) -> None:
+        self.tables, self.num_stages, self.n = tables, num_stages, tables.num_items
+        self.weight = tables.transfer_directions
+        self.forward: np.ndarray = np.cumsum([0.0, *tables.forward_s])
+        self.backward: np.ndarray = np.cumsum([0.0, *tables.backward_s])
+        self.alternates = schedule == "Interleaved" and tables.training
+        num_classes = 2 if self.alternates and num_stages > 2 else 1
+        own = np.unique(tables.cut_s[1 : self.n]) if num_stages > 1 else np.zeros(1)
+        self.levels = [own] * num_classes
+        self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
+
+    def cut_class(self, stage: int) -> int:
+        """Class of the cut that opens a stage."""
+        return (stage - 1) % len(self.levels)
+
+    def pair(
+        self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """(a, b) of items i .. j - 1 as a stage; ``swap`` gives (b, a)."""
+        ahead = self.forward[j] - self.forward[i]
+        back = self.backward[j] - self.backward[i]
+        if self.tables.recomputes(self.num_stages, stage):
+            back = back + ahead
+        if self.alternates and stage % 2:
+            ahead, back = back, ahead
+        return (back, ahead) if swap else (ahead, back)
+
+    def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
+        """(X, Y, T) of a split."""
+        bounds = np.array([*starts, self.n])
+        pairs = [self.pair(s, bounds[s], bounds[s + 1]) for s in range(self.num_stages)]
+        t = [0.0] * len(self.levels)
+        for stage in range(1, self.num_stages):
+            c = self.cut_class(stage)
+            t[c] = max(t[c], float(self.tables.cut_s[starts[stage]]))
+        return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
+
+    def value(self, x: float, y: float, t: List[float]) -> float:
+        """The tick; monotone in each argument also after rounding, so that bounds hold exactly."""
+        return x + y + self.weight * sum(t)
+
+
+def _windows(loads: _Loads, x: float, y: float, swap: bool) -> Optional[List[Tuple[int, int]]]:
+    """First and last item at which each stage can open if loads are at most x and y; the last is (n, n).
+
+    Loads grow with the run, so the stages before can't reach further than greedily filled ones, empty ones
+    among them: an item may be too much for a stage and not for the next, whose loads are others.
+    """
+    n, k = loads.n, loads.num_stages
+    high, low = [0] * (k + 1), [n] * (k + 1)
+    for stage in range(k):
+        end = np.arange(high[stage] + 1, n - (k - 1 - stage) + 1)
+        a, b = loads.pair(stage, high[stage], end, swap)  # type: ignore[arg-type]
+        count = min(np.searchsorted(a, x, side="right"), np.searchsorted(b, y, side="right"))
+        high[stage + 1] = high[stage] + int(count)
+    if high[k] != n:
+        return None
+    for stage in range(k - 1, -1, -1):
+        start = np.arange(low[stage + 1] - 1, stage - 1, -1)
+        a, b = loads.pair(stage, start, low[stage + 1], swap)  # type: ignore[arg-type]
+        count = min(np.searchsorted(a, x, side="right"), np.searchsorted(b, y, side="right"))
+        low[stage] = low[stage + 1] - int(count)
+    if low[0] > 0 or any(low[s] > high[s] for s in range(k + 1)):
+        return None
+    low[0] = 0
+    return list(zip(low, high))
+
+
+def _least(
+    loads: _Loads, x: float, y: float, t: List[float], swap: bool = False, goal: int = LOAD
+) -> Optional[Tuple[float, Tuple[int, ...]]]:
+    """The best of the splits with a <= x, b <= y and cuts <= t, and how good it is; None if there is none.
+
+    best[s][j] = min over i of max(best[s - 1][i], b_s[i, j]), over those i, j that the thresholds and the
+    memory allow; or with cut_s[j] in the place of b_s[i, j], or with a sum in the place of the maximum.
+
+    Args:
+        swap: a and b change roles.
+        goal: LOAD: the smallest max b.  TRANSFER: the smallest sum of cut_s.  c: the smallest max cut_s of class c.
+    """
+    windows = _windows(loads, x, y, swap)
+    if windows is None:
+        return None
+    k, cut_s = loads.num_stages, loads.tables.cut_s
+    best = np.zeros(1)
+    back: List[np.ndarray] = []
+    for stage in range(k):
+        i = np.arange(windows[stage][0], windows[stage][1] + 1)
+        j = np.arange(windows[stage + 1][0], windows[stage + 1][1] + 1)
+        a, b = loads.pair(stage, i[:, None], j[None, :], swap)
+        allowed = loads.fits[stage][i[0] : i[-1] + 1, j[0] : j[-1] + 1] & (a <= x) & (b <= y)
+        if stage < k - 1:
+            allowed &= cut_s[j] <= t[loads.cut_class(stage + 1)]
+        if goal == LOAD:
+            reached = np.maximum(best[:, None], b)
+        elif goal == TRANSFER:
+            reached = best[:, None] + cut_s[j]
+        else:
+            counts = stage < k - 1 and loads.cut_class(stage + 1) == goal
+            reached = np.maximum(best[:, None], cut_s[j] if counts else 0.0 * cut_s[j])
+        reached = np.where(allowed, reached, np.inf)
+        # Of equally good predecessors the first: ties fall to early cuts.
+        source = reached.argmin(axis=0)
+        best = reached[source, np.arange(len(j))]
+        back.append(source + i[0])
+        if not np.isfinite(best).any():
+            return None
+    starts = [loads.n]
+    for stage in range(k - 1, -1, -1):
+        starts.append(int(back[stage][starts[-1] - windows[stage + 1][0]]))
+    return float(best[-1]), tuple(reversed(starts[1:]))
+
+
+class _Search:
+    def __init__(self, loads: _Loads, max_evaluations: Optional[int]) -> None:
+        self.loads, self.limit = loads, max_evaluations
+        self.value, self.starts = np.inf, ()  # type: Tuple[float, Tuple[int, ...]]
+        self.heap: List[Tuple[float, int, _Box, Tuple[float, float, List[float]]]] = []
+        self.num_evaluations = self.num_boxes = 0
+
+    def _least(
+        self, x: float, y: float, t: List[float], swap: bool = False, goal: int = LOAD
+    ) -> Optional[Tuple[float, Tuple[int, ...]]]:
+        self.num_evaluations += 1
+        return _least(self.loads, x, y, t, swap, goal)
+
+    def _levels(self, index: Tuple[int, ...]) -> List[float]:
+        return [float(own[i]) for own, i in zip(self.loads.levels, index)]
+
+    def _offer(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
+        maxima = self.loads.maxima(starts)
+        value = self.loads.value(*maxima)
+        if value < self.value:
+            self.value, self.starts = value, starts
+        return maxima
+
+    def evaluate(self, box: _Box) -> None:
+        """Finds the smallest Y in a box, and the smallest X that goes with it, and files the box under its bound."""
+        low, high = self._levels(box.t_low), self._levels(box.t_high)
+        # What Y may be at most to beat the best split (a little more: rounding).
+        y_limit = np.inf
+        if np.isfinite(self.value):
+            y_limit = (self.value - max(box.x_low, 0.0) - self.loads.weight * sum(low)) * (1 + 1e-12)
+        found = self._least(box.x_high, y_limit, high)
+        if found is None:
+            return
+        y, starts = found
+        self._offer(starts)
+        narrow = self._least(y, box.x_high, high, swap=True)
+        assert narrow is not None  # the split just found meets these thresholds
+        corner = self._offer(narrow[1])
+        # No split that is better than the best one has cuts below these.
+        t_low = list(box.t_low)
+        for c in range(len(low)):
+            if np.isfinite(y_limit) and box.t_low[c] < box.t_high[c]:
+                short = self._least(box.x_high, y_limit, high, goal=c)
+                assert short is not None  # the split found above meets these thresholds
+                self._offer(short[1])
+                t_low[c] = max(t_low[c], int(np.searchsorted(self.loads.levels[c], short[0])))
+        self.file(box._replace(t_low=tuple(t_low)), corner)
+
+    def file(self, box: _Box, corner: Tuple[float, float, List[float]]) -> None:
+        """Cuts away what is dominated and keeps the rest, under its lower bound, unless it can't be better.
+
+        Args:
+            corner: (X, Y, T) of a split of the box's upper corner: Y the smallest in the box, X the smallest with it.
+        """
+        x, y, t = corner
+        low = self._levels(box.t_low)
+        bound = self.loads.value(max(box.x_low, 0.0), y, low)
+        # Everything in the box has Y >= y, so where X >= x and T >= t nothing is better than this split.
+        wider = [c for c in range(len(t)) if t[c] > low[c]]
+        if not wider:
+            box = box._replace(x_high=min(box.x_high, float(np.nextafter(x, -np.inf))))
+        elif x <= box.x_low and len(wider) == 1:
+            c = wider[0]
+            t_high = list(box.t_high)
+            t_high[c] = min(t_high[c], int(np.searchsorted(self.loads.levels[c], t[c])) - 1)
+            box = box._replace(t_high=tuple(t_high))
+        if box.x_high > box.x_low and bound < self.value:
+            self.num_boxes += 1
+            heapq.heappush(self.heap, (bound, self.num_boxes, box, corner))
+
+    def _split(self, box: _Box) -> List[_Box]:
+        """Halves a box across the threshold that matters most."""
+        low, high = self._levels(box.t_low), self._levels(box.t_high)
+        widths = [self.loads.weight * (b - a) for a, b in zip(low, high)]
+        middle = box.x_low + (box.x_high - box.x_low) / 2
+        c = int(np.argmax(widths))
+        if widths[c] > 0 and (widths[c] >= box.x_high - box.x_low or not box.x_low < middle < box.x_high):
+            cut = (box.t_low[c] + box.t_high[c]) // 2
+            below, above = list(box.t_high), list(box.t_low)
+            below[c], above[c] = cut, cut + 1
+            return [box._replace(t_high=tuple(below)), box._replace(t_low=tuple(above))]
+        if not box.x_low < middle < box.x_high:
+            return [box]
+        return [box._replace(x_high=middle), box._replace(x_low=middle)]
+
+    def run(self) -> float:
+        """Searches to the end or the limit; returns the lower bound."""
+        top = tuple(len(own) - 1 for own in self.loads.levels)
+        zero = (0,) * len(top)
+        total = float(self.loads.forward[-1] + self.loads.backward[-1]) * 2
+        self.evaluate(_Box(-1.0, max(total, 1e-300), zero, top))
+        while self.heap:
+            bound, _, box, corner = self.heap[0]
+            if bound >= self.value:
+                break
+            if self.limit is not None and self.num_evaluations >= self.limit:
+                return min(bound, self.value)
+            heapq.heappop(self.heap)
+            x, _, t = corner
+            known = x <= box.x_high and all(a <= b for a, b in zip(t, self._levels(box.t_high)))
+            for part in self._split(box):
+                if known and part != box and (part.x_high, part.t_high) == (box.x_high, box.t_high):
+                    self.file(part, corner)  # the same upper corner
+                else:
+                    self.evaluate(part)
+        return self.value
+
+
+def search(
+    tables: StageTables, num_stages: int, schedule: str, max_evaluations: Optional[int] = None
+) -> MinMaxResult:
+    """Fastest split for a pipelined schedule.
+
+    Of splits with the same maxima it takes one with the least transfer, and of those one with early cuts.
+
+    Args:
+        schedule: "Grouped" or "Interleaved".
+        max_evaluations: dynamic programs after which to stop with a gap; None for a proof of optimality.
+    """
+    loads = _Loads(tables, num_stages, schedule)
+    state = _Search(loads, max_evaluations)
+    bound = state.run()
+    if not state.starts:
+        return MinMaxResult((), np.inf, state.num_evaluations)
+    x, y, t = loads.maxima(state.starts)
+    chosen = _least(loads, x, y, t, goal=TRANSFER)
+    assert chosen is not None
+    return MinMaxResult(chosen[1], bound, state.num_evaluations)

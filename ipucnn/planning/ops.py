@@ -1,0 +1,242 @@
+"""Work of one product (convolution or matrix product, any pass) on the tiles, by a search over tile splits.
+
+Each pass of a convolution is a product of groups: M rows by N output channels, summed over R channels and k kernel
+elements.  A split gives a tile M/m rows of N/n channels, R/r of the sum and G/g groups, g n r m <= tiles, as Poplar's
+planner does (poplibs, ConvPlan).  A tile then
+  - receives its share of the input (with the kernel's halo) and of the weights;
+  - multiplies, with the best of three units: AMP (blocks of channels, padded; groups smaller than a block are
+    combined into one, with zeros off the diagonal), SLIC (few input channels per group) or plain vectors;
+  - where r > 1, receives its part of the partial sums of r tiles and adds them.
+The cheapest split whose temporary bytes are within the bound is taken, or the one with the least bytes.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Tuple
+
+import numpy as np
+
+from ipucnn.hardware import IPU
+from ipucnn.planning.constants import CostConstants
+
+__all__ = ["SPLITS", "UNITS", "Plans", "Products", "plan_products", "split_work"]
+
+SPLITS = ("groups", "output_channels", "input_channels", "positions")
+UNITS = ("amp", "slic", "vector")
+
+_STEPS = 3  # receive, rearrange, multiply
+_REDUCTION_STEPS = 2  # receive partials, add
+
+
+@dataclass(frozen=True)
+class Products:
+    """n products; every field is an array of shape (n,).
+
+    Attributes:
+        groups: G.
+        rows: M, per group; output positions, or kernel elements and input channels in a weight gradient.
+        outputs: N, output channels per group.
+        reduction: R, per group; input channels, or positions in a weight gradient.
+        taps: k, kernel elements that each output sums over; 1 / stride^2 of the kernel in a strided data gradient.
+        kernel_width: of the kernel, for SLIC's padding.
+        reach: input positions across (one axis) that a tile's patch adds beyond its share: the halo.
+        density: input positions per output position along an axis: the stride, or its inverse.
+        weight_gradient: the rows are (channel, tap) pairs and the sum runs over positions.
+        channels: input channels per group in a weight gradient (its rows are ``channels`` x taps of the kernel).
+    """
+
+    groups: np.ndarray
+    rows: np.ndarray
+    outputs: np.ndarray
+    reduction: np.ndarray
+    taps: np.ndarray
+    kernel_width: np.ndarray
+    reach: np.ndarray
+    density: np.ndarray
+    weight_gradient: np.ndarray
+    channels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def take(self, rows: np.ndarray) -> "Products":
+        """The products of those indices (or that mask)."""
+        return Products(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def columns(self) -> "Products":
+        """The same with a last axis of length 1, to be broadcast against splits."""
+        return Products(*(getattr(self, field.name)[:, None] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The split chosen for each of n products.
+
+    Attributes:
+        work: (n, len(FEATURES)), per tile.
+        split: (n, 4) integers in the order of ``SPLITS``.
+        unit: (n,) index into ``UNITS``.
+        temporary_bytes: (n,) per tile.
+    """
+
+    work: np.ndarray
+    split: np.ndarray
+    unit: np.ndarray
+    temporary_bytes: np.ndarray
+
+
+def _ceil_divide(a: Any, b: Any) -> Any:
+    return np.ceil(a / b)
+
+
+def split_work(
+    products: Products, split: Tuple[np.ndarray, ...], ipu: IPU, arithmetic: str, constants: CostConstants
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Work and temporary bytes of products under given splits.
+
+    Args:
+        products: fields of shape (n, 1), see ``Products.columns``.
+        split: groups, output channels, input channels, positions: arrays that broadcast to (n, s).
+
+    Returns:
+        work (n, s, len(FEATURES)), unit (n, s), temporary bytes (n, s), all per tile.
+    """
+    p = products
+    element_bytes = 4 if arithmetic == "float_float" else 2
+    partial_bytes = 2 if arithmetic == "half_half" else 4
+    by_groups, by_outputs, by_reduction, by_rows = split
+    rows = _ceil_divide(p.rows, by_rows)
+    outputs = _ceil_divide(p.outputs, by_outputs)
+    reduction = _ceil_divide(p.reduction, by_reduction)
+    groups = _ceil_divide(p.groups, by_groups)
+
+    # AMP: groups smaller than a block are combined, as many as a block takes.
+    amp = ipu.amp[arithmetic]
+    combined = np.clip(
+        np.floor(
+            np.minimum(
+                amp.output_channels / p.outputs,
+                np.where(p.weight_gradient, np.inf, amp.input_channels / p.reduction),
+            )
+        ),
+        1,
+        groups,
+    )
+    channels_scale = np.where(p.weight_gradient, 1.0, combined)  # positions of a weight gradient are shared
+    rows_scale = np.where(p.weight_gradient, combined, 1.0)
+    blocks = (
+        _ceil_divide(groups, combined)
+        * _ceil_divide(outputs * combined, amp.output_channels)
+        * _ceil_divide(reduction * channels_scale, amp.input_channels)
+        * p.taps
+    )
+    load_cycles = amp.input_channels * amp.output_channels * element_bytes / ipu.weight_load_bytes_per_cycle
+    rounds: np.ndarray = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
+    amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
+
+    # SLIC and vectors: a start for each row of the kernel and each four sums, over four input channels at most.
+    macs = groups * rows * outputs * reduction * p.taps
+    vector_cycles = macs / ipu.vector_macs_per_cycle[element_bytes]
+    kernel_rows = np.maximum(p.taps / p.kernel_width, 1)
+    small_blocks = _ceil_divide(groups * outputs, 4) * _ceil_divide(reduction, 4) * kernel_rows
+    if ipu.slic_macs_per_channel and element_bytes == 2:
+        rate = ipu.slic_macs_per_channel * np.minimum(p.reduction, ipu.slic_max_channels)
+        padding = _ceil_divide(p.kernel_width, ipu.slic_kernel_width) * ipu.slic_kernel_width / p.kernel_width
+        slic_cycles = np.where(p.weight_gradient, np.inf, macs * padding / rate)
+    else:
+        slic_cycles = np.full(macs.shape, np.inf)
+
+    candidates = np.stack([amp_cycles, slic_cycles, vector_cycles])
+    starts = np.stack(np.broadcast_arrays(blocks, small_blocks, small_blocks))
+    unit = np.argmin(candidates + constants.block_cycles * starts, axis=0)
+    unit_cycles = np.take_along_axis(candidates, unit[None], axis=0)[0]
+    starts = np.take_along_axis(starts, unit[None], axis=0)[0]
+
+    # Bytes received: the input patch, the weights (or, in a weight gradient, activations and output gradients).
+    positions = np.where(p.weight_gradient, reduction, rows)
+    patch = (np.sqrt(positions) * p.density + p.reach) ** 2
+    patch = np.minimum(patch, np.where(p.weight_gradient, p.reduction, p.rows) * p.density**2)
+    input_channels = np.where(
+        p.weight_gradient, np.minimum(_ceil_divide(p.channels, by_rows), p.channels), reduction
+    )
+    input_bytes = groups * input_channels * patch * element_bytes
+    other_bytes = groups * outputs * reduction * np.where(p.weight_gradient, 1, p.taps) * element_bytes
+    partials_bytes = groups * rows * outputs * partial_bytes
+    summed = by_reduction > 1
+    reduced_bytes = np.where(summed, partials_bytes * (1 - 1 / by_reduction), 0.0)
+    received = input_bytes + other_bytes + reduced_bytes
+    # A weight gradient sums over positions, which have to become the unit's input channels: both operands are
+    # transposed, the activations once per column of the kernel, shifted (poplibs: expandDims).
+    transposed = np.where(p.weight_gradient, input_bytes * p.kernel_width + other_bytes, 0.0)
+    steps = _STEPS + _REDUCTION_STEPS * summed
+
+    work = np.stack(
+        np.broadcast_arrays(unit_cycles, starts, received, reduced_bytes, transposed, steps), axis=-1
+    )
+    temporary = input_bytes + other_bytes + partials_bytes + reduced_bytes
+    return work, unit, temporary
+
+
+def _factors(limit: int, fine: bool) -> np.ndarray:
+    """1, 2, 4, ... up to ``limit``, with 3, 6, 12, ... between them where ``fine``."""
+    values = {limit}
+    for base in (1, 3) if fine else (1,):
+        while base < limit:
+            values.add(base)
+            base *= 2
+    return np.array(sorted(values), dtype=float)
+
+
+def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
+    """Splits to try for products of one kind, (n, s) each; the last array says which of them the tiles suffice for.
+
+    All combinations of the factors, with what is left going to the rows.  A product's factors don't depend on which
+    others are planned along with it.
+    """
+    coarse = bool(products.weight_gradient.any())
+    tiles = ipu.num_tiles
+    # No unit gains from less than four channels a tile.
+    limits = [
+        np.minimum(products.groups, tiles),
+        np.minimum(_ceil_divide(products.outputs, 4), tiles),
+        np.minimum(_ceil_divide(products.reduction, 4), tiles),
+    ]
+    fine = (not coarse, True, not coarse)
+    factors = [_factors(int(limit.max()), grain) for limit, grain in zip(limits, fine)]
+    grid: Any = np.meshgrid(*factors, indexing="ij")
+    splits = [np.minimum(axis.ravel()[None, :], limit[:, None]) for axis, limit in zip(grid, limits)]
+    used = splits[0] * splits[1] * splits[2]
+    by_rows = np.clip(np.floor(tiles / used + 1e-9), 1, products.rows[:, None])
+    return (*splits, by_rows, used <= tiles)
+
+
+def plan_products(
+    products: Products, ipu: IPU, arithmetic: str, bound_bytes: float, constants: CostConstants
+) -> Plans:
+    """The cheapest split of each product whose temporary bytes per tile are within the bound, else the smallest."""
+    num = len(products)
+    work = np.zeros((num, len(constants.cycles_per_unit)))
+    split: np.ndarray = np.ones((num, len(SPLITS)), dtype=int)
+    unit: np.ndarray = np.zeros(num, dtype=int)
+    temporary = np.zeros(num)
+    # Products of one kind share their candidates; few kinds keep the arrays dense, small ones keep them in cache.
+    grouped = products.groups > 1
+    for kind in range(4):
+        chosen = np.flatnonzero((grouped == bool(kind & 1)) & (products.weight_gradient == bool(kind & 2)))
+        for start in range(0, len(chosen), 32):
+            rows = chosen[start : start + 32]
+            part = products.take(rows)
+            *splits, possible = _candidates(part, ipu)
+            all_work, units, bytes_ = split_work(part.columns(), tuple(splits), ipu, arithmetic, constants)
+            cycles = np.where(possible, all_work @ constants.cycles_per_unit, np.inf)
+            bytes_ = np.where(possible, bytes_, np.inf)
+            fitting = np.where(bytes_ <= bound_bytes, cycles, np.inf)
+            best = np.where(
+                np.isfinite(fitting).any(axis=1), np.argmin(fitting, axis=1), np.argmin(bytes_, axis=1)
+            )
+            here = np.arange(len(rows))
+            work[rows] = all_work[here, best]
+            unit[rows] = units[here, best]
+            temporary[rows] = bytes_[here, best]
+            for axis, factor in enumerate(splits):
+                split[rows, axis] = np.broadcast_to(factor, cycles.shape)[here, best]
+    return Plans(work, split, unit, temporary)

@@ -1,0 +1,331 @@
+"""The answer of ``ipucnn plan-splits``: a plan with everything predicted for it, as a value, JSON and YAML.
+
+Nothing here was measured: what the cost and memory model say of IPUs is named ``predicted_...``.  Sizes are in bytes,
+times in seconds of one micro-batch unless the name says otherwise.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional, Tuple
+
+from ipucnn.errors import DataError
+from ipucnn.planning.records import from_plain, to_plain
+from ipucnn.planning.settings import PlanSettings
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "ComparisonRow",
+    "IpuPlan",
+    "NoFit",
+    "ParetoRow",
+    "PipelinePlan",
+    "ProfileLayer",
+    "StagePlan",
+    "SystemFacts",
+]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SystemFacts:
+    """The machine that was planned for.
+
+    Attributes:
+        name: as ``--system`` takes it.
+        ipu: title of the IPU generation.
+        num_ipus: of the whole system.
+        ipu_memory_bytes: of one IPU.
+    """
+
+    name: str
+    title: str
+    ipu: str
+    num_ipus: int
+    ipu_memory_bytes: float
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One pipeline stage.
+
+    Attributes:
+        stage: from 0.
+        ipu: it runs on, from 0 within the replica.
+        first_layer, last_layer: names, both in the stage.
+        macs: multiply-accumulates of the forward pass of one sample.
+        num_parameters: numbers in all weights.
+        predicted_backward_s: without the recomputation, which is ``predicted_recompute_s`` (0 where there is none).
+        predicted_receive_s: transfer of everything that crosses the cut before it, one direction.
+        received_bytes: what that is.
+        skips: names of the tensors in it that the layers next to the cut don't make: skips carried through.
+        predicted_memory_bytes: by category, see ``verdict.CATEGORIES``; of a segment that shares an IPU, its part.
+    """
+
+    stage: int
+    ipu: int
+    first_layer: str
+    last_layer: str
+    num_layers: int
+    macs: int
+    num_parameters: int
+    predicted_forward_s: float
+    predicted_backward_s: float
+    predicted_recompute_s: float
+    predicted_receive_s: float
+    received_bytes: float
+    skips: Tuple[str, ...]
+    predicted_memory_bytes: Dict[str, float]
+
+    @property
+    def predicted_s(self) -> float:
+        """Forward, recomputation and backward."""
+        return self.predicted_forward_s + self.predicted_recompute_s + self.predicted_backward_s
+
+
+@dataclass(frozen=True)
+class IpuPlan:
+    """The memory of one IPU of a replica.
+
+    Attributes:
+        stages: that run on it.
+        predicted_memory_bytes: by category, in the order of ``verdict.CATEGORIES``.
+        predicted_fill: their sum over ``capacity_bytes``.
+        verdict: "fits", "uncertain" or "does not fit".
+    """
+
+    ipu: int
+    stages: Tuple[int, ...]
+    predicted_memory_bytes: Dict[str, float]
+    capacity_bytes: float
+    predicted_fill: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ProfileLayer:
+    """A layer of the model in its canonical order.
+
+    Attributes:
+        stage: that it is in.
+        predicted_cumulative_s: forward and backward (without recomputation) of it and all layers before it.
+    """
+
+    name: str
+    op_class: str
+    stage: int
+    predicted_forward_s: float
+    predicted_backward_s: float
+    predicted_cumulative_s: float
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """Other splits under the plan's settings, judged by the same model.
+
+    Attributes:
+        name: "params", "equal-layers", "equal-blocks", "preset NAME", or a file's name.
+        predicted_fill: of the fullest IPU.
+        predicted_best_tick_s: tick of the best split that takes no more memory than the plan may (its own tick, if the
+            planner chose it), or than these splits do, whichever is more.
+        ratio: ``predicted_tick_s`` over it: how many times longer; at least 1, because the best one is proved to be.
+    """
+
+    name: str
+    splits: Tuple[str, ...]
+    predicted_tick_s: float
+    predicted_images_per_s: float
+    predicted_fill: float
+    verdict: str
+    predicted_best_tick_s: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class ParetoRow:
+    """A configuration to which no other is better in throughput, memory and IPUs at once.
+
+    Attributes:
+        num_stages: on ``ipus_per_replica`` IPUs: fewer IPUs than stages are recomputation segments.
+        num_ipus: of all replicas.
+        predicted_fill: of the fullest IPU.
+        best: the one that the plan takes.
+    """
+
+    num_stages: int
+    schedule: str
+    micro_batch_size: int
+    gradient_accumulation_count: int
+    num_replicas: int
+    ipus_per_replica: int
+    num_ipus: int
+    recomputation: bool
+    available_memory_proportion: float
+    splits: Tuple[str, ...]
+    predicted_images_per_s: float
+    predicted_fill: float
+    verdict: str
+    best: bool
+
+
+@dataclass(frozen=True)
+class NoFit:
+    """Why no split surely fits.
+
+    Attributes:
+        memory_limit: share of an IPU's memory that was allowed.
+        layer: exceeds it in whatever stage; None if there is none.
+        ranges: (first layer, last layer) of runs none of which fits into one stage.
+        fewest_ipus: of a replica into which some split fits; None: none does up to ``max_ipus``.
+        largest_micro_batch_size: at which some split into the asked number of stages fits; None: none does.
+    """
+
+    memory_limit: float
+    num_stages: int
+    layer: Optional[str]
+    ranges: Tuple[Tuple[str, str], ...]
+    fewest_ipus: Optional[int]
+    max_ipus: int
+    largest_micro_batch_size: Optional[int]
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """A network's pipeline and what is predicted for it.
+
+    Attributes:
+        model, input_shape, num_classes: what the network was built for.
+        build: further options that decide its layers: norm, dropout, base filters.
+        settings: what the plan was made for; ``settings.mapping`` is the IPU of each stage.
+        splits: names of the layers that open stages 1, 2, ...
+        planned: whether the planner chose the splits (else they were given, and judged).
+        occupied_ipus: of all replicas; a replica occupies a power of two.
+        memory_limit: share of an IPU's memory that the planner allowed; see ``judge.LIMITS``.
+        predicted_tick_s: the pipeline's time for one more micro-batch, transfers included: the planner's objective.
+        predicted_lower_bound_s: no split within the memory limit, in the canonical layer order, is faster.
+        gap: tick / lower bound - 1; ``optimal``: 0, proved.
+        predicted_transfer_s: part of the tick that is transfers between IPUs; predicted_fixed_s: feeds and loop.
+        predicted_fill_drain_s: per weight update, by which filling and draining take longer than full ticks.
+        predicted_update_s: optimizer and all-reduce, of which ``predicted_all_reduce_s``.
+        predicted_weight_update_s: everything of one weight update.
+        predicted_latency_s: one micro-batch through all forward passes.
+        bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
+        no_fit: why a plan is only "uncertain", None for one that fits.
+        assumed: what nobody asked for, a sentence each.
+    """
+
+    model: str
+    input_shape: Tuple[int, ...]
+    num_classes: int
+    build: Dict[str, Any]
+    settings: PlanSettings
+    system: SystemFacts
+    splits: Tuple[str, ...]
+    planned: bool
+    occupied_ipus: int
+    memory_limit: float
+    stages: Tuple[StagePlan, ...]
+    ipus: Tuple[IpuPlan, ...]
+    predicted_tick_s: float
+    predicted_lower_bound_s: float
+    gap: float
+    optimal: bool
+    predicted_images_per_s: float
+    predicted_transfer_s: float
+    predicted_fixed_s: float
+    predicted_fill_drain_s: float
+    predicted_update_s: float
+    predicted_all_reduce_s: float
+    predicted_weight_update_s: float
+    predicted_latency_s: float
+    predicted_host_bytes_per_s: float
+    predicted_host_limit_images_per_s: float
+    bottleneck: str
+    profile: Tuple[ProfileLayer, ...] = field(repr=False)
+    comparison: Tuple[ComparisonRow, ...] = ()
+    pareto: Tuple[ParetoRow, ...] = ()
+    no_fit: Optional[NoFit] = None
+    assumed: Tuple[str, ...] = ()
+    ipucnn_version: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of the IPUs."""
+        return max(self.ipus, key=lambda ipu: ipu.predicted_fill).verdict
+
+    @property
+    def predicted_fill(self) -> float:
+        """Of the fullest IPU."""
+        return max(ipu.predicted_fill for ipu in self.ipus)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    def run_options(self) -> Dict[str, Any]:
+        """The options of ``ipucnn train`` that run it: YAML keys and values."""
+        settings = self.settings
+        options: Dict[str, Any] = {
+            "micro-batch-size": settings.micro_batch_size,
+            "gradient-accumulation-count": settings.gradient_accumulation_count,
+            "num-replicas": settings.num_replicas,
+        }
+        if self.num_stages > 1:
+            options["pipeline-splits"] = list(self.splits)
+            if settings.mapping != tuple(range(self.num_stages)):
+                options["device-mapping"] = list(settings.mapping)
+            options["pipeline-schedule"] = settings.schedule
+            options["recomputation"] = settings.recomputation
+        options["available-memory-proportion"] = [100 * settings.available_memory_proportion]
+        options["precision"] = settings.precision
+        return options
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON; ``from_dict`` reads them."""
+        plain: Dict[str, Any] = to_plain(self)
+        return plain
+
+    @staticmethod
+    def from_dict(data: Any, where: str = "plan") -> "PipelinePlan":
+        """The inverse of ``to_dict``.
+
+        Raises:
+            DataError: naming what is wrong.
+        """
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if version != SCHEMA_VERSION:
+            raise DataError(
+                f"{where} has schema_version {version!r}, this ipucnn reads {SCHEMA_VERSION}",
+                "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
+            )
+        return from_plain(PipelinePlan, data, where)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def to_yaml(self) -> str:
+        """The text of ``plan.yml``."""
+        import yaml
+
+        header = (
+            f"# Pipeline plan for {self.model}, predicted, not measured.\n"
+            "# Use it: ipucnn train --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
+        )
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        return header + yaml.dump(self.to_dict(), Dumper=dumper, sort_keys=False, width=110)
+
+    @staticmethod
+    def from_yaml(text: str, source: str) -> "PipelinePlan":
+        """Reads ``plan.yml``.
+
+        Raises:
+            DataError: with ``source`` and what is wrong.
+        """
+        import yaml
+
+        try:
+            data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError as error:
+            raise DataError(f"{source} is not readable as YAML: {str(error).splitlines()[0]}") from None
+        return PipelinePlan.from_dict(data, source)

@@ -1,0 +1,139 @@
+"""Exact search for the Sequential schedule: stages run one after the other, on an IPU each or all on one."""
+
+import heapq
+from typing import List, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.planning.minmax import MinMaxResult
+from ipucnn.planning.stages import StageTables
+
+__all__ = ["search_one_ipu", "search_sequential"]
+
+
+def search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
+    """Stages on an IPU each: the shortest path over cuts, O(stages x n^2).
+
+    The work is the same wherever the cuts are; they decide the transfers and what is not recomputed.
+    """
+    n, k = tables.num_items, num_stages
+    forward: np.ndarray = np.cumsum([0.0, *tables.forward_s])
+    backward: np.ndarray = np.cumsum([0.0, *tables.backward_s])
+    transfer: np.ndarray = tables.transfer_directions * tables.cut_s
+    best = np.full(n + 1, np.inf)
+    best[0] = 0.0
+    sources: List[np.ndarray] = []
+    for stage in range(k):
+        # Columns j = stage + 1 .. n - (k - 1 - stage): later stages need an item each.
+        i = slice(stage, n - (k - 1 - stage))
+        j = np.arange(stage + 1, n - (k - 1 - stage) + 1)
+        ahead = forward[None, j] - forward[i, None]
+        cost = ahead + (backward[None, j] - backward[i, None]) + transfer[j]
+        if tables.recomputes(k, stage):
+            cost += ahead
+        reached = np.where(tables.fits(k, stage)[i, j[0] : j[-1] + 1], best[i, None] + cost, np.inf)
+        source = np.full(n + 1, -1)
+        source[j] = reached.argmin(axis=0) + stage
+        best = np.full(n + 1, np.inf)
+        best[j] = reached.min(axis=0)
+        sources.append(source)
+    if not np.isfinite(best[n]):
+        return MinMaxResult((), np.inf, 1)
+    starts, end = [], n
+    for source in reversed(sources):
+        end = int(source[end])
+        starts.append(end)
+    # The sum's own rounding is no gap: every split was compared.
+    return MinMaxResult(tuple(reversed(starts)), np.inf, 1)
+
+
+class _OneIpu:
+    """Segments on one IPU: checkpoints of all segments, and the largest segment, share the capacity.
+
+    Work is the same wherever the cuts are but for the last segment, which is not recomputed: the best split is one
+    whose last segment opens earliest.  For a limit M on what a segment takes, a dynamic program gives for every
+    opening e of the last segment the least checkpoint bytes of the segments before.  The search over M is branch
+    and bound: in M_low < M <= M_high no e is possible that isn't with M_high's checkpoints and M_low's segments.
+    """
+
+    def __init__(self, tables: StageTables, num_stages: int) -> None:
+        self.tables, self.k, self.n = tables, num_stages, tables.num_items
+        self.memory = [tables.memory(num_stages, stage) for stage in range(num_stages)]
+        assert tables.checkpoint_bytes is not None
+        self.checkpoint = np.asarray(tables.checkpoint_bytes)
+        self.num_evaluations = 0
+        # (n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
+        self.least_largest = np.full(self.n + 1, np.inf)
+        self.least_largest[0] = 0.0
+        for stage in range(num_stages - 1):
+            self.least_largest = np.maximum(self.least_largest[: self.n, None], self.memory[stage]).min(
+                axis=0
+            )
+
+    def least_checkpoints(self, limit: float) -> Tuple[np.ndarray, List[np.ndarray]]:
+        """((n + 1,) least checkpoint bytes with the last segment opening at e, sources) if no other exceeds limit."""
+        self.num_evaluations += 1
+        best = np.full(self.n + 1, np.inf)
+        best[0] = self.checkpoint[0]
+        sources = []
+        for stage in range(self.k - 1):
+            reached = np.where(self.memory[stage] <= limit, best[: self.n, None] + self.checkpoint, np.inf)
+            source = reached.argmin(axis=0)
+            best = reached[source, np.arange(self.n + 1)]
+            sources.append(source)
+        return best, sources
+
+    def starts(self, last: int, sources: List[np.ndarray]) -> Tuple[int, ...]:
+        found = [last]
+        for source in reversed(sources):
+            found.append(int(source[found[-1]]))
+        return tuple(reversed(found))
+
+    def largest(self, starts: Tuple[int, ...]) -> float:
+        """Bytes of the largest segment but the last."""
+        ends = (*starts[1:], self.n)
+        return max(
+            (float(self.memory[s][i, j]) for s, (i, j) in enumerate(zip(starts, ends)) if j < self.n),
+            default=0.0,
+        )
+
+    def earliest(self, low: float, checkpoints: np.ndarray) -> Optional[int]:
+        """First e that can open the last segment if the others' largest takes at least ``low`` bytes."""
+        largest = np.maximum(self.memory[-1][:, self.n], self.least_largest[: self.n])
+        total = checkpoints[: self.n] + np.maximum(largest, low)
+        possible = np.flatnonzero(total <= self.tables.capacity_bytes)
+        return int(possible[0]) if len(possible) else None
+
+    def run(self) -> Tuple[int, ...]:
+        """The best starts; empty if nothing fits."""
+        best_last, best = self.n, ()  # type: Tuple[int, Tuple[int, ...]]
+        heap = [(0, 0.0, float(self.tables.capacity_bytes))]
+        while heap:
+            bound, low, high = heapq.heappop(heap)
+            if bound >= best_last:
+                break
+            checkpoints, sources = self.least_checkpoints(high)
+            last = self.earliest(low, checkpoints)
+            if last is None or last >= best_last:
+                continue
+            starts = self.starts(last, sources)
+            own = self.largest(starts)
+            total = checkpoints[last] + max(own, float(self.memory[-1][last, self.n]))
+            if total <= self.tables.capacity_bytes:
+                # Nothing in this interval opens its last segment earlier.
+                best_last, best = last, starts
+                continue
+            # With at least `own` bytes this e is out; the rest of the interval is below.
+            heapq.heappush(heap, (last, low, float(np.nextafter(own, -np.inf))))
+            middle = (own + high) / 2
+            for part in ((own, middle), (float(np.nextafter(middle, np.inf)), high)):
+                if part[0] <= part[1]:
+                    heapq.heappush(heap, (last, *part))
+        return best
+
+
+def search_one_ipu(tables: StageTables, num_stages: int) -> MinMaxResult:
+    """Stages as recomputation segments on one IPU."""
+    search = _OneIpu(tables, num_stages)
+    starts = search.run()
+    return MinMaxResult(starts, np.inf, search.num_evaluations)

@@ -1,0 +1,463 @@
+"""Cost model: tile splits against a naive search, ticks against a naive simulator, and the rest of a prediction."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Dict, List, Tuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.hardware import get_ipu, get_system
+from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
+from ipucnn.planning.cost import layer_times, transfer_s
+from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.ops import UNITS, Products, plan_products, split_work
+from ipucnn.planning.predict import predict, schedule_s, update_s
+from ipucnn.planning.settings import PlanSettings
+
+MK2 = get_ipu("mk2")
+
+
+def conv(name: str, source: str, size: int, inputs: int, outputs: int, kernel=3, stride=1, groups=1) -> Layer:
+    weights = kernel * kernel * inputs // groups * outputs
+    return Layer(
+        name=name,
+        op_class="conv" if groups == 1 else "depthwise_conv" if groups == inputs else "grouped_conv",
+        inputs=(source,),
+        output_shape=(size, size, outputs),
+        kernel=(kernel, kernel),
+        strides=(stride, stride),
+        groups=groups,
+        input_channels=inputs,
+        macs=weights * size * size,
+        num_parameters=weights,
+        num_trainable=weights,
+        kept=(source,),
+    )
+
+
+def chain(num: int = 4, size: int = 28, channels: int = 64) -> LayerGraph:
+    """Convolution, norm and activation, ``num`` times, and a skip from the first block to the end."""
+    layers = [Layer("input", "input", (), (size, size, 3))]
+    last, depth = "input", 3
+    for i in range(num):
+        layers.append(conv(f"conv{i}", last, size, depth, channels))
+        layers.append(
+            Layer(
+                f"norm{i}",
+                "norm",
+                (f"conv{i}",),
+                (size, size, channels),
+                input_channels=channels,
+                num_parameters=4 * channels,
+                num_trainable=2 * channels,
+                kept=(f"conv{i}",),
+            )
+        )
+        layers.append(
+            Layer(f"relu{i}", "activation", (f"norm{i}",), (size, size, channels), kept=(f"relu{i}",))
+        )
+        last, depth = f"relu{i}", channels
+    layers.append(Layer("add", "elementwise", ("relu0", last), (size, size, channels)))
+    layers.append(Layer("pool", "pool", ("add",), (channels,), kernel=(size, size), strides=(size, size)))
+    layers.append(
+        Layer(
+            "dense",
+            "matmul",
+            ("pool",),
+            (10,),
+            input_channels=channels,
+            macs=10 * channels,
+            num_parameters=10 * channels + 10,
+            num_trainable=10 * channels + 10,
+            kept=("pool",),
+        )
+    )
+    return LayerGraph("chain", (size, size, 3), 10, tuple(layers))
+
+
+# --- tile splits -----------------------------------------------------------------------------------------------------
+
+
+def naive_work(p: Dict[str, float], split: Tuple[int, ...], arithmetic: str) -> Tuple[List[float], float]:
+    """Work by feature and temporary bytes on the fullest tile of a Mk2, one product, in plain numbers."""
+    element = 4 if arithmetic == "float_float" else 2
+    partial = 2 if arithmetic == "half_half" else 4
+    block_in, block_out, per_position = {
+        "half_half": (16, 16, 4),
+        "half_float": (16, 8, 4),
+        "float_float": (8, 16, 8),
+    }[arithmetic]
+    g = math.ceil(p["groups"] / split[0])
+    n = math.ceil(p["outputs"] / split[1])
+    r = math.ceil(p["reduction"] / split[2])
+    m = math.ceil(p["rows"] / split[3])
+    gradient = bool(p["weight_gradient"])
+    room = block_out / p["outputs"]
+    if not gradient:
+        room = min(room, block_in / p["reduction"])
+    together = max(1, min(math.floor(room), g))
+    ways = []  # cycles, starts of each unit
+    blocks = (
+        math.ceil(g / together)
+        * math.ceil(n * together / block_out)
+        * math.ceil(r * (1 if gradient else together) / block_in)
+        * p["taps"]
+    )
+    loading = block_in * block_out * element / 8
+    positions = 6 * math.ceil(m * (together if gradient else 1) / 6)
+    ways.append((blocks * (loading + per_position * positions), blocks))
+    macs = g * n * r * m * p["taps"]
+    small = math.ceil(g * n / 4) * math.ceil(r / 4) * max(p["taps"] / p["kernel_width"], 1)
+    if element == 2 and not gradient:
+        padded = 4 * math.ceil(p["kernel_width"] / 4) / p["kernel_width"]
+        ways.append((macs * padded / (8 * min(p["reduction"], 4)), small))
+    else:
+        ways.append((math.inf, small))
+    ways.append((macs / (4 if element == 2 else 2), small))
+    cycles, starts = min(ways, key=lambda way: way[0] + DEFAULT_CONSTANTS.block_cycles * way[1])
+    along, total = (r, p["reduction"]) if gradient else (m, p["rows"])
+    patch = min((math.sqrt(along) * p["density"] + p["reach"]) ** 2, total * p["density"] ** 2)
+    channels = min(math.ceil(p["channels"] / split[3]), p["channels"]) if gradient else r
+    images = g * channels * patch * element
+    others = g * n * r * (1 if gradient else p["taps"]) * element
+    partials = g * m * n * partial
+    reduced = partials * (1 - 1 / split[2])
+    transposed = images * p["kernel_width"] + others if gradient else 0.0
+    work = [cycles, starts, images + others + reduced, reduced, transposed, 5 if split[2] > 1 else 3]
+    return work, images + others + partials + reduced
+
+
+@st.composite
+def products(draw):
+    gradient = draw(st.booleans())
+    kernel = draw(st.sampled_from([1, 3, 5]))
+    groups = draw(st.sampled_from([1, 1, 4, 32]))
+    inputs = draw(st.sampled_from([1, 3, 16, 24, 64]))
+    outputs = draw(st.sampled_from([1, 4, 16, 40, 128]))
+    positions = draw(st.integers(1, 3000))
+    rows, reduction = (inputs * kernel**2, positions) if gradient else (positions, inputs)
+    return dict(
+        groups=groups,
+        rows=rows,
+        outputs=outputs,
+        reduction=reduction,
+        taps=1 if gradient else kernel**2,
+        kernel_width=kernel,
+        reach=kernel - 1,
+        density=1.0,
+        weight_gradient=gradient,
+        channels=inputs if gradient else 0,
+    )
+
+
+def as_arrays(dicts: List[Dict[str, float]]) -> Products:
+    return Products(
+        **{
+            key: np.array([d[key] for d in dicts], dtype=bool if key == "weight_gradient" else float)
+            for key in dicts[0]
+        }
+    )
+
+
+ARITHMETICS = st.sampled_from(["half_half", "half_float", "float_float"])
+
+
+@given(products(), st.tuples(*[st.integers(1, 8)] * 4), ARITHMETICS)
+def test_work_of_a_split_equals_the_naive_count(p, split, arithmetic) -> None:
+    split = tuple(min(s, int(p[key])) for s, key in zip(split, ("groups", "outputs", "reduction", "rows")))
+    arrays = tuple(np.array([[float(s)]]) for s in split)
+    work, _, temporary = split_work(as_arrays([p]).columns(), arrays, MK2, arithmetic, DEFAULT_CONSTANTS)
+    expected, expected_bytes = naive_work(p, split, arithmetic)
+    np.testing.assert_allclose(work[0, 0], expected, rtol=1e-12)
+    assert temporary[0, 0] == pytest.approx(expected_bytes)
+
+
+def naive_factors(limit: int, fine: bool) -> List[int]:
+    powers = [2**i for i in range(12)] + ([3 * 2**i for i in range(12)] if fine else [])
+    return sorted({min(limit, f) for f in powers})
+
+
+@given(products(), ARITHMETICS, st.sampled_from([0.001, 0.02, 0.6]))
+def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
+    bound = proportion * MK2.sram_per_tile_bytes
+    plans = plan_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    fine = not p["weight_gradient"]
+    limits = [p["groups"], math.ceil(p["outputs"] / 4), math.ceil(p["reduction"] / 4)]
+    best_cycles, least_bytes = math.inf, math.inf
+    for a, b, c in itertools.product(
+        *(naive_factors(min(limit, 1472), grain) for limit, grain in zip(limits, (fine, True, fine)))
+    ):
+        if a * b * c > 1472:
+            continue
+        split = (a, b, c, max(1, min(p["rows"], 1472 // (a * b * c))))
+        work, bytes_ = naive_work(p, split, arithmetic)
+        least_bytes = min(least_bytes, bytes_)
+        if bytes_ <= bound:
+            best_cycles = min(best_cycles, float(np.dot(work, DEFAULT_CONSTANTS.cycles_per_unit)))
+    if math.isfinite(best_cycles):
+        assert plans.work[0] @ DEFAULT_CONSTANTS.cycles_per_unit == pytest.approx(best_cycles)
+        assert plans.temporary_bytes[0] <= bound
+    else:
+        assert plans.temporary_bytes[0] == pytest.approx(least_bytes)
+
+
+@given(st.lists(products(), min_size=2, max_size=12), ARITHMETICS)
+def test_a_product_is_planned_the_same_in_any_company(many, arithmetic) -> None:
+    bound = 0.2 * MK2.sram_per_tile_bytes
+    together = plan_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    for i, p in enumerate(many):
+        alone = plan_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+        np.testing.assert_array_equal(alone.work[0], together.work[i])
+
+
+def test_splits_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> None:
+    layers = [
+        Layer("input", "input", (), (56, 56, 64)),
+        conv("dense", "input", 56, 64, 64, kernel=1),
+        conv("depthwise", "dense", 56, 64, 64, groups=64),
+        conv("grouped", "depthwise", 56, 64, 64, groups=4),
+    ]
+    graph = LayerGraph("units", (56, 56, 64), 64, tuple(layers))
+    times = layer_times(graph, PlanSettings(micro_batch_size=4), MK2)
+    assert times.splits.prod(axis=2).max() <= MK2.num_tiles
+    assert [times.unit_name(i, 0) for i in range(4)] == ["", "amp", "slic", "amp"]
+    assert times.unit_name(2, 2) in UNITS
+    mk1 = layer_times(graph, PlanSettings(micro_batch_size=4), get_ipu("mk1"))
+    assert mk1.unit_name(2, 0) != "slic"  # Mk1 has none
+
+
+@given(st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.sampled_from([1, 8, 64]), st.integers(1, 4))
+def test_every_pass_of_a_convolution_does_its_macs(kernel, stride, groups, batch) -> None:
+    """Unit cycles are never below the MACs over the peak, and not far above for a large dense convolution."""
+    size = 32
+    layer = conv("conv", "before", size // stride, 64, 64, kernel, stride, groups)
+    first = conv("before", "input", size, 3, 64)
+    graph = LayerGraph(
+        "passes", (size, size, 3), 64, (Layer("input", "input", (), (size, size, 3)), first, layer)
+    )
+    times = layer_times(graph, PlanSettings(micro_batch_size=batch), MK2)
+    unit = times.work[2, :, FEATURES.index("unit_cycles")]
+    ideal = layer.macs * batch / (MK2.num_tiles * MK2.amp["half_half"].macs_per_cycle)
+    assert (unit >= ideal * 0.999).all()
+
+
+def test_no_gradient_flows_to_the_image() -> None:
+    times = layer_times(chain(), PlanSettings(), MK2)
+    assert times.splits[1, 1].sum() == 0  # data gradient of the first convolution
+    assert times.splits[1, 2].sum() > 0
+    assert times.splits[4, 1].sum() > 0
+
+
+def test_inference_has_no_backward_pass_and_folds_norms() -> None:
+    graph = chain()
+    times = layer_times(graph, PlanSettings(training=False), MK2)
+    assert not times.backward_s.any()
+    assert times.forward_s[graph.index("norm1")] == 0
+    assert layer_times(graph, PlanSettings(), MK2).forward_s[graph.index("norm1")] > 0
+
+
+def test_shared_statistics_cost_time_in_norms_alone() -> None:
+    graph = chain()
+    alone = layer_times(graph, PlanSettings(), MK2)
+    shared = layer_times(graph, PlanSettings(dbn_replica_group_size=2), MK2)
+    slower = np.flatnonzero(shared.forward_s > alone.forward_s)
+    assert [graph.layers[i].op_class for i in slower] == ["norm"] * 4
+
+
+def test_less_memory_for_temporaries_is_never_faster() -> None:
+    graph = chain(size=112)
+    seconds = []
+    for proportion in (0.6, 0.1, 0.02):
+        times = layer_times(
+            graph, PlanSettings(micro_batch_size=8, available_memory_proportion=proportion), MK2
+        )
+        seconds.append(times.forward_s.sum() + times.backward_s.sum())
+    assert seconds == sorted(seconds)
+
+
+def test_with_constants_keeps_the_plans() -> None:
+    graph, settings = chain(), PlanSettings(micro_batch_size=4)
+    times = layer_times(graph, settings, MK2)
+    doubled = CostConstants(**{name: 2 * value for name, value in vars(DEFAULT_CONSTANTS).items()})
+    other = times.with_constants(doubled)
+    np.testing.assert_array_equal(other.splits, times.splits)
+    expected = times.work[:, 0] @ doubled.cycles_per_unit / MK2.clock_hz
+    np.testing.assert_allclose(other.forward_s, expected)
+
+
+# --- ticks -----------------------------------------------------------------------------------------------------------
+
+
+def naive_schedule_s(forward, backward, receive, settings: PlanSettings, fixed: float) -> float:
+    """Runs micro-batch by micro-batch, tick by tick."""
+    num, count = len(forward), settings.gradient_accumulation_count
+    if settings.schedule == "Sequential":
+        ways = 2 if settings.training else 1
+        return sum(fixed + sum(forward) + sum(backward) + ways * sum(receive) for _ in range(count))
+    events: Dict[int, List[Tuple[str, int]]] = {}
+    for batch in range(count):
+        for s in range(num):
+            if settings.schedule == "Interleaved" and settings.training:
+                events.setdefault(2 * batch + s, []).append(("F", s))
+                events.setdefault(2 * batch + 2 * num - 1 - s, []).append(("B", s))
+            else:
+                events.setdefault(batch + s, []).append(("F", s))
+                if settings.training:
+                    events.setdefault(batch + 2 * (num - 1) - s, []).append(("B", s))
+    total = 0.0
+    for work in events.values():
+        load: Dict[Tuple[str, int], float] = {}
+        moves = {"F": [0.0], "B": [0.0]}
+        for way, s in work:
+            key = (way, settings.mapping[s])
+            load[key] = load.get(key, 0.0) + (forward[s] if way == "F" else backward[s])
+            if way == "F" and s + 1 < num:
+                moves["F"].append(receive[s + 1])
+            if way == "B":
+                moves["B"].append(receive[s])
+        if settings.schedule == "Interleaved":  # each IPU is busy with what it has, forward or backward
+            busy: Dict[int, float] = {}
+            for (_, ipu), t in load.items():
+                busy[ipu] = busy.get(ipu, 0.0) + t
+            total += max(busy.values())
+        else:
+            total += sum(max([t for (w, _), t in load.items() if w == way], default=0.0) for way in "FB")
+        total += max(moves["F"]) + max(moves["B"])
+    ticks = count + num - 1 if settings.schedule == "Interleaved" or not settings.training else len(events)
+    return total + ticks * fixed
+
+
+seconds_ = st.floats(0.0, 10.0).map(lambda x: round(x, 3))
+
+
+@given(
+    st.integers(1, 5).flatmap(lambda n: st.tuples(*[st.lists(seconds_, min_size=n, max_size=n)] * 3)),
+    st.integers(1, 14),
+    st.sampled_from(["Grouped", "Interleaved", "Sequential"]),
+    st.booleans(),
+    seconds_,
+)
+def test_schedules_equal_a_tick_level_simulation(times, count, schedule, training, fixed) -> None:
+    forward, backward, receive = (np.array(t) for t in times)
+    if not training:
+        backward = 0 * backward
+    receive[0] = 0
+    settings = PlanSettings(
+        num_stages=len(forward), gradient_accumulation_count=count, schedule=schedule, training=training
+    )
+    total, _ = schedule_s(forward, backward, receive, settings, fixed)
+    expected = naive_schedule_s(list(forward), list(backward), list(receive), settings, fixed)
+    assert total == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(seconds_, min_size=4, max_size=4), st.integers(1, 12))
+def test_stages_that_share_an_ipu_add_up(times, count) -> None:
+    settings = PlanSettings(num_stages=4, gradient_accumulation_count=count, device_mapping=(0, 1, 1, 0))
+    forward = np.array(times)
+    nothing = np.zeros(4)
+    total, tick = schedule_s(forward, 2 * forward, nothing, settings, 0.0)
+    assert total == pytest.approx(
+        naive_schedule_s(times, [2 * t for t in times], [0.0] * 4, settings, 0.0), abs=1e-9
+    )
+    assert tick == pytest.approx(3 * max(times[0] + times[3], times[1] + times[2]))
+
+
+# --- predictions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_prediction_is_its_parts() -> None:
+    graph, system = chain(), get_system("pod16")
+    settings = PlanSettings(
+        micro_batch_size=4,
+        gradient_accumulation_count=8,
+        num_replicas=2,
+        num_stages=2,
+        recomputation=True,
+    )
+    times = layer_times(graph, settings, MK2)
+    found = predict(graph, ["conv2"], settings, system)
+    cut = graph.index("conv2")
+    stage, last = found.stages
+    assert stage.forward_s == pytest.approx(times.forward_s[:cut].sum())
+    assert stage.backward_s == pytest.approx((times.forward_s + times.backward_s)[:cut].sum())
+    assert last.recompute_s == 0 and last.backward_s == pytest.approx(times.backward_s[cut:].sum())
+    transfer = transfer_s(graph, cut, settings, MK2)
+    assert last.receive_s == pytest.approx(transfer)
+    tick = (
+        max(stage.forward_s, last.forward_s)
+        + max(stage.backward_s, last.backward_s)
+        + 2 * transfer
+        + DEFAULT_CONSTANTS.micro_batch_s
+    )
+    assert found.tick_s == pytest.approx(tick)
+    assert found.transfer_s == pytest.approx(2 * transfer)
+    assert found.weight_update_s < 10 * tick + found.update_s
+    assert found.images_per_s == pytest.approx(4 * 8 * 2 / found.weight_update_s)
+    sample = 28 * 28 * 3 * 2 + 4
+    assert found.host_bytes_per_s == pytest.approx(found.images_per_s * sample)
+
+
+def test_a_cut_carries_the_skips_over_it() -> None:
+    graph, settings = chain(), PlanSettings(micro_batch_size=3)
+    one = 28 * 28 * 64 * 2 * 3
+    idle = 2 * MK2.link_idle_cycles / MK2.clock_hz
+    inside = transfer_s(graph, graph.index("conv2"), settings, MK2)  # relu1, and relu0 for the add
+    assert inside == pytest.approx(2 * 2 * one / MK2.link_bytes_per_s + idle)
+    behind = transfer_s(graph, graph.index("pool"), settings, MK2)
+    assert behind == pytest.approx(2 * one / MK2.link_bytes_per_s + idle)
+
+
+def test_weight_update() -> None:
+    system = get_system("pod16")
+    one = PlanSettings(num_stages=2)
+    assert update_s([1e6, 2e6], replace(one, training=False), system) == 0
+    alone = update_s([1e6, 2e6], one, system)
+    assert alone == update_s([0, 2e6], one, system)  # IPUs work side by side
+    together = replace(one, device_mapping=(0, 0))
+    assert update_s([1e6, 2e6], together, system) == pytest.approx(1.5 * alone)
+    many = update_s([1e6, 2e6], replace(one, num_replicas=4), system)
+    assert many - alone == pytest.approx(4e6 / system.all_reduce_bytes_per_s)
+    offloaded = update_s([1e6, 2e6], replace(one, optimizer_state_offloading=True), system)
+    assert offloaded - alone == pytest.approx(2 * 4e6 / system.remote_bytes_per_s)
+    wide = update_s([1e6, 2e6], replace(one, precision="16.32", num_replicas=4), system)
+    assert wide == pytest.approx(2 * many)
+
+
+def test_resnet50s_all_reduce_takes_what_the_logs_say() -> None:
+    settings = PlanSettings(num_replicas=64)
+    for system, milliseconds in (("pod64", 4), ("pod128", 7), ("pod256", 10)):
+        seconds = update_s([25.557e6], settings, get_system(system))
+        assert seconds == pytest.approx(milliseconds * 1e-3, rel=0.05)
+
+
+def test_the_host_limits_what_reaches_the_ipus() -> None:
+    tiny = chain(num=1, size=64, channels=4)
+    settings = PlanSettings(micro_batch_size=512, num_replicas=16, training=False)
+    found = predict(tiny, [], settings, get_system("pod16"))
+    assert found.bottleneck == "host"
+    sample = 64 * 64 * 3 * 2 + 4
+    assert found.images_per_s == pytest.approx(get_system("pod16").host_bytes_per_s / sample)
+    bytes_ = predict(tiny, [], replace(settings, eight_bit_transfer=True), get_system("pod16"))
+    assert bytes_.images_per_s > 1.5 * found.images_per_s
+
+
+def test_faster_chips_and_larger_batches_are_faster() -> None:
+    graph = chain()
+    settings = PlanSettings(micro_batch_size=2)
+    rates = [
+        predict(graph, [], settings, get_system("m2000")).images_per_s,
+        predict(graph, [], settings, get_system("bow-2000")).images_per_s,
+        predict(graph, [], replace(settings, micro_batch_size=8), get_system("bow-2000")).images_per_s,
+    ]
+    assert rates == sorted(rates)
+
+
+def test_splits_have_to_match_the_stages() -> None:
+    graph, system = chain(), get_system("pod16")
+    for splits in (["conv2"], ["conv2", "conv1"], ["conv1", "conv1"]):
+        with pytest.raises(ValueError, match="do not open 2 stages"):
+            predict(graph, splits, PlanSettings(num_stages=3), system)

@@ -1,0 +1,401 @@
+"""Memory model against naive counts on random graphs, the planner's tables, and published facts."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Set
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.hardware import get_ipu, get_system
+from ipucnn.planning.constants import DEFAULT_CONSTANTS
+from ipucnn.planning.cost import layer_times
+from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.memory import (
+    CATEGORIES,
+    FITS_BELOW,
+    FITS_NOT_ABOVE,
+    StageMemory,
+    memory_table,
+    program_memory,
+    stage_memory,
+)
+from ipucnn.planning.predict import predict
+from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.stages import item_starts, tick_s
+from ipucnn.planning.tables import stage_tables
+
+MK2 = get_ipu("mk2")
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
+
+
+@st.composite
+def graphs(draw, max_layers: int = 9) -> LayerGraph:
+    """Random graphs of convolutions, activations and sums with skips."""
+    layers = [Layer("l0", "input", (), (8, 8, 3))]
+    for i in range(1, draw(st.integers(2, max_layers))):
+        name = f"l{i}"
+        kind = draw(st.sampled_from(["conv", "activation", "elementwise", "concat"]))
+        first = layers[draw(st.integers(max(0, i - 3), i - 1))]
+        channels = first.output_shape[-1]
+        if kind == "conv":
+            outputs = draw(st.sampled_from([8, 16]))
+            layers.append(
+                Layer(
+                    name,
+                    "conv",
+                    (first.name,),
+                    (8, 8, outputs),
+                    kernel=(3, 3),
+                    input_channels=channels,
+                    macs=64 * 9 * channels * outputs,
+                    num_parameters=9 * channels * outputs + outputs,
+                    num_trainable=9 * channels * outputs,
+                    kept=(first.name,),
+                )
+            )
+        elif kind == "activation":
+            layers.append(
+                Layer(name, kind, (first.name,), first.output_shape, input_channels=channels, kept=(name,))
+            )
+        else:
+            second = layers[draw(st.integers(0, i - 1))]
+            kept = (first.name,) if draw(st.booleans()) else ()
+            shape = (8, 8, max(channels, second.output_shape[-1]))
+            inputs = (first.name, second.name) if first is not second else (first.name,)
+            layers.append(Layer(name, kind, inputs, shape, input_channels=channels, kept=kept))
+    return LayerGraph("random", (8, 8, 3), 4, tuple(layers))
+
+
+@st.composite
+def settings_(draw) -> PlanSettings:
+    return PlanSettings(
+        micro_batch_size=draw(st.sampled_from([1, 4])),
+        gradient_accumulation_count=draw(st.sampled_from([1, 8])),
+        num_stages=draw(st.integers(1, 4)),
+        schedule=draw(st.sampled_from(["Grouped", "Interleaved", "Sequential"])),
+        precision=draw(st.sampled_from(["16.16", "16.32", "32.32"])),
+        recomputation=draw(st.booleans()),
+        training=draw(st.booleans()),
+        optimizer_slots=draw(st.integers(0, 2)),
+        optimizer_state_offloading=draw(st.booleans()),
+    )
+
+
+def naive_memory(
+    graph: LayerGraph, first: int, last: int, stage: int, settings: PlanSettings
+) -> Dict[str, float]:
+    """Bytes by category, live activations and temporaries together, counted with sets."""
+    layers = graph.layers
+    own = layers[first:last]
+    size = {
+        layer.name: layer.output_elements * settings.micro_batch_size * settings.element_bytes
+        for layer in layers
+    }
+
+    def read_after(name: str, place: int) -> bool:
+        """Whether a layer at or behind a place reads it."""
+        return any(name in layer.inputs for layer in layers[place:])
+
+    def total(names: Set[str]) -> float:
+        return float(sum(size[name] for name in names))
+
+    crossing_in = {layer.name for layer in layers[:first] if read_after(layer.name, first)}
+    crossing_out = {layer.name for layer in layers[:last] if read_after(layer.name, last)}
+    made = {layer.name for layer in own} - {layers[0].name}
+    kept = {name for layer in own for name in layer.kept} if settings.training else set()
+    inputs = {name for layer in own for name in layer.inputs} - made
+    temporaries = layer_times(graph, settings, MK2).temporary_bytes.max(axis=1) * MK2.num_tiles
+    work = 0.0
+    for place in range(first, last):
+        alive = {
+            layer.name
+            for layer in layers[: place + 1]
+            if layer.name == layers[place].name or read_after(layer.name, place)
+        }
+        bytes_ = total(alive)
+        layer = layers[place]
+        if layer.op_class in ("activation", "elementwise") and any(
+            not read_after(name, place + 1) for name in layer.inputs
+        ):
+            bytes_ -= size[layer.name]
+        work = max(work, bytes_ + temporaries[place])
+    one_ipu = settings.schedule == "Sequential"
+    again = settings.training and settings.recomputation
+    depth = {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[settings.schedule]
+    depth *= (settings.num_stages - 1 - stage) if settings.training else 0
+    image = size[layers[0].name]
+    if one_ipu:
+        stash = total(crossing_in) if again else total(kept)
+        live = (total(kept & made) if again else 0) + image
+    else:
+        arriving = total(crossing_in) if first else image
+        if again and stage < settings.num_stages - 1:
+            stash, live = depth * total(inputs), total(inputs | (kept & made))
+        else:
+            stash, live = depth * total(kept), total(kept)
+        live += arriving + total(crossing_out)
+    weight = {"16.16": 2, "16.32": 4, "32.32": 4}[settings.precision]
+    parameters = sum(layer.num_parameters for layer in own)
+    trainable = sum(layer.num_trainable for layer in own)
+    shapes = {layer.name: layer.output_shape for layer in layers}
+    kinds = {
+        (layer.op_class, layer.output_shape, tuple(shapes[n] for n in layer.inputs), layer.kernel)
+        for layer in own
+        if layer.op_class != "input"
+    }
+    passes = 3 * 0.75 if settings.training else 1
+    code = 20e6 + sum((0.45e6 if kind[0] == "conv" else 0.12e6) * passes for kind in kinds)
+    slots = 0 if settings.optimizer_state_offloading else settings.optimizer_slots
+    values = {
+        "weights": parameters * (weight + (2 if settings.precision == "16.32" else 0)),
+        "accumulators": trainable * weight * (settings.gradient_accumulation_count > 1),
+        "optimizer_state": trainable * weight * slots,
+        "stash": stash,
+        "work": live + work,
+        "code": code,
+    }
+    if not settings.training:
+        values.update(accumulators=0, optimizer_state=0)
+    return {name: 1.04 * value for name, value in values.items()}
+
+
+@given(graphs(), settings_(), st.data())
+def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
+    first = data.draw(st.integers(0, len(graph.layers) - 1))
+    last = data.draw(st.integers(first + 1, len(graph.layers)))
+    stage = data.draw(st.integers(0, settings.num_stages - 1))
+    found = stage_memory(graph, first, last, stage, settings, MK2)
+    expected = naive_memory(graph, first, last, stage, settings)
+    categories = found.categories()
+    work = categories.pop("live_activations") + categories.pop("temporaries")
+    for name, value in {**categories, "work": work}.items():
+        assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-3), name
+    assert found.total_bytes == pytest.approx(sum(expected.values()))
+
+
+@given(graphs(), settings_())
+def test_table_equals_stage_memory(graph, settings) -> None:
+    starts = item_starts(graph)
+    bounds = [*starts, len(graph.layers)]
+    for stage in {0, settings.num_stages - 1}:
+        table = memory_table(graph, starts, settings.num_stages, stage, settings, MK2)
+        for a in range(len(starts)):
+            assert np.isinf(table[a, : a + 1]).all()
+            for b in range(a + 1, len(starts) + 1):
+                one = stage_memory(graph, bounds[a], bounds[b], stage, settings, MK2)
+                assert table[a, b] == pytest.approx(one.total_bytes, rel=1e-9)
+
+
+@given(graphs(), settings_(), st.data())
+def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, data) -> None:
+    settings = PlanSettings(**{**vars(settings), "schedule": "Sequential"})
+    starts = item_starts(graph)
+    if len(starts) < settings.num_stages:
+        return
+    cuts = sorted(
+        data.draw(
+            st.sets(
+                st.integers(1, len(starts) - 1),
+                min_size=settings.num_stages - 1,
+                max_size=settings.num_stages - 1,
+            )
+        )
+        if settings.num_stages > 1
+        else []
+    )
+    splits = [graph.layers[starts[c]].name for c in cuts]
+    (ipu,) = program_memory(graph, splits, settings, MK2)
+    tables = stage_tables(graph, settings, get_system("pod16"))
+    bounds = [0, *cuts, len(starts)]
+    segments = max(
+        tables.memory(settings.num_stages, s)[bounds[s], bounds[s + 1]] for s in range(settings.num_stages)
+    )
+    assert tables.checkpoint_bytes is not None
+    needed = segments + tables.checkpoint_bytes[bounds[:-1]].sum()
+    fixed = MK2.sram_bytes - tables.capacity_bytes
+    assert ipu.total_bytes == pytest.approx(fixed + needed, rel=1e-9)
+
+
+@given(graphs(), settings_(), st.data())
+def test_planner_and_prediction_agree_on_the_tick(graph, settings, data) -> None:
+    starts = item_starts(graph)
+    num = settings.num_stages
+    if len(starts) < num:
+        return
+    system = get_system("pod16")
+    cuts = data.draw(st.permutations(range(1, len(starts))))[: num - 1]
+    tables = stage_tables(graph, settings, system)
+    chosen = [0, *sorted(cuts)]
+    splits = [graph.layers[starts[c]].name for c in chosen[1:]]
+    found = predict(graph, splits, settings, system)
+    planned = tick_s(tables, chosen, settings.schedule)
+    if settings.schedule == "Interleaved" and not settings.training:
+        planned = tick_s(tables, chosen, "Grouped")
+    assert found.tick_s == pytest.approx(planned + DEFAULT_CONSTANTS.micro_batch_s)
+
+
+def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
+    layers: List[Layer] = [Layer("l0", "input", (), (8, 8, 8))]
+    for i in range(1, 5):
+        layers.append(
+            Layer(
+                f"l{i}",
+                "conv",
+                (f"l{i - 1}",),
+                (8, 8, 8),
+                kernel=(3, 3),
+                input_channels=8,
+                macs=64 * 9 * 64,
+                num_parameters=576,
+                num_trainable=576,
+                kept=(f"l{i - 1}",),
+            )
+        )
+    graph = LayerGraph("four", (8, 8, 8), 8, tuple(layers))
+    settings = PlanSettings(num_stages=4, gradient_accumulation_count=8, device_mapping=(0, 1, 1, 0))
+    first, second = program_memory(graph, ["l2", "l3", "l4"], settings, MK2)
+    alone = [stage_memory(graph, a, b, s, settings, MK2) for s, (a, b) in enumerate([(0, 2), (2, 3)])]
+    assert first.weights_bytes == pytest.approx(2 * alone[0].weights_bytes)
+    assert second.code_bytes == pytest.approx(alone[1].code_bytes)
+    assert second.stash_bytes < 2 * alone[1].stash_bytes  # the later stage has the shallower FIFO
+
+
+def test_stash_deepens_towards_the_first_stage_by_schedule() -> None:
+    graph = LayerGraph(
+        "two",
+        (8, 8, 3),
+        3,
+        (
+            Layer("l0", "input", (), (8, 8, 3)),
+            Layer("l1", "activation", ("l0",), (8, 8, 3), kept=("l1",)),
+            Layer("l2", "activation", ("l1",), (8, 8, 3), kept=("l2",)),
+        ),
+    )
+    one = 8 * 8 * 3 * 2 * 1.04
+    for schedule, depths in (("Grouped", [6, 4, 2, 0]), ("Interleaved", [3, 2, 1, 0])):
+        settings = PlanSettings(num_stages=4, schedule=schedule)
+        found = [stage_memory(graph, 1, 2, s, settings, MK2).stash_bytes / one for s in range(4)]
+        assert found == pytest.approx(depths)
+
+
+def test_verdicts() -> None:
+    def filled(fill: float) -> StageMemory:
+        values = dict.fromkeys((f"{name}_bytes" for name in CATEGORIES), 0.0)
+        values["weights_bytes"] = fill * 1e9
+        return StageMemory(**values, capacity_bytes=1e9)
+
+    assert filled(FITS_BELOW - 0.01).verdict == "fits"
+    assert filled(FITS_BELOW + 0.01).verdict == "uncertain"
+    assert filled(FITS_NOT_ABOVE - 0.01).verdict == "uncertain"
+    assert filled(FITS_NOT_ABOVE + 0.01).verdict == "does not fit"
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 7)), st.integers(0, 9), st.integers(-1, 7)), max_size=6),
+    st.lists(st.integers(0, 9), min_size=8, max_size=8),
+)
+def test_range_tables_equal_naive_ones(things, values) -> None:
+    occurrences = [sorted(items) for items, _, _ in things]
+    weights = [weight for _, weight, _ in things]
+    after = [place for _, _, place in things]
+    everywhere = distinct_sum(occurrences, weights, 8)
+    behind = distinct_sum(occurrences, weights, 8, after=after)
+    sums, maxima = range_sum(np.array(values, dtype=float)), range_maximum(np.array(values, dtype=float))
+    for a in range(8):
+        for b in range(a + 1, 9):
+            inside = [w for items, w, _ in things if any(a <= i < b for i in items)]
+            assert everywhere[a, b] == pytest.approx(sum(inside))
+            later = [w for items, w, p in things if a > p and any(a <= i < b for i in items)]
+            assert behind[a, b] == pytest.approx(sum(later))
+            assert sums[a, b] == pytest.approx(sum(values[a:b]))
+            assert maxima[a, b] == max(values[a:b])
+
+
+# --- published facts -------------------------------------------------------------------------------------------------
+
+
+def _benchmark(name: str) -> Any:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.pop(0)
+
+
+def _rows(name: str) -> Dict[str, Any]:
+    path = SHARED / name
+    if not path.is_file():
+        pytest.skip(f"no published rows at {path}")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_published_fits_are_judged_as_they_should_be() -> None:
+    """None that fits is called "does not fit", most are called "fits", and hard out-of-memory reports are not."""
+    rows = _rows("published_fits_and_splits.json")
+    benchmark = _benchmark("fit_cost_model")
+    verdicts: List[str] = []
+    hard: List[str] = []
+    for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
+        for row in rows[key]:
+            try:
+                program = benchmark.memory_program(row)
+            except benchmark.Skipped:
+                continue
+            ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
+            verdict = max(ipus, key=lambda memory: memory.fill).verdict
+            if row["outcome"].startswith("fits"):
+                verdicts.append(verdict)
+            elif row["strength"].startswith("hard"):
+                hard.append(verdict)
+    assert len(verdicts) >= 60
+    assert "does not fit" not in verdicts
+    assert verdicts.count("fits") >= 0.7 * len(verdicts)
+    assert len(hard) == 2 and "fits" not in hard
+
+
+@pytest.mark.slow
+def test_constants_predict_the_calibration_rows() -> None:
+    _rows("published_throughput.json")
+    benchmark = _benchmark("fit_cost_model")
+    pairs = benchmark.calibration_programs(SHARED / "published_throughput.json")
+    assert len(pairs) == 20
+    errors = [abs(np.log(program.images_per_s(DEFAULT_CONSTANTS) / value)) for program, value in pairs]
+    assert max(errors) < np.log(1.2)
+    assert np.exp(np.mean(errors)) < 1.15
+
+
+@pytest.mark.slow
+def test_the_fit_gives_the_packages_constants_and_holds_without_a_network() -> None:
+    _rows("published_throughput.json")
+    benchmark = _benchmark("fit_cost_model")
+    pairs = benchmark.calibration_programs(SHARED / "published_throughput.json")
+    fitted = benchmark.fit([p for p, _ in pairs], [v for _, v in pairs])
+    for name, value in vars(DEFAULT_CONSTANTS).items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=0.03)
+    for model in {p.graph.model for p, _ in pairs}:
+        kept = [(p, v) for p, v in pairs if p.graph.model != model]
+        without = benchmark.fit([p for p, _ in kept], [v for _, v in kept])
+        for program, value in pairs:
+            if program.graph.model == model:
+                assert abs(np.log(program.images_per_s(without) / value)) < np.log(1.35)
+
+
+def test_only_marked_rows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = _benchmark("fit_cost_model")
+    path = tmp_path / "rows.json"
+    uses = ("calibrate", "sanity", "rank/trend check only", "do not calibrate")
+    path.write_text(json.dumps({"rows": [{"suggested_use": use, "value": 1} for use in uses]}))
+    monkeypatch.setattr(benchmark, "throughput_program", lambda row: row["suggested_use"])
+    assert benchmark.calibration_programs(path) == [("calibrate", 1.0)]

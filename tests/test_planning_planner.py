@@ -1,0 +1,531 @@
+"""The planner against brute force, an integer program, a simulated pipeline, and what must hold of any planner."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ipucnn.errors import ConfigurationError
+from ipucnn.planning.planner import plan, plan_up_to
+from ipucnn.planning.simulator import simulate
+from ipucnn.planning.stages import StageTables, item_starts, pipeline_ticks, tick_s
+
+SCHEDULES = ("Grouped", "Interleaved", "Sequential")
+
+
+# --- naive versions: everything from the definitions, with Python numbers and loops
+
+
+def naive_tick(tables, starts, schedule):
+    ends = [*starts[1:], tables.num_items]
+    k = len(starts)
+    f = [sum(float(x) for x in tables.forward_s[i:j]) for i, j in zip(starts, ends)]
+    b = [sum(float(x) for x in tables.backward_s[i:j]) for i, j in zip(starts, ends)]
+    if tables.recompute and tables.training:
+        b = [b[s] + f[s] if s < k - 1 else b[s] for s in range(k)]
+    cut = {s: float(tables.cut_s[starts[s]]) for s in range(1, k)}
+    both = 2 if tables.training else 1
+    if schedule == "Sequential":
+        return sum(f) + sum(b) + both * sum(cut.values())
+    if schedule == "Grouped" or not tables.training:
+        return max(f) + max(b) + both * max(cut.values(), default=0)
+    total = 0.0
+    for parity in (0, 1):
+        total += max(f[s] if s % 2 == parity else b[s] for s in range(k))
+        # Forward from stages of this parity, and back from the others: both cross the cuts before the others.
+        total += 2 * max((cut[s] for s in cut if s % 2 != parity), default=0)
+    return total
+
+
+def naive_fits(tables, starts):
+    k, ends = len(starts), [*starts[1:], tables.num_items]
+    bytes_ = [tables.memory_bytes(k, s)[i][j] for s, (i, j) in enumerate(zip(starts, ends))]
+    if tables.checkpoint_bytes is None:
+        return all(one <= tables.capacity_bytes for one in bytes_)
+    return sum(tables.checkpoint_bytes[i] for i in starts) + max(bytes_) <= tables.capacity_bytes
+
+
+def all_splits(n, k):
+    return [(0, *cuts) for cuts in itertools.combinations(range(1, n), k - 1)]
+
+
+def brute_force(tables, k, schedule):
+    """The least tick of all splits that fit; None if none does."""
+    ticks = [
+        naive_tick(tables, starts, schedule)
+        for starts in all_splits(tables.num_items, k)
+        if naive_fits(tables, starts)
+    ]
+    return min(ticks, default=None)
+
+
+# --- instances
+
+
+def make_tables(
+    seed, n, whole=True, tight=0.5, recompute=False, training=True, one_ipu=False, monotone=False
+):
+    """Random tables.  ``tight``: about this part of all runs is too large.  ``whole``: many ties.
+
+    Memory is arbitrary, different at each stage position and for each number of stages, and need not grow
+    with the run; with ``monotone`` it does, and is the same everywhere.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(size):
+        return rng.integers(0, 6, size).astype(float) if whole else rng.lognormal(0, 1.5, size)
+
+    cut = draw(n + 1)
+    cut[[0, n]] = 0
+    memory_seed = int(rng.integers(1 << 30))
+    own = rng.random(n)
+
+    def memory(num_stages, stage):
+        if monotone:
+            total = np.cumsum([0, *own])
+            return total[None, :] - total[:-1, None]
+        return np.random.default_rng([memory_seed, num_stages, stage]).random((n, n + 1))
+
+    capacity = 1.0 - tight
+    checkpoints = None
+    if one_ipu:
+        cut[:] = 0
+        checkpoints = rng.random(n + 1) * 0.5
+        capacity = 0.5 + (1 - tight) * 1.5
+    if monotone:
+        capacity *= n / 2
+    return StageTables(
+        forward_s=draw(n),
+        backward_s=draw(n) if training else np.zeros(n),
+        cut_s=cut,
+        capacity_bytes=capacity,
+        memory_bytes=memory,
+        recompute=recompute,
+        training=training,
+        checkpoint_bytes=checkpoints,
+    )
+
+
+INSTANCES = dict(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 9),
+    k=st.integers(1, 4),
+    whole=st.booleans(),
+    tight=st.sampled_from([0.0, 0.1, 0.4, 0.7]),
+    recompute=st.booleans(),
+    training=st.booleans(),
+)
+
+
+def check_against_brute_force(tables, k, schedule):
+    solution = plan(tables, k, schedule)
+    best = brute_force(tables, k, schedule)
+    assert solution.feasible == (best is not None)
+    if best is None:
+        assert solution.starts == () and not solution.optimal and solution.objective_s == np.inf
+        return
+    assert solution.starts in all_splits(tables.num_items, k)
+    assert naive_fits(tables, solution.starts)
+    assert solution.objective_s == pytest.approx(naive_tick(tables, solution.starts, schedule), rel=1e-12)
+    assert solution.objective_s == pytest.approx(best, rel=1e-12)
+    assert solution.optimal and solution.gap == 0
+    assert solution.lower_bound_s <= solution.objective_s
+    assert plan(tables, k, schedule) == solution
+
+
+@settings(max_examples=400)
+@given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
+def test_brute_force_finds_nothing_better(seed, n, k, whole, tight, recompute, training, schedule):
+    assume(k <= n)
+    check_against_brute_force(make_tables(seed, n, whole, tight, recompute, training), k, schedule)
+
+
+@settings(max_examples=200)
+@given(**INSTANCES)
+def test_brute_force_finds_nothing_better_on_one_ipu(seed, n, k, whole, tight, recompute, training):
+    assume(k <= n)
+    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=True)
+    check_against_brute_force(tables, k, "Sequential")
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), k=st.integers(2, 4), schedule=st.sampled_from(["Grouped", "Interleaved"]))
+def test_brute_force_finds_nothing_better_when_transfers_dominate(seed, k, schedule):
+    tables = make_tables(seed, 9, whole=False, tight=0.2, recompute=bool(seed % 2))
+    slow = StageTables(
+        tables.forward_s, tables.backward_s, 20 * tables.cut_s, tables.capacity_bytes, tables.memory_bytes
+    )
+    check_against_brute_force(slow, k, schedule)
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32), limit=st.integers(1, 6), schedule=st.sampled_from(["Grouped", "Interleaved"])
+)
+def test_a_stopped_search_says_how_far_it_got(seed, limit, schedule):
+    tables = make_tables(seed, 9, whole=False, tight=0.1)
+    best = brute_force(tables, 3, schedule)
+    stopped = plan(tables, 3, schedule, max_evaluations=limit)
+    assert stopped.feasible == (best is not None)
+    if best is not None:
+        assert stopped.lower_bound_s <= best * (1 + 1e-12) and best <= stopped.objective_s * (1 + 1e-12)
+        assert stopped.gap == pytest.approx(stopped.objective_s / stopped.lower_bound_s - 1)
+        assert stopped.optimal == (stopped.gap == 0)
+
+
+def test_a_stopped_search_can_have_a_gap():
+    rng = np.random.default_rng(0)
+    n = 40
+    tables = StageTables(
+        rng.random(n), rng.random(n), np.zeros(n + 1), 1.0, lambda k, s: np.zeros((n, n + 1))
+    )
+    stopped = plan(tables, 5, "Interleaved", max_evaluations=2)
+    proved = plan(tables, 5, "Interleaved")
+    assert stopped.gap > 0 and not stopped.optimal and proved.optimal
+    assert stopped.lower_bound_s <= proved.objective_s <= stopped.objective_s
+
+
+# --- an integer program on larger instances
+
+
+def integer_program(tables, k, schedule):
+    """The least tick by HiGHS: z[s, i, j] says that stage s holds items i .. j - 1."""
+    optimize = pytest.importorskip("scipy.optimize")
+    if not hasattr(optimize, "milp"):
+        pytest.skip("this SciPy has no milp (1.9 has)")
+    from scipy.sparse import lil_matrix
+
+    n = tables.num_items
+    runs = []
+    for s in range(k):
+        memory = tables.memory_bytes(k, s)
+        runs += [
+            (s, i, j)
+            for i in range(n)
+            for j in range(i + 1, n + 1)
+            if memory[i][j] <= tables.capacity_bytes and (s == 0) == (i == 0) and (s == k - 1) == (j == n)
+        ]
+    num = len(runs)
+    # Behind the z: X, Y, and the largest cut before odd and before even stages.
+    cost = np.zeros(num + 4)
+    alternates = schedule == "Interleaved"
+    cost[num:] = [1, 1, 2, 2 if alternates else 0]
+    flow = lil_matrix((1 + (k - 1) * (n - 1), num + 4))
+    loads = lil_matrix((4 * k, num + 4))
+    for column, (s, i, j) in enumerate(runs):
+        if s == 0:
+            flow[0, column] = 1
+        if s < k - 1:
+            flow[1 + s * (n - 1) + j - 1, column] += 1
+        if s > 0:
+            flow[1 + (s - 1) * (n - 1) + i - 1, column] -= 1
+        f, b = tables.forward_s[i:j].sum(), tables.backward_s[i:j].sum()
+        if tables.recompute and s < k - 1:
+            b += f
+        loads[4 * s, column], loads[4 * s + 1, column] = f, b
+        if s > 0:
+            loads[4 * s + 2, column] = tables.cut_s[i]
+    for s in range(k):
+        swapped = alternates and s % 2
+        loads[4 * s, num + (1 if swapped else 0)] = -1
+        loads[4 * s + 1, num + (0 if swapped else 1)] = -1
+        loads[4 * s + 2, num + (3 if alternates and s and s % 2 == 0 else 2)] = -1
+    right = np.zeros(flow.shape[0])
+    right[0] = 1
+    result = optimize.milp(
+        cost,
+        integrality=np.array([1] * num + [0] * 4),
+        bounds=optimize.Bounds(0, np.array([1.0] * num + [np.inf] * 4)),
+        constraints=[
+            optimize.LinearConstraint(flow.tocsr(), right, right),
+            optimize.LinearConstraint(loads.tocsr(), -np.inf, 0),
+        ],
+        options={"mip_rel_gap": 1e-9, "time_limit": 60},
+    )
+    if result.status == 2:
+        return None
+    assert result.status == 0, result.message
+    return result.fun
+
+
+def network_like(seed, n, fill=0.6, recompute=True):
+    """Tables like those of a network: early items slow with large activations, late ones with many weights."""
+    rng = np.random.default_rng(seed)
+    forward = rng.lognormal(0, 0.8, n) * np.linspace(2, 0.5, n)
+    backward = forward * rng.uniform(1.5, 3, n)
+    cut = np.round(rng.lognormal(-1, 0.7, n + 1) * np.linspace(2, 0.2, n + 1), 1)
+    cut[[0, n]] = 0
+    weights = np.cumsum([0, *(rng.random(n) * np.linspace(0.1, 2, n))])
+    stash = np.cumsum([0, *(rng.random(n) * np.linspace(0.6, 0.1, n))])
+
+    def memory(k, s):
+        depth = 2 * (k - 1 - s) + 1
+        kept = stash[None, :] - stash[:-1, None]
+        return weights[None, :] - weights[:-1, None] + kept + (depth - 1) * 0.2 * cut[:-1, None]
+
+    capacity = fill * float(memory(1, 0)[0][n])
+    return StageTables(forward, backward, cut, capacity, memory, recompute=recompute)
+
+
+@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
+@pytest.mark.parametrize(
+    "n, k, fill, seed", [(20, 3, 0.4, 1), (20, 5, 0.27, 2), (28, 4, 0.33, 3), (24, 2, 0.1, 4)]
+)
+def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
+    tables = network_like(seed, n, fill, recompute=seed % 2 == 0)
+    solution = plan(tables, k, schedule)
+    value = integer_program(tables, k, schedule)
+    assert solution.feasible == (value is not None)
+    if value is not None:
+        assert solution.objective_s == pytest.approx(value, rel=1e-6)
+        # The memory constraint matters in these instances.
+        free = plan(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
+        assert free.objective_s < solution.objective_s
+
+
+# --- the simulated pipeline
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    cuts=st.sets(st.integers(1, 8), max_size=5),
+    schedule=st.sampled_from(SCHEDULES),
+    recompute=st.booleans(),
+    training=st.booleans(),
+    extra=st.integers(0, 5),
+)
+def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, recompute, training, extra):
+    tables = make_tables(seed, 9, whole=False, recompute=recompute, training=training)
+    starts = (0, *sorted(cuts))
+    k = len(starts)
+    count = 2 * k + extra  # what Grouped needs at least
+    simulation = simulate(tables, starts, schedule, count)
+    tick = tick_s(tables, starts, schedule)
+    ticks = pipeline_ticks(schedule, k, count, training)
+    assert simulation.longest_tick_s == pytest.approx(tick, rel=1e-12)
+    assert simulation.num_ticks == ticks
+    assert simulation.total_s <= ticks * tick * (1 + 1e-12)
+    full = count - (ticks - count)  # the others fill and drain
+    assert simulation.total_s >= full * tick * (1 - 1e-12)
+    ran = [operation for phase in simulation.phases for operation in phase]
+    assert len(ran) == len(set(ran)) == count * k * (2 if training else 1)
+    if training:
+        depth = {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[schedule]
+        assert simulation.max_in_flight == tuple(depth * (k - 1 - s) + 1 for s in range(k))
+
+
+def test_a_simulated_tick_by_hand():
+    tables = StageTables(
+        [1, 2, 4], [3, 2, 1], [0, 0.5, 0.25, 0], 1, lambda k, s: np.zeros((3, 4)), recompute=True
+    )
+    # Stages: F 1, 2, 4; B 3 + 1, 2 + 2, 1.
+    assert tick_s(tables, (0, 1, 2), "Grouped") == 4 + 4 + 2 * 0.5
+    assert tick_s(tables, (0, 1, 2), "Interleaved") == max(1, 4, 4) + max(4, 2, 1) + 2 * 0.5 + 2 * 0.25
+    assert tick_s(tables, (0, 1, 2), "Sequential") == 7 + 9 + 2 * 0.75
+    assert (
+        simulate(tables, (0, 1, 2), "Grouped", 1).total_s == 1 + 0.5 + 2 + 0.25 + 4 + 1 + 0.25 + 4 + 0.5 + 4
+    )
+    with pytest.raises(ValueError):
+        simulate(tables, (0, 1), "GPipe", 2)
+
+
+# --- what must hold of any planner
+
+
+@settings(max_examples=100)
+@given(
+    seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES), k=st.integers(1, 5), more=st.floats(1, 3)
+)
+def test_more_memory_is_never_worse(seed, schedule, k, more):
+    tables = network_like(seed, 12, 0.3)
+    roomy = StageTables(
+        tables.forward_s,
+        tables.backward_s,
+        tables.cut_s,
+        tables.capacity_bytes * more,
+        tables.memory_bytes,
+        recompute=True,
+    )
+    assert plan(roomy, k, schedule).objective_s <= plan(tables, k, schedule).objective_s
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES), count=st.integers(1, 64))
+def test_more_ipus_are_never_worse(seed, schedule, count):
+    tables = network_like(seed, 10, 0.3)
+    times = []
+    for ipus in range(1, 7):
+        solution = plan_up_to(tables, ipus, schedule, count)
+        if not solution.feasible:
+            assert solution.infeasibility.num_stages == ipus
+            times.append(np.inf)
+            continue
+        times.append(solution.objective_s * pipeline_ticks(schedule, solution.num_stages, count))
+        each = [plan(tables, k, schedule) for k in range(1, ipus + 1)]
+        own = [s.objective_s * pipeline_ticks(schedule, s.num_stages, count) for s in each]
+        assert times[-1] == min(own) and solution == each[own.index(min(own))]
+    assert times == sorted(times, reverse=True)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    schedule=st.sampled_from(SCHEDULES),
+    time=st.integers(-60, 60),
+    size=st.integers(-60, 60),
+)
+def test_units_do_not_matter(seed, schedule, time, size):
+    tables = network_like(seed, 12, 0.45)
+    scaled = StageTables(
+        tables.forward_s * 2.0**time,
+        tables.backward_s * 2.0**time,
+        tables.cut_s * 2.0**time,
+        tables.capacity_bytes * 2.0**size,
+        lambda k, s: tables.memory_bytes(k, s) * 2.0**size,
+        recompute=True,
+    )
+    one, other = plan(tables, 4, schedule), plan(scaled, 4, schedule)
+    assert other.starts == one.starts and other.objective_s == one.objective_s * 2.0**time
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_equal_splits_fall_to_little_transfer_and_early_cuts(schedule):
+    n = 4
+    even = StageTables([1] * n, [2] * n, [0] * (n + 1), 1.0, lambda k, s: np.zeros((n, n + 1)))
+    if schedule != "Sequential":
+        assert plan(even, 2, schedule).starts == (0, 2)
+    idle = StageTables([0] * n, [0] * n, [0, 1, 1, 1, 0], 1.0, lambda k, s: np.zeros((n, n + 1)))
+    assert plan(idle, 3, schedule).starts == (0, 1, 2)
+    narrow = StageTables(
+        [1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0], 1.0, lambda k, s: np.zeros((n, n + 1))
+    )
+    assert plan(narrow, 2, schedule).starts == (0, 1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_large_network_takes_few_evaluations(schedule):
+    # Seconds are measured by hand; the number of dynamic programs is what makes them.
+    solution = plan(network_like(5, 300, 0.12), 16, schedule)
+    assert solution.optimal and solution.num_evaluations < 2000
+
+
+# --- certificates
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 8),
+    k=st.integers(1, 4),
+    tight=st.sampled_from([0.6, 0.9, 0.98]),
+    monotone=st.booleans(),
+    one_ipu=st.booleans(),
+)
+def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
+    assume(k <= n)
+    tables = make_tables(seed, n, tight=tight, monotone=monotone, one_ipu=one_ipu)
+    schedule = "Sequential" if one_ipu else "Grouped"
+    solution = plan(tables, k, schedule, max_stages=n)
+    fitting = [m for m in range(1, n + 1) if any(naive_fits(tables, s) for s in all_splits(n, m))]
+    assert solution.feasible == (k in fitting)
+    if solution.feasible:
+        return
+    why = solution.infeasibility
+    assert (why.num_stages, why.max_stages) == (k, n)
+    assert why.fewest_stages == min(fitting, default=None)
+    for first, last in why.ranges:
+        assert all(
+            tables.memory_bytes(k, s)[i][j] > tables.capacity_bytes
+            for s in range(k)
+            for i in range(first + 1)
+            for j in range(last, n + 1)
+        )
+    inside = [cut for first, last in why.ranges for cut in range(first + 1, last)]
+    assert len(inside) == len(set(inside))
+    if why.item is not None:
+        assert (why.item, why.item + 1) in why.ranges
+    else:
+        assert all(last > first + 1 for first, last in why.ranges)
+    if monotone and not one_ipu and why.item is None:
+        # Where memory grows with the run and is the same everywhere, the ranges are the whole proof.
+        assert len(why.ranges) >= k
+
+
+def test_a_certificate_by_hand():
+    sizes = np.array([1.0, 4.0, 1.0, 9.0, 1.0])
+    total = np.cumsum([0, *sizes])
+    tables = StageTables([1] * 5, [1] * 5, [0] * 6, 8.0, lambda k, s: total[None, :] - total[:-1, None])
+    why = plan(tables, 2).infeasibility
+    assert why.item == 3 and why.fewest_stages is None and why.max_stages == 5
+    sizes[3] = 5.0
+    tables = StageTables(
+        [1] * 5, [1] * 5, [0] * 6, 6.0, lambda k, s: np.cumsum([0, *sizes]) - total_of(sizes)
+    )
+    why = plan(tables, 1).infeasibility
+    assert why.item is None and why.ranges == ((1, 4),) and why.fewest_stages == 2
+    # Any two items are too much: three cuts, in ranges that share items.
+    tables = StageTables([1] * 4, [1] * 4, [0] * 5, 1.5, lambda k, s: np.arange(5) - np.arange(4)[:, None])
+    why = plan(tables, 3).infeasibility
+    assert why.ranges == ((0, 2), (1, 3), (2, 4)) and why.fewest_stages == 4
+
+
+def total_of(sizes):
+    return np.cumsum([0, *sizes])[:-1, None]
+
+
+# --- misuse
+
+
+def test_wrong_questions_are_refused():
+    tables = make_tables(0, 4, tight=0.0)
+    for stages in (0, 5):
+        with pytest.raises(ConfigurationError, match="3 places"):
+            plan(tables, stages)
+    with pytest.raises(ConfigurationError, match="GPipe"):
+        plan(tables, 2, "GPipe")
+    with pytest.raises(ConfigurationError, match="share an IPU"):
+        plan(make_tables(0, 4, one_ipu=True), 2, "Grouped")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(forward_s=[]),
+        dict(backward_s=[1, 2]),
+        dict(forward_s=[1, -1, 1]),
+        dict(backward_s=[1, np.nan, 1]),
+        dict(cut_s=[0, 1, 1]),
+        dict(cut_s=[1, 1, 1, 0]),
+        dict(cut_s=[0, 1, 1, 1]),
+        dict(checkpoint_bytes=[1, 1, 1, 1]),  # with transfers
+        dict(memory_bytes=lambda k, s: np.zeros((3, 3))),
+    ],
+)
+def test_wrong_tables_are_refused(change):
+    good = dict(
+        forward_s=[1, 1, 1],
+        backward_s=[1, 1, 1],
+        cut_s=[0, 1, 1, 0],
+        capacity_bytes=1.0,
+        memory_bytes=lambda k, s: np.zeros((3, 4)),
+    )
+    assert plan(StageTables(**good), 2).optimal
+    with pytest.raises(ValueError):
+        plan(StageTables(**{**good, **change}), 2)
+
+
+def test_items_are_the_runs_between_legal_cuts():
+    from ipucnn.planning.graph import Layer, LayerGraph
+
+    layers = (
+        Layer("input", "input", (), (4, 4, 1)),
+        Layer("a", "depthwise_conv", ("input",), (4, 4, 1)),
+        Layer("a/pointwise", "conv", ("a",), (4, 4, 2)),
+        Layer("b", "activation", ("a/pointwise",), (4, 4, 2)),
+        Layer("c", "matmul", ("b",), (2,)),
+    )
+    graph = LayerGraph("small", (4, 4, 1), 2, layers, tied=(("a", "a/pointwise"),))
+    assert item_starts(graph) == (0, 3, 4)
