@@ -1,7 +1,7 @@
 """The host session: any CPU or GPU, with the IPU's semantics."""
 
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -47,7 +47,7 @@ class HostSession(Session):
 
     def __init__(self, device: DeviceInfo, place: str = "/CPU:0") -> None:
         self.device = device
-        self._place = place
+        self.place = place
         self.state = TrainState()
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
@@ -75,7 +75,7 @@ class HostSession(Session):
             program = program.with_fused(fused)
         self.program = program
         self._schedule = schedule
-        with tf.device(self._place):
+        with tf.device(self.place):
             weights = named_weights(model)
             trained = {id(v) for v in self._trainable(model)}
             names = [name for name, v in weights.items() if id(v) in trained]
@@ -85,17 +85,19 @@ class HostSession(Session):
             self._loop = UpdateLoop(model, program, opt, loss, variables)
         self._evaluation = Evaluation(model, loss)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
-        parameters = sum(int(np.prod(v.shape)) for v in weights.values())
+        return self._report(model, operations, trace_s, program.fused_micro_batches)
+
+    def _report(self, model: Any, operations: int, trace_s: float, fused: int) -> CompilationReport:
         return CompilationReport(
             device=self.device,
             num_layers=len(model.layers),
-            num_parameters=parameters,
-            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in variables),
+            num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
+            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in self._trainable(model)),
             macs_per_sample=count_macs(model),
             num_graph_operations=operations,
             trace_s=trace_s,
             first_update_s=0.0,
-            fused_micro_batches=program.fused_micro_batches,
+            fused_micro_batches=fused,
         )
 
     @staticmethod
@@ -114,7 +116,7 @@ class HostSession(Session):
         assert self._loop is not None
         started = time.perf_counter()
         iterator = iter(make_dataset(0, self.samples_per_element))
-        with tf.device(self._place):
+        with tf.device(self.place):
             graph = self._loop.trace(iterator)
         return time.perf_counter() - started, _count_operations(graph)
 
@@ -168,10 +170,23 @@ class HostSession(Session):
             yield from execution_events(p, finished)[state.events_done :]
             state.losses, state.hits, state.events_done = [], [], 0
 
+    def execute(self, batches: Iterator[Any], num_weight_updates: int) -> List[float]:
+        """See the contract; not cut into slices.
+
+        Raises:
+            NotFiniteError: the loss is NaN or infinite.
+        """
+        first = self.state.weight_updates
+        rates = self._schedule(np.arange(first, first + num_weight_updates))
+        losses, _ = self._run_slice(batches, rates, first)
+        self.state.weight_updates = first + num_weight_updates
+        _require_finite(losses, first, float(rates[-1]))
+        return losses
+
     def _run_slice(self, iterator: Any, rates: Any, first: int) -> Tuple[List[float], List[float]]:
         assert self._loop is not None and self.program is not None
         try:
-            with tf.device(self._place):
+            with tf.device(self.place):
                 losses, hits = self._loop.run(
                     iterator, tf.constant(rates, tf.float32), tf.constant(first, tf.int64)
                 )
@@ -194,9 +209,18 @@ class HostSession(Session):
             return 0
         updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
         iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))
-        with tf.device(self._place):
+        with tf.device(self.place):
             loop.collect(iterator, tf.constant(updates))
         return updates
+
+    def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
+        """See the contract."""
+        self._evaluation = Evaluation(model, None)
+        started = time.perf_counter()
+        images = tf.TensorSpec(batch_shape, tf.float32)
+        with tf.device(self.place):
+            graph = self._evaluation.predict.get_concrete_function(images).graph
+        return self._report(model, _count_operations(graph), time.perf_counter() - started, 1)
 
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
         """See the contract."""
@@ -207,18 +231,18 @@ class HostSession(Session):
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
-        with tf.device(self._place):
+        with tf.device(self.place):
             for images, labels, weights in dataset:
                 if stop is not None and stop():
                     raise Stopped
                 totals.add(self._evaluation.run(images, labels, weights))
         return totals.result()
 
-    def predict(self, dataset: Any) -> List[Any]:
+    def predict(self, dataset: Iterable[Any]) -> List[Any]:
         """See the contract."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
-        with tf.device(self._place):
+        with tf.device(self.place):
             return [self._evaluation.predict(images).numpy() for images in dataset]
 
 
