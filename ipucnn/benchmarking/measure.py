@@ -54,14 +54,14 @@ class Limits:
         min_executions, min_time_s: both are reached, if ``max_time_s`` allows.
         max_time_s: of warm-up and measuring together; at least ``MIN_ROUNDS`` executions are made whatever
             they take.
-        max_warmup_s: after which warm-up ends, steady or not; at least one execution is made.
+        max_warmup_s: from the first execution on, after which warm-up ends, steady or not.
         execution_s: what an execution is made to last, if one unit takes less.
     """
 
     min_executions: int = 10
     min_time_s: float = 10.0
-    max_time_s: float = 140.0
-    max_warmup_s: float = 15.0
+    max_time_s: float = 130.0
+    max_warmup_s: float = 20.0
     execution_s: float = 0.5
 
 
@@ -154,9 +154,10 @@ def _warm_up(m: Measurement, limits: Limits, report: Report, clock: Callable[[],
     report(f"{side.name}: first execution", 0, 1, "")
     m.first_s = _time(side, m.units, clock)
     report(f"{side.name}: first execution", 1, 1, f"{m.first_s:.2f} s, compiling included")
-    started = clock()
+    started, spent = clock(), m.first_s
     costs: List[float] = []
-    while not m.steady:
+    # A first execution that takes longer than all warm-up may is warm-up enough.
+    while not m.steady and m.first_s + m.warmup_s + spent <= limits.max_warmup_s:
         spent = _time(side, m.units, clock)
         m.warmup_executions += 1
         costs.append(spent / m.units)
@@ -166,8 +167,6 @@ def _warm_up(m: Measurement, limits: Limits, report: Report, clock: Callable[[],
         else:
             m.steady = is_steady(costs)
         m.warmup_s = clock() - started
-        if m.warmup_s + spent > limits.max_warmup_s:
-            break
         report(f"{side.name}: warm-up", m.warmup_executions, 0, "")
     how = "steady" if m.steady else "not steady yet"
     report(f"{side.name}: warm-up", m.warmup_executions, m.warmup_executions, f"{m.warmup_s:.1f} s, {how}")

@@ -373,6 +373,7 @@ class Benchmark:
         assert result.compilation is not None
         if own.first_s:
             result.compilation["first_execution_s"] = own.first_s
+            result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
             result.phases["first_execution_s"] = own.first_s
             result.phases["warmup_s"] = own.warmup_s
             result.warmup = {

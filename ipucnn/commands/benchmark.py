@@ -41,10 +41,10 @@ MIN_TIME = typer.Option(
     rich_help_panel=PANEL,
 )
 MAX_TIME = typer.Option(
-    140.0,
+    130.0,
     "--max-time",
     metavar="SECONDS",
-    help="End after so long, with at least 3 executions.  [default: 140]",
+    help="End after so long, with at least 3 executions.  [default: 130]",
     show_default=False,
     rich_help_panel=PANEL,
 )

@@ -93,6 +93,11 @@ class Data:
         default_text="all",
     )
     shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
+    pad_dataset: bool = option(
+        False,
+        "Fill the last weight update of an epoch up with samples of weight 0 instead of discarding what is left.",
+        commands=TRAIN,
+    )
     host_generated_data: bool = option(
         False, "Random data generated on the host instead of a data set.", commands=(*RUN, "evaluate")
     )

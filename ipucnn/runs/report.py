@@ -41,7 +41,7 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
             else "running"
         ),
         "checkpoints": sorted(run.state.written) if not run.setup.config.clean_dir else [],
-        "trained_samples": session.state.weight_updates * run.program.global_batch_size,
+        "trained_samples": run.program.samples_before(session.state.weight_updates),
         "validation": run.state.last_validation,
         "best_validation": run.state.best,
         "processes": [

@@ -135,7 +135,7 @@ class HostSession(Session):
         while state.weight_updates - len(state.losses) < p.num_weight_updates:
             execution = (state.weight_updates - len(state.losses)) // per_execution
             end = (execution + 1) * per_execution
-            busy_s, timed_updates = 0.0, 0
+            busy_s, timed_samples = 0.0, 0
             while state.weight_updates < end:
                 first = state.weight_updates
                 count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
@@ -152,20 +152,20 @@ class HostSession(Session):
                     update_s, self.first_update_s = SLICE_S, spent
                 else:
                     busy_s += spent
-                    timed_updates += count
+                    timed_samples += p.samples_before(first + count) - p.samples_before(first)
                     update_s = spent / count
                 _require_finite(losses, first, float(rates[-1]))
-                speed = p.global_batch_size * timed_updates / busy_s if busy_s else 0.0
+                speed = timed_samples / busy_s if busy_s else 0.0
                 yield Progress(state.weight_updates, float(np.mean(losses)), float(np.mean(hits)), speed)
             finished = ExecutionFinished(
                 execution=execution,
                 weight_updates=end,
-                samples=end * p.global_batch_size,
+                samples=p.samples_before(end),
                 epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": float(np.mean(state.losses)), "accuracy": float(np.mean(state.hits))},
+                metrics={"loss": _mean(p, state.losses, end), "accuracy": _mean(p, state.hits, end)},
                 learning_rate=float(self._schedule(np.arange(end - 1, end))[0]),
                 wall_s=busy_s,
-                images_per_s=p.global_batch_size * timed_updates / busy_s if busy_s else 0.0,
+                images_per_s=timed_samples / busy_s if busy_s else 0.0,
             )
             yield from execution_events(p, finished)[state.events_done :]
             state.losses, state.hits, state.events_done = [], [], 0
@@ -250,6 +250,14 @@ def _count_operations(graph: Any) -> int:
     """Operations of a function graph and of the functions it calls."""
     definition = graph.as_graph_def()
     return len(definition.node) + sum(len(f.node_def) for f in definition.library.function)
+
+
+def _mean(program: Program, values: List[float], end: int) -> float:
+    """Mean over samples of the means of consecutive weight updates, the last of which is number ``end`` - 1."""
+    if not program.samples_padded_per_epoch:
+        return float(np.mean(values))
+    counts = np.diff([program.samples_before(i) for i in range(end - len(values), end + 1)])
+    return float(np.average(values, weights=counts))
 
 
 def _require_finite(losses: List[float], first: int, rate: float) -> None:
