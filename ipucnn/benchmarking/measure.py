@@ -52,16 +52,16 @@ class Limits:
 
     Attributes:
         min_executions, min_time_s: both are reached, if ``max_time_s`` allows.
-        max_time_s: of warm-up and measuring together; at least ``MIN_ROUNDS`` executions are made whatever
-            they take.
-        max_warmup_s: from the first execution on, after which warm-up ends, steady or not.
+        max_time_s: of warm-up and measuring together, without first executions; at least ``MIN_ROUNDS``
+            executions are made whatever they take.
+        max_warmup_s: of each side, after which warm-up ends, steady or not; at least one execution is made.
         execution_s: what an execution is made to last, if one unit takes less.
     """
 
     min_executions: int = 10
     min_time_s: float = 10.0
-    max_time_s: float = 130.0
-    max_warmup_s: float = 20.0
+    max_time_s: float = 120.0
+    max_warmup_s: float = 15.0
     execution_s: float = 0.5
 
 
@@ -126,11 +126,11 @@ def measure(
         Exception: whatever a side raises.
     """
     session = Session([Measurement(side) for side in sides])
-    started = clock()
     try:
         for measurement in session.measurements:
             _warm_up(measurement, limits, report, clock)
-        _rounds(session, limits, report, reference, clock, started)
+        left_s = limits.max_time_s - sum(m.warmup_s for m in session.measurements)
+        _rounds(session, limits, report, reference, clock, left_s)
     except KeyboardInterrupt:
         session.interrupted = True
     return session
@@ -144,8 +144,8 @@ def _time(side: Side, units: int, clock: Callable[[], float]) -> float:
     return spent
 
 
-def _whole(units: float, granule: int) -> int:
-    return max(granule, int(units / granule) * granule)
+def _whole(units: int, granule: int) -> int:
+    return max(granule, units // granule * granule)
 
 
 def _warm_up(m: Measurement, limits: Limits, report: Report, clock: Callable[[], float]) -> None:
@@ -154,10 +154,9 @@ def _warm_up(m: Measurement, limits: Limits, report: Report, clock: Callable[[],
     report(f"{side.name}: first execution", 0, 1, "")
     m.first_s = _time(side, m.units, clock)
     report(f"{side.name}: first execution", 1, 1, f"{m.first_s:.2f} s, compiling included")
-    started, spent = clock(), m.first_s
+    started, spent = clock(), 0.0
     costs: List[float] = []
-    # A first execution that takes longer than all warm-up may is warm-up enough.
-    while not m.steady and m.first_s + m.warmup_s + spent <= limits.max_warmup_s:
+    while not m.steady and (not costs or m.warmup_s + spent <= limits.max_warmup_s):
         spent = _time(side, m.units, clock)
         m.warmup_executions += 1
         costs.append(spent / m.units)
@@ -178,7 +177,7 @@ def _rounds(
     report: Report,
     reference: Optional[Callable[[], float]],
     clock: Callable[[], float],
-    started: float,
+    left_s: float,
 ) -> None:
     count = len(session.measurements)
     began = clock()
@@ -200,8 +199,9 @@ def _rounds(
         rounds += 1
         spent_s, round_s = clock() - began, clock() - start
         enough = rounds >= limits.min_executions and spent_s >= limits.min_time_s
-        session.out_of_time = clock() - started + round_s > limits.max_time_s and rounds >= MIN_ROUNDS
-        left = max(limits.min_executions - rounds, math.ceil((limits.min_time_s - spent_s) / round_s), 0)
+        session.out_of_time = spent_s + round_s > left_s and rounds >= MIN_ROUNDS
+        left_rounds = math.ceil((limits.min_time_s - spent_s) / max(round_s, 1e-9))
+        left = max(limits.min_executions - rounds, left_rounds, 0)
         if enough or session.out_of_time:
             session.out_of_time = not enough
             report("measured", rounds, rounds, _speeds(session))

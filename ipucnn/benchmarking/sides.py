@@ -100,7 +100,7 @@ class KerasTraining(Side):
     def execute(self, num_units: int) -> None:
         """One call of ``fit``."""
         steps = num_units * self._micro_batches
-        history = self._model.fit(self._dataset, epochs=1, steps_per_epoch=steps, verbose=0)
+        history = self._model.fit(self._dataset, epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0)
         self._loss = float(history.history["loss"][-1])
 
     def check(self) -> None:

@@ -41,10 +41,10 @@ MIN_TIME = typer.Option(
     rich_help_panel=PANEL,
 )
 MAX_TIME = typer.Option(
-    130.0,
+    120.0,
     "--max-time",
     metavar="SECONDS",
-    help="End after so long, with at least 3 executions.  [default: 130]",
+    help="End so long after compiling, with at least 3 executions.  [default: 120]",
     show_default=False,
     rich_help_panel=PANEL,
 )

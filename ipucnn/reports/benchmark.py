@@ -56,7 +56,7 @@ class BenchmarkProgress:
 
 
 def _number(value: float) -> str:
-    """Four significant digits, never an exponent: 15370, 151.3, 0.1234."""
+    """Four significant digits, without an exponent from 0.001 on: 15370, 151.3, 0.1234."""
     if value >= 1000:
         digits = max(0, len(str(int(value))) - 4)
         return f"{round(value, -digits):.0f}"
@@ -70,8 +70,10 @@ def _interval(value: Dict[str, Any]) -> str:
     return text
 
 
-def _milliseconds(seconds: Optional[float]) -> str:
-    return "" if seconds is None else f"{_number(1e3 * seconds)} ms"
+def _time(seconds: Optional[float]) -> str:
+    if seconds is None:
+        return ""
+    return f"{_number(seconds)} s" if seconds >= 1 else f"{_number(1e3 * seconds)} ms"
 
 
 def _bytes(number: Optional[float]) -> str:
@@ -115,13 +117,13 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
         ]
     ]
     m = measured or {}
-    rival_step = [_milliseconds(m["step_samples"] / rival["images_per_s"]["value"])] if rival and m else []
+    rival_step = [_time(m["step_samples"] / rival["images_per_s"]["value"])] if rival and m else []
     rows += [
         row(
             f"time of a {step}",
-            _milliseconds(m.get("step_s")),
+            _time(m.get("step_s")),
             rival_step,
-            lambda p: _milliseconds(p["step_s"]),
+            lambda p: _time(p["step_s"]),
         ),
         row(
             "arithmetic", _rate(m.get("flop_per_s"), "FLOP/s"), [], lambda p: _rate(p["flop_per_s"], "FLOP/s")
@@ -218,16 +220,14 @@ def _program_line(program: Dict[str, Any], execution: Optional[Dict[str, Any]], 
 def _spread_rows(measured: Dict[str, Any]) -> List[Tuple[str, str]]:
     spread = measured["execution"]
     varies = spread["coefficient_of_variation"]
-    times = [f"{_milliseconds(spread[key])} {name}" for key, name in (("min_s", "least"), ("max_s", "most"))]
+    times = [f"{_time(spread[key])} {name}" for key, name in (("min_s", "least"), ("max_s", "most"))]
     latency = []
     for row in measured["percentiles"]:
         name = f"p{row['percent']:g}"
         if row["value_s"] is None:
             latency.append(f"{name} needs {row['needs']}")
         else:
-            latency.append(
-                f"{name} {_milliseconds(row['value_s'])} (at most {_milliseconds(row['at_most_s'])})"
-            )
+            latency.append(f"{name} {_time(row['value_s'])} (at most {_time(row['at_most_s'])})")
     rows = [
         (
             "measured",
