@@ -66,8 +66,12 @@ def _number(value: float) -> str:
 def _interval(value: Dict[str, Any]) -> str:
     text = _number(value["value"])
     if value["lower"] is not None:
-        text += f" ({_number(value['lower'])} to {_number(value['upper'])})"
+        text += f" ({_bounds(value)})"
     return text
+
+
+def _bounds(value: Dict[str, Any]) -> str:
+    return "" if value["lower"] is None else f"{_number(value['lower'])} to {_number(value['upper'])}"
 
 
 def _time(seconds: Optional[float]) -> str:
@@ -91,16 +95,16 @@ def _memory(prediction: Dict[str, Any]) -> str:
     if not memory:
         return ""
     fullest = max(memory, key=lambda ipu: ipu["fill"])
-    return f"{_bytes(fullest['bytes'])} of an IPU, {fullest['fill']:.0%}: {fullest['verdict']}"
+    return f"{_bytes(fullest['bytes'])} per IPU ({fullest['fill']:.0%}, {fullest['verdict']})"
 
 
 def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
     """Titles and rows of the table of figures; the first column names the row."""
     measured, rival = report.measured, report.comparison
     step = "weight update" if report.mode == "training" else "micro-batch"
-    titles = ["", f"measured, {report.device['kind'].upper()}"]
-    titles += [f"measured, {rival['with']}"] if rival else []
-    titles += [f"predicted, {p['system']}, {p['precision']}" for p in report.predicted]
+    titles = ["", f"measured\n{report.device['kind'].upper()}"]
+    titles += [f"measured\n{rival['with']}"] if rival else []
+    titles += [f"predicted\n{p['system']}, {p['precision']}" for p in report.predicted]
     void = "void" if report.void else "nothing measured"
     blank = [""] * bool(rival)
     predicted = report.predicted
@@ -111,14 +115,20 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
     rows = [
         [
             "images/s",
-            _interval(measured["images_per_s"]) if measured else void,
-            *([_interval(rival["images_per_s"])] if rival else []),
+            _number(measured["images_per_s"]["value"]) if measured else void,
+            *([_number(rival["images_per_s"]["value"])] if rival else []),
             *(_number(p["images_per_s"]) if p["images_per_s"] else "none" for p in predicted),
         ]
     ]
     m = measured or {}
     rival_step = [_time(m["step_samples"] / rival["images_per_s"]["value"])] if rival and m else []
     rows += [
+        row(
+            "95 % interval",
+            _bounds(m["images_per_s"]) if m else "",
+            [_bounds(rival["images_per_s"])] if rival else [],
+            lambda p: "",
+        ),
         row(
             f"time of a {step}",
             _time(m.get("step_s")),
