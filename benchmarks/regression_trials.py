@@ -62,7 +62,7 @@ def main():
     arguments = parser.parse_args()
     side, reference = make_side(arguments.model, arguments.training)
     limits = Limits(
-        min_executions=arguments.executions, min_time_s=0, max_warmup_s=3, execution_s=arguments.execution_s
+        min_executions=arguments.executions, min_time_s=0, max_warmup_s=1, execution_s=arguments.execution_s
     )
 
     def executions(speed):
@@ -78,6 +78,11 @@ def main():
             result = compare(baseline, "baseline", executions(share), 0.05, trial)
             ratios[share].append(result["ratio"]["value"])
             found[share] += result["regressed"]
+        print(
+            f"trial {trial + 1}:",
+            {share: f"{values[-1]:.3f}" for share, values in ratios.items()},
+            flush=True,
+        )
     for share, number in found.items():
         values = ratios[share]
         print(f"speed x {share}: regression in {number} of {arguments.trials}; ratios {min(values):.3f} to "

@@ -52,15 +52,15 @@ class Limits:
 
     Attributes:
         min_executions, min_time_s: both are reached, if ``max_time_s`` allows.
-        max_time_s: of warm-up and measuring together, without first executions; at least ``MIN_ROUNDS``
-            executions are made whatever they take.
+        max_time_s: of everything, from ``started`` on.  A third of it is kept for the measured executions,
+            however long compiling takes, and at least ``MIN_ROUNDS`` of them are made whatever they take.
         max_warmup_s: of each side, after which warm-up ends, steady or not; at least one execution is made.
         execution_s: what an execution is made to last, if one unit takes less.
     """
 
     min_executions: int = 10
     min_time_s: float = 10.0
-    max_time_s: float = 120.0
+    max_time_s: float = 150.0
     max_warmup_s: float = 15.0
     execution_s: float = 0.5
 
@@ -109,6 +109,7 @@ def measure(
     report: Report = lambda phase, done, of, figures: None,
     reference: Optional[Callable[[], float]] = None,
     clock: Callable[[], float] = time.perf_counter,
+    started: Optional[float] = None,
 ) -> Session:
     """Warms the sides up one by one, then measures them in turns.
 
@@ -118,6 +119,7 @@ def measure(
         report: told of progress.
         reference: does a fixed piece of work and returns its seconds; called before, between and after rounds.
         clock: seconds.
+        started: when the benchmark began, by that clock; None: now.
 
     Returns:
         What was measured; an interrupt (KeyboardInterrupt) ends it with the finished rounds.
@@ -126,10 +128,11 @@ def measure(
         Exception: whatever a side raises.
     """
     session = Session([Measurement(side) for side in sides])
+    began = clock() if started is None else started
     try:
         for measurement in session.measurements:
             _warm_up(measurement, limits, report, clock)
-        left_s = limits.max_time_s - sum(m.warmup_s for m in session.measurements)
+        left_s = max(limits.max_time_s - (clock() - began), limits.max_time_s / 3)
         _rounds(session, limits, report, reference, clock, left_s)
     except KeyboardInterrupt:
         session.interrupted = True

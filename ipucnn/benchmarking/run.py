@@ -193,6 +193,7 @@ class Benchmark:
         from ipucnn.benchmarking import machine
         from ipucnn.sessions.factory import create_session
 
+        began = time.perf_counter()
         session = create_session(self.resolved.config.device, verbose=self.verbose)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
@@ -213,7 +214,7 @@ class Benchmark:
             reference = machine.MatmulReference(session.place)
             report("compiling", 0, 0, "")
             sides, rival = self._compile(session, model, result)
-            measured = measure(sides, self.settings.limits, report, reference)
+            measured = measure(sides, self.settings.limits, report, reference, started=began)
             result.interrupted = measured.interrupted
             self._fill(result, measured.measurements, rival, reference)
             if measured.out_of_time:

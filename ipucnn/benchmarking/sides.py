@@ -195,7 +195,8 @@ def keras_model(
     own = make_loss(loss_name, smoothing)
 
     def loss(labels: Any, logits: Any) -> Any:
-        return own(logits, tf.cast(labels, tf.int32), 1)
+        # Keras 2.6 makes (n, 1) of labels (n,).
+        return own(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
     made = classes[wanted](learning_rate, **params)
     copy.compile(made, loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])

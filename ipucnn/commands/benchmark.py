@@ -41,10 +41,10 @@ MIN_TIME = typer.Option(
     rich_help_panel=PANEL,
 )
 MAX_TIME = typer.Option(
-    120.0,
+    150.0,
     "--max-time",
     metavar="SECONDS",
-    help="End so long after compiling, with at least 3 executions.  [default: 120]",
+    help="End after so long; a third of it is kept for measuring.  [default: 150]",
     show_default=False,
     rich_help_panel=PANEL,
 )
