@@ -70,7 +70,7 @@ def test_inference_on_generated_data(capsys, tmp_path):
     assert speed["lower"] <= speed["value"] <= speed["upper"]
     assert measured["step_samples"] == 8 and measured["step_s"] == pytest.approx(8 / speed["value"])
     assert all(r["samples"] == report["execution"]["samples"] for r in rows)
-    assert report["execution"]["samples"] == 8 * report["execution"]["micro_batches_per_replica"]
+    assert report["execution"]["samples"] == 4 * report["execution"]["micro_batches"]
     compiled = report["compilation"]
     assert measured["flop_per_s"] == pytest.approx(2 * compiled["macs_per_sample"] * speed["value"])
     peak = measured["matmul_peak"]["flop_per_s"]
@@ -101,6 +101,7 @@ def test_training_against_keras_on_real_data(capsys):
     updates = report["execution"]["weight_updates"]
     assert report["execution"]["samples"] == 24 * updates
     assert report["program"]["steps_per_execution"] == 3 * updates
+    assert report["execution"]["micro_batches"] == 6 * updates
     assert report["program"] == json.loads(Path("r/program.json").read_text())
     rival = report["comparison"]
     assert len(rival["executions"]) == len(report["executions"])
@@ -122,7 +123,7 @@ def test_inference_against_keras_on_a_constant_batch(capsys):
     assert code == 0, err
     report = valid(json.loads(out))
     assert report["data"]["kind"] == "device-generated" and "constant" in report["data"]["description"]
-    assert report["execution"]["micro_batches_per_replica"] == 6
+    assert report["execution"]["micro_batches"] == 6
     assert {r["samples"] for r in report["executions"]} == {12}
     assert "predict" in report["comparison"]["description"]
 

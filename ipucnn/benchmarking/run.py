@@ -308,9 +308,8 @@ class Benchmark:
                 session,
                 images,
                 self.program.micro_batch_size,
-                self.program.num_replicas,
                 self.program.fused_micro_batches,
-                self.steps,
+                None if self.steps is None else self.steps * self.program.num_replicas,
             )
         result.program = self.program.to_dict()
         result.compilation = {
@@ -357,7 +356,7 @@ class Benchmark:
             return sides.KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
         images = sides.images_only(batches)
         description = f"Keras {description.split()[1]} predict"
-        return sides.KerasInference(compiled, images, p.micro_batch_size, p.num_replicas), description
+        return sides.KerasInference(compiled, images, p.micro_batch_size), description
 
     def _fill(
         self,
@@ -393,7 +392,7 @@ class Benchmark:
         result.measured = measured_figures(
             executions,
             seed=self.seed,
-            step_samples=own.side.samples_per_unit,
+            step_samples=self._step_samples(),
             # A training step counts as three forward passes: forward, and the products of the two gradients.
             flop_per_image=2.0 * macs * (3 if self.settings.training else 1),
             peak=reference.peak(),
@@ -428,16 +427,18 @@ class Benchmark:
             p = self._program(units).with_fused(p.fused_micro_batches)
             if self.program.pipeline_splits:
                 p = p.with_splits(self.program.pipeline_splits)
-            steps = p.steps_per_execution
-        else:
-            steps = units
         result.program = p.to_dict()
         result.execution = {
             "weight_updates": units if self.settings.training else None,
-            "micro_batches_per_replica": steps,
+            "micro_batches": units * p.num_micro_batches if self.settings.training else units,
             "samples": units * own.side.samples_per_unit,
             "fused_micro_batches": p.fused_micro_batches,
         }
+
+    def _step_samples(self) -> int:
+        """Samples of a weight update, or of one micro-batch on each replica."""
+        p = self.program
+        return p.global_batch_size if self.settings.training else p.micro_batch_size * p.num_replicas
 
 
 @contextlib.contextmanager

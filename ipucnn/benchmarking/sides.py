@@ -1,7 +1,6 @@
 """The sides that can be measured: the session's training and inference, and plain Keras' fit and predict."""
 
 import itertools
-import math
 from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
@@ -41,15 +40,14 @@ class SessionTraining(Side):
 
 
 class SessionInference(Side):
-    """Predictions of a session; a unit is one micro-batch on each replica.
+    """Predictions of a session; a unit is one micro-batch, which replicas take in turn.
 
     Args:
         session: with ``compile_prediction`` called for elements of the data set.
         images: infinite data set of images, ``fused`` micro-batches in each element.
         micro_batch_size: samples.
-        num_replicas: they share the elements out among them.
         fused: micro-batches computed as one.
-        fixed_steps: units of an execution, None to choose by time.
+        fixed_micro_batches: of an execution over all replicas, None to choose by time.
     """
 
     name = "session"
@@ -59,21 +57,17 @@ class SessionInference(Side):
         session: Session,
         images: Any,
         micro_batch_size: int,
-        num_replicas: int,
         fused: int,
-        fixed_steps: Optional[int] = None,
+        fixed_micro_batches: Optional[int] = None,
     ) -> None:
         self._session, self._batches = session, iter(images)
-        self.samples_per_unit = micro_batch_size * num_replicas
-        self._fused, self._replicas = fused, num_replicas
-        self.granule = fused // math.gcd(fused, num_replicas)
-        self.fixed_units = fixed_steps
+        self.samples_per_unit, self.granule = micro_batch_size, fused
+        self.fixed_units = fixed_micro_batches
         self._logits: List[Any] = []
 
     def execute(self, num_units: int) -> None:
-        """Logits of ``num_units`` micro-batches per replica, on the host."""
-        elements = num_units * self._replicas // self._fused
-        self._logits = self._session.predict(itertools.islice(self._batches, elements))
+        """Logits of ``num_units`` micro-batches, on the host."""
+        self._logits = self._session.predict(itertools.islice(self._batches, num_units // self.granule))
 
     def check(self) -> None:
         """Refuses logits that are not finite."""
@@ -109,25 +103,24 @@ class KerasTraining(Side):
 
 
 class KerasInference(Side):
-    """Plain Keras ``predict``; a unit is one micro-batch for each of the session's replicas.
+    """Plain Keras ``predict``; a unit is one micro-batch.
 
     Args:
         model: any Keras model.
         images: infinite data set of single micro-batches.
         micro_batch_size: samples.
-        num_replicas: of the session.
     """
 
     name = "keras"
 
-    def __init__(self, model: Any, images: Any, micro_batch_size: int, num_replicas: int) -> None:
-        self._model, self._images, self._replicas = model, images, num_replicas
-        self.samples_per_unit = micro_batch_size * num_replicas
+    def __init__(self, model: Any, images: Any, micro_batch_size: int) -> None:
+        self._model, self._images = model, images
+        self.samples_per_unit = micro_batch_size
         self._logits: Any = None
 
     def execute(self, num_units: int) -> None:
         """One call of ``predict``, which returns NumPy arrays."""
-        self._logits = self._model.predict(self._images, steps=num_units * self._replicas, verbose=0)
+        self._logits = self._model.predict(self._images, steps=num_units, verbose=0)
 
     def check(self) -> None:
         """Refuses logits that are not finite."""
