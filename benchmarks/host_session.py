@@ -24,35 +24,6 @@ CASES = [(model, b) for model in ("efficientnet-b0", "cifar_resnet8") for b in (
 ROUND_S = 2.5
 
 
-def stock_copy(model):
-    """The same network of Keras' own layers."""
-    from tensorflow import keras
-
-    from ipucnn.models import layers
-    from ipucnn.models.layers.grouped_conv import GroupedConv2D
-
-    def clone(layer):
-        config = layer.get_config()
-        if isinstance(layer, layers.BatchNormalization):
-            keep = ("name", "momentum", "epsilon", "center", "scale")
-            return keras.layers.BatchNormalization(**{k: config[k] for k in keep})
-        if isinstance(layer, layers.GroupNormalization):
-            return keras.layers.GroupNormalization(
-                config["groups"], epsilon=config["epsilon"], name=layer.name
-            )
-        if isinstance(layer, layers.Dropout):
-            return keras.layers.Dropout(config["rate"], config["noise_shape"], name=layer.name)
-        if isinstance(layer, layers.DepthwiseConv2D):
-            return keras.layers.DepthwiseConv2D.from_config(config)
-        if isinstance(layer, GroupedConv2D):
-            return keras.layers.Conv2D.from_config(config)
-        return type(layer).from_config(config)
-
-    copy = keras.models.clone_model(model, clone_function=clone)
-    copy.set_weights(model.get_weights())
-    return copy
-
-
 def build(name, micro_batch):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
@@ -115,6 +86,8 @@ def keras_runner(name, batch, accumulate, norm_batch):
 
     _quiet_import()
     from tensorflow import keras
+
+    from ipucnn.benchmarking.stock import stock_copy
 
     model = stock_copy(build(name, norm_batch))
     steps = accumulate if accumulate > 1 else None

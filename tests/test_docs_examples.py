@@ -1,4 +1,4 @@
-"""Every `$ ipucnn ...` line of the README and the docs is run, training and plans up to the resolved configuration."""
+"""Every `$ ipucnn ...` line of the README and the docs is run, long ones up to the resolved configuration."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from ipucnn import cli
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What the pages promise of commands that do not succeed.
-EXIT_CODES = {"benchmark": 2, "verify-dataset": 2}
+EXIT_CODES = {"verify-dataset": 2}
 
 
 def examples():
@@ -48,7 +48,7 @@ def test_example(line, world, capsys):
     args = shlex.split(line)
     if args[0] in ("evaluate", "infer"):
         args = [args[0], "--help"]
-    if args[0] in ("train", "plan-splits") and "--print-config" not in args:
+    if args[0] in ("train", "plan-splits", "benchmark") and "--print-config" not in args:
         args.append("--print-config")
     code = cli.run(args)
     err = capsys.readouterr().err
@@ -57,14 +57,6 @@ def test_example(line, world, capsys):
 
 def test_there_are_examples():
     assert len(list(examples())) >= 8
-
-
-def test_the_readme_shows_what_the_unbuilt_commands_print(capsys):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    line = "benchmark unet --host-generated-data"
-    assert cli.run(shlex.split(line)) == 2
-    printed = capsys.readouterr().err.strip()
-    assert f"$ ipucnn {line}\n{printed}" in text
 
 
 @pytest.mark.parametrize("line", ["plan-splits resnet50 --stages 4"])

@@ -50,7 +50,7 @@ class General:
     run_dir: Optional[str] = option(
         None, "Run folder to create.", metavar="DIR", default_text="runs/MODEL-DATASET[-N]"
     )
-    overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, commands=TRAIN)
+    overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False)
     resume: bool = option(
         False,
         "Continue the run in --run-dir (else the latest of this model and data set) from its newest good "
@@ -89,12 +89,23 @@ class Data:
         "Evaluate on this many samples (500) or this share (10%).",
         metavar="N|P%",
         parse=values.parse_limit,
-        commands=DATA,
+        commands=("train", "evaluate", "infer", "verify-dataset"),
         default_text="all",
     )
     shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
+    pad_dataset: bool = option(
+        False,
+        "Fill the last weight update of an epoch up with samples of weight 0 instead of discarding what is left.",
+        commands=TRAIN,
+    )
     host_generated_data: bool = option(
         False, "Random data generated on the host instead of a data set.", commands=(*RUN, "evaluate")
+    )
+    device_generated_data: bool = option(
+        False,
+        "One constant batch kept in memory instead of data from the input pipeline.",
+        in_yaml=False,
+        commands=("benchmark",),
     )
     pipeline_num_parallel: int = option(
         48,
@@ -120,6 +131,7 @@ class Model:
         None,
         "Weights to start from: a checkpoint, a run folder, or imagenet.",
         metavar="PATH|imagenet",
+        commands=TRAIN,
         default_text="random from the seed",
     )
     norm_layer: Dict[str, Any] = option(
@@ -131,7 +143,11 @@ class Model:
         commands=NETWORK,
     )
     bn_momentum: float = option(
-        0.97, "Momentum of batch norm's moving statistics, unless norm-layer gives one.", minimum=0, below=1
+        0.97,
+        "Momentum of batch norm's moving statistics, unless norm-layer gives one.",
+        minimum=0,
+        below=1,
+        commands=TRAIN,
     )
     dropout: Optional[float] = option(
         None,
@@ -155,24 +171,26 @@ class Evaluation:
 
     PANEL: ClassVar[str] = "Evaluation and checkpoints"
 
-    validation: bool = option(True, "Validate during training.")
+    validation: bool = option(True, "Validate during training.", commands=TRAIN)
     validation_micro_batch_size: Optional[int] = option(
         None,
         "Micro-batch size of validation.",
         minimum=1,
-        commands=(*RUN, "evaluate"),
+        commands=("train", "evaluate"),
         default_text="micro-batch-size",
     )
     validation_num_replicas: Optional[int] = option(
         None,
         "Replicas of validation.",
         minimum=1,
-        commands=(*RUN, "evaluate"),
+        commands=("train", "evaluate"),
         default_text="as many as the training's IPUs hold",
     )
-    validation_freq: int = option(1, "Validate every so many epochs.", aliases=("eval-freq",), minimum=1)
+    validation_freq: int = option(
+        1, "Validate every so many epochs.", aliases=("eval-freq",), minimum=1, commands=TRAIN
+    )
     pipeline_validation_model: bool = option(
-        False, "Pipeline the validation model too.", commands=(*RUN, "evaluate"), host_effect=False
+        False, "Pipeline the validation model too.", commands=("train", "evaluate"), host_effect=False
     )
     checkpoints: bool = option(True, "Save checkpoints.", commands=TRAIN)
     checkpoint_dir: Optional[str] = option(

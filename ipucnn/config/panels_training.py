@@ -15,7 +15,7 @@ class Training:
     PANEL: ClassVar[str] = "Training"
 
     training: bool = option(True, "Train; False only validates.", commands=TRAIN)
-    num_epochs: int = option(1, "Epochs to train for.", aliases=("epochs",), minimum=1)
+    num_epochs: int = option(1, "Epochs to train for.", aliases=("epochs",), minimum=1, commands=TRAIN)
     optimizer: str = option(
         "sgd", "Optimizer.", choices=("sgd", "lars", "adam", "adamw", "rmsprop"), commands=PLAN
     )
@@ -33,17 +33,20 @@ class Training:
         "const",
         "Learning rate schedule.",
         choices=("const", "cosine", "stepped", "polynomial", "exponential"),
+        commands=TRAIN,
     )
     lr_schedule_params: Dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
         "The schedule's parameters, e.g. '{\"initial_learning_rate\": 0.0001}' (per sample).",
+        commands=TRAIN,
     )
     lr_warmup_params: Optional[Dict[str, Any]] = option(
         None,
         'Warm-up, e.g. \'{"warmup_mode": "shift", "warmup_epochs": 5}\'; modes shift and mask.',
+        commands=TRAIN,
         default_text="no warm-up",
     )
-    lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
+    lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.", commands=TRAIN)
     weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0)
     l2_regularization: float = option(
         0.0, "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).", minimum=0
@@ -102,6 +105,7 @@ class Batching:
         None,
         "Weight updates in an epoch; -1 or none: data set size / global batch.",
         parse=values.parse_updates,
+        commands=TRAIN,
         default_text="data set size / global batch",
     )
     logs_per_epoch: float = option(
@@ -110,6 +114,7 @@ class Batching:
         parse=values.parse_fraction,
         minimum=0,
         metavar="N|A/B",
+        commands=TRAIN,
     )
     steps_per_execution: Optional[int] = option(
         None,

@@ -27,6 +27,7 @@ _REPLACES = (
     ("num_replicas", "ipus"),
     ("dataset", "host_generated_data"),
     ("host_generated_data", "dataset"),
+    ("device_generated_data", "dataset"),
     ("pipeline_splits", "device_mapping"),
     ("pipeline_splits", "ipus_per_replica"),
     ("lr_schedule_params", "learning_rate"),
@@ -119,7 +120,9 @@ def resolve(
         layers.insert(-1, (f"plan {given['plan']}", in_plan))
     settings, origins = overlay(layers)
     settings["model_name"] = record.name
-    if settings["dataset"] is None and not settings["host_generated_data"]:
+    if settings["dataset"] is None and not (
+        settings["host_generated_data"] or settings["device_generated_data"]
+    ):
         settings["dataset"] = dataset
     if origins["norm_layer"] == DEFAULT:
         settings["norm_layer"] = {"name": _NORMS[record.default_norm]}
@@ -334,11 +337,12 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
 
     name = None
     for layer in layers:
-        named, generated = layer.get("dataset"), layer.get("host_generated_data")
-        if named is not None and generated:
-            raise ConfigurationError(
-                f"dataset {named} and host-generated-data are both given", "give one of them"
-            )
+        named = layer.get("dataset")
+        sources = [name for name in ("host_generated_data", "device_generated_data") if layer.get(name)]
+        given = [f"dataset {named}"] * (named is not None) + [BY_NAME[name].key for name in sources]
+        if len(given) > 1:
+            raise ConfigurationError(f"{' and '.join(given)} are both given", "give one of them")
+        generated = bool(sources)
         if named is not None or generated:
             name = "random" if generated else named
             break

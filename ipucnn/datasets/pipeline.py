@@ -41,6 +41,7 @@ def train_batches(
     shuffle: bool = True,
     num_parallel: Optional[int] = None,
     output_shape: Optional[Tuple[int, int]] = None,
+    weigh_padding: bool = False,
 ) -> tf.data.Dataset:
     """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
 
@@ -59,6 +60,8 @@ def train_batches(
         num_parallel: batches (images, for files) prepared at once; beyond twice the cores it would only
             cost memory and is cut.  None lets TensorFlow choose.
         output_shape: (h', w') of the logits of a segmentation network: masks are cropped to it.
+        weigh_padding: batches are (images, labels, weights float32 [batch]): 1 for the first permutation of an
+            epoch, 0 for what further ones fill it up with.
 
     A file that cannot be decoded raises when its batch is asked for; wrap the loop in
     :func:`data_errors` to get a DataError.
@@ -83,7 +86,7 @@ def train_batches(
         augmentation = AUGMENTATIONS[info.augmentation if augment else "none"]
         stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
 
-        def prepare(tickets: Any) -> Tuple[Any, Any]:
+        def prepare(tickets: Any) -> Tuple[Any, ...]:
             epochs, turns, indices = split_ticket(tickets, rounds)
             random = draws(seed, epochs, turns, indices, augmentation.num_draws)
             images, labels = tf.gather(stored_images, indices), tf.gather(stored_labels, indices)
@@ -93,18 +96,15 @@ def train_batches(
             if augmentation.after_resize:
                 images, labels = augmentation.apply(images, labels, random)
             images = prepare_range(images, input_shape, input_range, info)
-            return images, prepare_labels(labels, input_shape, output_shape)
+            labels = prepare_labels(labels, input_shape, output_shape)
+            return (images, labels, _first_round(turns)) if weigh_padding else (images, labels)
 
         # Small batches are prepared several at a time: most of their cost is per call.
         batch_bytes = _batch_bytes(batch_size, input_shape)
         group = max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // batch_bytes))
 
-        def prepare_group(tickets: Any) -> Tuple[Any, Any]:
-            images, labels = prepare(tickets)
-            return (
-                tf.reshape(images, [group, batch_size, *images.shape[1:]]),
-                tf.reshape(labels, [group, batch_size, *labels.shape[1:]]),
-            )
+        def prepare_group(tickets: Any) -> Tuple[Any, ...]:
+            return tuple(tf.reshape(x, [group, batch_size, *x.shape[1:]]) for x in prepare(tickets))
 
         batches = order.batch(group * batch_size, drop_remainder=True)
         batches = _map(batches, prepare if group == 1 else prepare_group, parallel)
@@ -113,20 +113,26 @@ def train_batches(
     else:
         all_labels = tf.constant(examples.labels)
 
-        def decode(ticket: Any) -> Tuple[Any, Any]:
+        def decode(ticket: Any) -> Tuple[Any, ...]:
             epoch, turn, index = split_ticket(ticket, rounds)
             image = _decode_in_python(
                 examples, info, input_shape, (seed, epoch, turn) if augment else None, index
             )
-            return image, tf.gather(all_labels, index)
+            label = tf.gather(all_labels, index)
+            return (image, label, _first_round(turn)) if weigh_padding else (image, label)
 
-        def finish(images: Any, labels: Any) -> Tuple[Any, Any]:
-            return prepare_range(prepare_size(images, input_shape), input_shape, input_range, info), labels
+        def finish(images: Any, *rest: Any) -> Tuple[Any, ...]:
+            return (prepare_range(prepare_size(images, input_shape), input_shape, input_range, info), *rest)
 
         batches = _map(order, decode, parallel)
         batches = batches.batch(batch_size, drop_remainder=True)
         batches = _map(batches, finish, parallel)
     return batches.prefetch(_prefetch(batch_size, input_shape))
+
+
+def _first_round(turns: Any) -> Any:
+    """float32: 1 in the first permutation of an epoch, 0 in those after."""
+    return tf.cast(tf.equal(turns, 0), tf.float32)
 
 
 def eval_batches(

@@ -11,14 +11,21 @@ DEFAULT_SHAPE = (32, 32, 3)
 
 
 def open_random(
-    height: int, width: int, channels: int, num_classes: int, task: str = "classification", seed: int = 0
+    height: int,
+    width: int,
+    channels: int,
+    num_classes: int,
+    task: str = "classification",
+    seed: int = 0,
+    num_train: int = NUM_TRAIN,
+    num_eval: int = NUM_EVAL,
 ) -> DataSource:
-    """1,024 training and 256 evaluation images of uniform noise, a pure function of ``seed`` and the sizes.
+    """Training and evaluation images of uniform noise, a pure function of ``seed``, the sizes and the numbers.
 
     Labels are uniform over ``num_classes``: int32 per image, or per pixel as masks for segmentation.
     """
     random = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32])
-    total = NUM_TRAIN + NUM_EVAL
+    total = num_train + num_eval
     images: Any = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
     images = images.reshape(total, height, width, channels)
     if task == "segmentation":
@@ -26,8 +33,8 @@ def open_random(
     else:
         labels = random.randint(0, num_classes, total).astype(np.int32)
     return array_source(
-        ArrayExamples(images[:NUM_TRAIN], labels[:NUM_TRAIN]),
-        ArrayExamples(images[NUM_TRAIN:], labels[NUM_TRAIN:]),
+        ArrayExamples(images[:num_train], labels[:num_train]),
+        ArrayExamples(images[num_train:], labels[num_train:]),
         name="random",
         task=task,
         class_names=[str(n) for n in range(num_classes)],

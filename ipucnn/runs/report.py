@@ -42,7 +42,7 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
         ),
         "checkpoints": run.checkpoint_names(session.state.weight_updates),
         "checkpoints_deleted": run.setup.config.clean_dir,
-        "trained_samples": session.state.weight_updates * run.program.global_batch_size,
+        "trained_samples": run.program.samples_before(session.state.weight_updates),
         "validation": run.state.last_validation,
         "best_validation": run.state.best,
         "processes": [

@@ -74,13 +74,19 @@ def input_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[
     return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
 
 
-def prepare(resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, int, int]] = None) -> Setup:
+def prepare(
+    resolved: Resolved,
+    seed: int,
+    trained_shape: Optional[Tuple[int, int, int]] = None,
+    source: Optional[Any] = None,
+) -> Setup:
     """Opens the data set and fixes the shapes.
 
     Args:
         resolved: the configuration.
         seed: of generated sets and of which samples a limit keeps.
         trained_shape: the input shape of a trained network, which then holds whatever the options say.
+        source: an opened data set to take in place of the chosen one.
 
     Raises:
         ConfigurationError: an image size the network cannot take.
@@ -94,15 +100,16 @@ def prepare(resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, in
     if wanted is None and config.image_size is not None:
         wanted = (*config.image_size, record.input_shape[2])
         validate_input_shape(record, wanted)
-    source = open_dataset(
-        resolved.choice,
-        download=config.download,
-        limit_train=config.limit_train,
-        limit_eval=config.limit_eval,
-        seed=seed,
-        image_shape=wanted or record.input_shape,
-        num_classes=record.num_classes,
-    )
+    if source is None:
+        source = open_dataset(
+            resolved.choice,
+            download=config.download,
+            limit_train=config.limit_train,
+            limit_eval=config.limit_eval,
+            seed=seed,
+            image_shape=wanted or record.input_shape,
+            num_classes=record.num_classes,
+        )
     if wanted is not None:
         shape = wanted
     elif resolved.choice.name == record.home_dataset:

@@ -46,7 +46,12 @@ class TrainingRun:
         self.resolved = resolved
         check_device(config.device)
         run_setup.check_supported(config)
-        run_setup.loss_name(config, resolved.record.task)
+        loss = run_setup.loss_name(config, resolved.record.task)
+        if config.pad_dataset and loss == "bce_dice":
+            raise ConfigurationError(
+                "--pad-dataset with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
+                "drop --pad-dataset, or use --loss cross_entropy",
+            )
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         self.folder = start.folder
         self._check_flags()
@@ -123,6 +128,11 @@ class TrainingRun:
                 f"discarded in each epoch (others each time): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {self.program.global_batch_size} samples"
             )
+        if self.program.samples_padded_per_epoch:
+            lines.append(
+                f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
+                "epoch; batch norm's statistics include them"
+            )
         norm = self.setup.config.norm_layer["name"]
         if self.program.num_stages > 1 and norm in ("batch_norm", "custom_batch_norm"):
             lines.append(
@@ -140,7 +150,9 @@ class TrainingRun:
         return train_batches(
             self.setup.source,
             batch_size=samples_per_element,
-            samples_per_epoch=p.samples_per_epoch,
+            # Padding is taken from a further permutation of the epoch.
+            samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
+            weigh_padding=p.samples_padded_per_epoch > 0,
             input_shape=self.setup.input_shape,
             input_range=self.setup.record.input_range,
             augment=config.augment,

@@ -1,7 +1,7 @@
 """The contract both sessions keep: compile a Program, then train, evaluate and predict as events."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 from ipucnn.training.program import Program
 
@@ -136,12 +136,14 @@ class Session:
 
     Attributes:
         device: what it runs on.
+        place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
         state: everything a weight update changes.
         first_update_s: seconds of the first weight update, which includes compiling.
     """
 
     device: DeviceInfo
+    place: str = "/CPU:0"
     program: Optional[Program] = None
     state: TrainState
     first_update_s: float = 0.0
@@ -176,6 +178,22 @@ class Session:
         """
         raise NotImplementedError
 
+    def execute(self, batches: Iterator[Any], num_weight_updates: int) -> List[float]:
+        """Runs weight updates as one execution, without events: what a benchmark times.
+
+        Args:
+            batches: an iterator over a data set of the same shapes as :meth:`compile` was given.
+            num_weight_updates: at least 1.
+
+        Returns:
+            The loss of each weight update, on the host.
+        """
+        raise NotImplementedError
+
+    def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
+        """Builds (and times the tracing of) what :meth:`predict` runs for images of one batch shape."""
+        raise NotImplementedError
+
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
         """Replaces batch norm's moving statistics by means over training batches, where the Program needs it.
 
@@ -199,8 +217,8 @@ class Session:
         """
         raise NotImplementedError
 
-    def predict(self, dataset: Any) -> List[Any]:
-        """Logits of every element of a data set of images, one array per element."""
+    def predict(self, dataset: Iterable[Any]) -> List[Any]:
+        """Logits of every element of a data set of images (or part of one), one array per element."""
         raise NotImplementedError
 
 

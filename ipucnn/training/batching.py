@@ -147,26 +147,47 @@ def _round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True)
 class Epoch:
-    """How the training set is used up: weight updates and samples per epoch."""
+    """How the training set is used up: weight updates and samples per epoch.
+
+    Attributes:
+        samples: that count; of the last weight update, ``samples_padded`` more do not.
+    """
 
     weight_updates: int
     samples: int
     samples_discarded: int
+    samples_padded: int = 0
 
 
-def make_epoch(num_samples: int, batching: Batching, weight_updates_per_epoch: Optional[int] = None) -> Epoch:
-    """Whole weight updates only; what is left of the data set after the last one is discarded.
+def make_epoch(
+    num_samples: int,
+    batching: Batching,
+    weight_updates_per_epoch: Optional[int] = None,
+    pad: bool = False,
+) -> Epoch:
+    """Whole weight updates only; what is left of the data set after the last one is discarded, or padded.
 
     Args:
         num_samples: training samples.
         batching: samples per weight update.
         weight_updates_per_epoch: None or -1 for as many as the data set holds; more than that starts
             another permutation of the data within the epoch.
+        pad: one more weight update takes what is left, filled up with samples that do not count.
 
     Raises:
-        ConfigurationError: the data set holds less than one global batch, or a count below 1.
+        ConfigurationError: the data set holds less than one global batch and is not padded, a count below 1,
+            or a prescribed number of weight updates with padding.
     """
     size = batching.global_batch_size
+    if pad:
+        if weight_updates_per_epoch not in (None, -1):
+            raise ConfigurationError(
+                f"--pad-dataset and --weight-updates-per-epoch {weight_updates_per_epoch} are both given, and each "
+                "says where an epoch ends",
+                "drop one of them",
+            )
+        updates = max(1, -(-num_samples // size))
+        return Epoch(updates, num_samples, 0, updates * size - num_samples)
     if weight_updates_per_epoch in (None, -1):
         updates = num_samples // size
         if updates < 1:

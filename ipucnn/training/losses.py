@@ -6,7 +6,8 @@ does so within a micro-batch only, as on an IPU.
 
 from typing import Any, Callable, Optional
 
-LossFunction = Callable[[Any, Any, int], Any]
+LossFunction = Callable[..., Any]
+"""(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch."""
 
 
 def cross_entropy_per_sample(logits: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
@@ -47,6 +48,9 @@ def _dice_per_micro_batch(logits: Any, labels: Any, num_micro_batches: int) -> A
 def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunction:
     """The loss as a function (logits, labels, number of fused micro-batches) -> float32 (micro-batches,).
 
+    With weights (n,) as a fourth argument each sample's cross-entropy is multiplied by its own; the mean stays
+    one over all samples.
+
     Args:
         name: cross_entropy, or bce_dice (cross-entropy plus Dice, for segmentation).
         label_smoothing: for the cross-entropy.
@@ -55,8 +59,12 @@ def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunctio
 
     smoothing = float(label_smoothing or 0.0)
 
-    def loss(logits: Any, labels: Any, num_micro_batches: int) -> Any:
+    def loss(logits: Any, labels: Any, num_micro_batches: int, weights: Optional[Any] = None) -> Any:
         per_sample = cross_entropy_per_sample(logits, labels, smoothing)
+        if weights is not None:
+            if name == "bce_dice":
+                raise ValueError("Dice couples the samples of a micro-batch: it has no weights")
+            per_sample = per_sample * weights
         value = tf.reduce_mean(tf.reshape(per_sample, [num_micro_batches, -1]), axis=1)
         if name == "bce_dice":
             value = value + _dice_per_micro_batch(logits, labels, num_micro_batches)

@@ -5,7 +5,7 @@ after its weight, so one checkpoint serves both.  The settings are checked witho
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
 
@@ -42,6 +42,12 @@ class OptimizerSettings:
     params: Mapping[str, Any]
     weight_decay: float = 0.0
     l2_regularization: float = 0.0
+
+    @property
+    def slots(self) -> Tuple[str, ...]:
+        """Names of the state tensors that every weight has."""
+        unused = self.name != "rmsprop" and not self.params.get("momentum")
+        return tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
 
 
 def make_settings(
@@ -113,9 +119,7 @@ class Optimizer:
         self._names = list(names)
         self._adaptive = [v.shape.rank > 1 for v in self._variables]
         self.slots: Dict[str, Any] = {}
-        for slot in _SLOTS[settings.name]:
-            if slot == "momentum" and settings.name != "rmsprop" and not settings.params["momentum"]:
-                continue
+        for slot in settings.slots:
             for variable, name in zip(self._variables, self._names):
                 self.slots[f"{name}/{slot}"] = tf.Variable(
                     tf.zeros(variable.shape, tf.float32), trainable=False, name=f"{slot}_slot"

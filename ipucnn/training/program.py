@@ -58,12 +58,19 @@ class Program:
     fused_micro_batches: int = 0
     # Who chose the splits: "given", "plan FILE", or "planned for SYSTEM"; empty without a pipeline
     splits_from: str = field(default="", compare=False)
+    # Samples of weight 0 that fill up the last weight update of each epoch (--pad-dataset)
+    samples_padded_per_epoch: int = 0
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def num_weight_updates(self) -> int:
         """Weight updates of the whole run."""
         return self.weight_updates_per_epoch * self.num_epochs
+
+    def samples_before(self, weight_updates: int) -> int:
+        """Samples that count in so many weight updates from the start; padding does not."""
+        epochs = weight_updates // self.weight_updates_per_epoch
+        return weight_updates * self.global_batch_size - epochs * self.samples_padded_per_epoch
 
     @property
     def num_micro_batches(self) -> int:
@@ -268,7 +275,7 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
     ipus_per_replica = layout.ipus_per_replica
     warnings = list(layout.warnings)
     warn = warnings.append
-    epoch = arithmetic.make_epoch(num_samples, batch, config.weight_updates_per_epoch)
+    epoch = arithmetic.make_epoch(num_samples, batch, config.weight_updates_per_epoch, config.pad_dataset)
     updates = _execution_length(config, batch, epoch.weight_updates, warn)
     checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, warn)
     return Program(
@@ -282,6 +289,7 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
         weight_updates_per_epoch=epoch.weight_updates,
         samples_per_epoch=epoch.samples,
         samples_discarded_per_epoch=epoch.samples_discarded,
+        samples_padded_per_epoch=epoch.samples_padded,
         weight_updates_per_execution=updates,
         steps_per_execution=updates * batch.gradient_accumulation_count,
         num_executions=epoch.weight_updates * config.num_epochs // updates,

@@ -1,7 +1,7 @@
 """The host session: any CPU or GPU, with the IPU's semantics."""
 
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -47,7 +47,7 @@ class HostSession(Session):
 
     def __init__(self, device: DeviceInfo, place: str = "/CPU:0") -> None:
         self.device = device
-        self._place = place
+        self.place = place
         self.state = TrainState()
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
@@ -75,7 +75,7 @@ class HostSession(Session):
             program = program.with_fused(fused)
         self.program = program
         self._schedule = schedule
-        with tf.device(self._place):
+        with tf.device(self.place):
             weights = named_weights(model)
             trained = {id(v) for v in self._trainable(model)}
             names = [name for name, v in weights.items() if id(v) in trained]
@@ -85,17 +85,19 @@ class HostSession(Session):
             self._loop = UpdateLoop(model, program, opt, loss, variables)
         self._evaluation = Evaluation(model, loss)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
-        parameters = sum(int(np.prod(v.shape)) for v in weights.values())
+        return self._report(model, operations, trace_s, program.fused_micro_batches)
+
+    def _report(self, model: Any, operations: int, trace_s: float, fused: int) -> CompilationReport:
         return CompilationReport(
             device=self.device,
             num_layers=len(model.layers),
-            num_parameters=parameters,
-            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in variables),
+            num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
+            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in self._trainable(model)),
             macs_per_sample=count_macs(model),
             num_graph_operations=operations,
             trace_s=trace_s,
             first_update_s=0.0,
-            fused_micro_batches=program.fused_micro_batches,
+            fused_micro_batches=fused,
         )
 
     @staticmethod
@@ -114,7 +116,7 @@ class HostSession(Session):
         assert self._loop is not None
         started = time.perf_counter()
         iterator = iter(make_dataset(0, self.samples_per_element))
-        with tf.device(self._place):
+        with tf.device(self.place):
             graph = self._loop.trace(iterator)
         return time.perf_counter() - started, _count_operations(graph)
 
@@ -133,7 +135,7 @@ class HostSession(Session):
         while state.weight_updates - len(state.losses) < p.num_weight_updates:
             execution = (state.weight_updates - len(state.losses)) // per_execution
             end = (execution + 1) * per_execution
-            busy_s, timed_updates = 0.0, 0
+            busy_s, timed_samples = 0.0, 0
             while state.weight_updates < end:
                 first = state.weight_updates
                 count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
@@ -150,28 +152,41 @@ class HostSession(Session):
                     update_s, self.first_update_s = SLICE_S, spent
                 else:
                     busy_s += spent
-                    timed_updates += count
+                    timed_samples += p.samples_before(first + count) - p.samples_before(first)
                     update_s = spent / count
                 _require_finite(losses, first, float(rates[-1]))
-                speed = p.global_batch_size * timed_updates / busy_s if busy_s else 0.0
+                speed = timed_samples / busy_s if busy_s else 0.0
                 yield Progress(state.weight_updates, float(np.mean(losses)), float(np.mean(hits)), speed)
             finished = ExecutionFinished(
                 execution=execution,
                 weight_updates=end,
-                samples=end * p.global_batch_size,
+                samples=p.samples_before(end),
                 epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": float(np.mean(state.losses)), "accuracy": float(np.mean(state.hits))},
+                metrics={"loss": _mean(p, state.losses, end), "accuracy": _mean(p, state.hits, end)},
                 learning_rate=float(self._schedule(np.arange(end - 1, end))[0]),
                 wall_s=busy_s,
-                images_per_s=p.global_batch_size * timed_updates / busy_s if busy_s else 0.0,
+                images_per_s=timed_samples / busy_s if busy_s else 0.0,
             )
             yield from execution_events(p, finished)[state.events_done :]
             state.losses, state.hits, state.events_done = [], [], 0
 
+    def execute(self, batches: Iterator[Any], num_weight_updates: int) -> List[float]:
+        """See the contract; not cut into slices.
+
+        Raises:
+            NotFiniteError: the loss is NaN or infinite.
+        """
+        first = self.state.weight_updates
+        rates = self._schedule(np.arange(first, first + num_weight_updates))
+        losses, _ = self._run_slice(batches, rates, first)
+        self.state.weight_updates = first + num_weight_updates
+        _require_finite(losses, first, float(rates[-1]))
+        return losses
+
     def _run_slice(self, iterator: Any, rates: Any, first: int) -> Tuple[List[float], List[float]]:
         assert self._loop is not None and self.program is not None
         try:
-            with tf.device(self._place):
+            with tf.device(self.place):
                 losses, hits = self._loop.run(
                     iterator, tf.constant(rates, tf.float32), tf.constant(first, tf.int64)
                 )
@@ -194,9 +209,18 @@ class HostSession(Session):
             return 0
         updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
         iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))
-        with tf.device(self._place):
+        with tf.device(self.place):
             loop.collect(iterator, tf.constant(updates))
         return updates
+
+    def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
+        """See the contract."""
+        self._evaluation = Evaluation(model, None)
+        started = time.perf_counter()
+        images = tf.TensorSpec(batch_shape, tf.float32)
+        with tf.device(self.place):
+            graph = self._evaluation.predict.get_concrete_function(images).graph
+        return self._report(model, _count_operations(graph), time.perf_counter() - started, 1)
 
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
         """See the contract."""
@@ -207,18 +231,18 @@ class HostSession(Session):
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
-        with tf.device(self._place):
+        with tf.device(self.place):
             for images, labels, weights in dataset:
                 if stop is not None and stop():
                     raise Stopped
                 totals.add(self._evaluation.run(images, labels, weights))
         return totals.result()
 
-    def predict(self, dataset: Any) -> List[Any]:
+    def predict(self, dataset: Iterable[Any]) -> List[Any]:
         """See the contract."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
-        with tf.device(self._place):
+        with tf.device(self.place):
             return [self._evaluation.predict(images).numpy() for images in dataset]
 
 
@@ -226,6 +250,14 @@ def _count_operations(graph: Any) -> int:
     """Operations of a function graph and of the functions it calls."""
     definition = graph.as_graph_def()
     return len(definition.node) + sum(len(f.node_def) for f in definition.library.function)
+
+
+def _mean(program: Program, values: List[float], end: int) -> float:
+    """Mean over samples of the means of consecutive weight updates, the last of which is number ``end`` - 1."""
+    if not program.samples_padded_per_epoch:
+        return float(np.mean(values))
+    counts = np.diff([program.samples_before(i) for i in range(end - len(values), end + 1)])
+    return float(np.average(values, weights=counts))
 
 
 def _require_finite(losses: List[float], first: int, rate: float) -> None:

@@ -84,7 +84,7 @@ class UpdateLoop:
         start = [[tf.zeros(v.shape) for v in moving[:2]] for _, moving in order]
 
         def body(c: Any, sums: Any) -> Any:
-            images, _ = iterator.get_next()
+            images = iterator.get_next()[0]
             context = self._context(c)
             with execution_context(context):
                 self._model(images, training=True)
@@ -162,21 +162,35 @@ class UpdateLoop:
 
     def _chunk(self, iterator: Any, update: Any, chunk: Any) -> Tuple[List[Any], Any, Any]:
         """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
-        images, labels = iterator.get_next()
+        images, labels, *weights = iterator.get_next()
+        if weights:
+            # Means over all samples of the weight update become means over those that count.
+            weights = [weights[0] * self._padding_scale(update)]
         context = self._context(update * self._chunks + chunk)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
             with execution_context(context):
                 logits = self._model(images, training=True)
-            losses = self._loss(logits, labels, self._fused)
+            losses = self._loss(logits, labels, self._fused, *weights)
             objective = tf.reduce_sum(losses) * (self._gradient_weight() * self._scale)
+            if weights and self._program.gradient_accumulation_reduction_method == "sum":
+                objective = objective / self._padding_scale(update)
         gradients = tape.gradient(
             objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         self._move_statistics(context, chunk)
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
+        if weights:
+            right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
         return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
+
+    def _padding_scale(self, update: Any) -> Any:
+        """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
+        p = self._program
+        is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
+        real = p.global_batch_size - p.samples_padded_per_epoch
+        return tf.where(is_last, p.global_batch_size / real, 1.0)
 
     def _context(self, chunk: Any) -> ExecutionContext:
         """The context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""

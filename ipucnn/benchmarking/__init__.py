@@ -1,0 +1,1 @@
+"""Measuring throughput and time: what ``ipucnn benchmark`` does, without its tables."""

@@ -1,0 +1,104 @@
+"""What the machine can do at best, and how much memory the process took."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+_SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
+PEAK_METHOD = (
+    "the fastest of all float32 products of two {n}x{n} matrices made in this process, 2 x {n}^3 FLOP each"
+)
+
+
+class MatmulReference:
+    """A matrix product on the session's device: the yardstick of peak and drift.
+
+    The matrices are as small as still take 10 ms, at least 1024 on a side.
+
+    Args:
+        place: TensorFlow's name of the device.
+    """
+
+    def __init__(self, place: str = "/CPU:0") -> None:
+        import tensorflow as tf
+
+        self._place = place
+        self._product = tf.function(lambda a, b: tf.reduce_sum(tf.matmul(a, b)), autograph=False)
+        self.size, self.best_s = _SMALLEST, float("inf")
+        while True:
+            with tf.device(place):
+                self._factors = [tf.random.stateless_uniform([self.size] * 2, [i, 0]) for i in (1, 2)]
+            self._run()
+            self.best_s = float("inf")
+            seconds = min(self() for _ in range(3))
+            if seconds >= _LEAST_S or self.size >= _LARGEST:
+                return
+            self.size *= 2
+
+    def _run(self) -> None:
+        import tensorflow as tf
+
+        with tf.device(self._place):
+            self._product(*self._factors).numpy()
+
+    def __call__(self) -> float:
+        """Does one product and returns its seconds."""
+        started = time.perf_counter()
+        self._run()
+        spent = time.perf_counter() - started
+        self.best_s = min(self.best_s, spent)
+        return spent
+
+    def peak(self) -> Dict[str, Any]:
+        """``flop_per_s`` of the fastest product so far, and the ``method``."""
+        return {"flop_per_s": 2.0 * self.size**3 / self.best_s, "method": PEAK_METHOD.format(n=self.size)}
+
+
+def reset_peak_memory() -> bool:
+    """Starts the process's high-water mark of memory again, where Linux allows it; whether it did."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status_bytes(name: str) -> Optional[int]:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def memory_bytes() -> Optional[int]:
+    """Resident memory of the process now; None where the system does not tell."""
+    return _status_bytes("VmRSS")
+
+
+def peak_memory_bytes() -> Optional[int]:
+    """The most resident memory of the process since it began or :func:`reset_peak_memory`."""
+    mark = _status_bytes("VmHWM")
+    if mark is not None:
+        return mark
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+def device_peak_memory_bytes(kind: str) -> Optional[int]:
+    """The most memory that TensorFlow took of a GPU; None for a CPU or a version that does not tell."""
+    if kind != "gpu":
+        return None
+    import tensorflow as tf
+
+    try:
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+    except (AttributeError, KeyError, ValueError, tf.errors.OpError):
+        return None

@@ -1,0 +1,458 @@
+"""One benchmark from configuration to report: data, build, compile, warm-up, measured executions, prediction."""
+
+import contextlib
+import random
+import time
+from dataclasses import asdict, replace
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ipucnn.benchmarking import regression
+from ipucnn.benchmarking.measure import Limits, Measurement, Report, measure
+from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, measured_figures, read_report
+from ipucnn.benchmarking.settings import DATA_KINDS, DEVICE_GENERATED, REAL, BenchmarkSettings, data_kind
+from ipucnn.benchmarking.statistics import paired_ratio, throughput
+from ipucnn.config.resolve import Resolved
+from ipucnn.errors import EXIT_BUG, ConfigurationError, UserError
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.splits import settle_splits
+from ipucnn.training.batching import divisors
+from ipucnn.training.optimizers import make_settings as optimizer_settings
+from ipucnn.training.program import Program, make_layout, make_program
+from ipucnn.training.schedules import make_schedule
+
+# Random images are as many as fit in here, at least as many as ``_LEAST_IMAGES``: drawing them takes time.
+_RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
+# Micro-batches per replica from which inference may fuse, where executions are not prescribed.
+_OPEN_STEPS = 64
+
+
+def _silent(phase: str, done: int, of: int, figures: str) -> None:
+    pass
+
+
+def run_benchmark(
+    resolved: Resolved,
+    settings: BenchmarkSettings,
+    *,
+    report: Report = _silent,
+    verbose: bool = False,
+) -> BenchmarkReport:
+    """Runs one benchmark; what goes wrong on the device makes its report void, and does not raise.
+
+    Args:
+        resolved: the configuration.
+        settings: what to measure.
+        report: told of progress.
+        verbose: let TensorFlow speak.
+
+    Raises:
+        UserError: the configuration or the data are wrong; raised before anything is measured.
+    """
+    return Benchmark(resolved, settings, verbose).run(report)
+
+
+class Benchmark:
+    """Validates everything that can be without TensorFlow on construction; :meth:`run` does the work.
+
+    Raises:
+        UserError: whatever is wrong with the configuration, the baseline or the data.
+    """
+
+    def __init__(self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False) -> None:
+        from ipucnn.sessions.factory import check_device
+
+        self.settings, self.verbose = settings, verbose
+        if not settings.training:
+            # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
+            config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
+            resolved = replace(resolved, config=config)
+        self.resolved, config = resolved, resolved.config
+        self.kind = data_kind(config)
+        check_device(config.device)
+        run_setup.check_supported(config)
+        self.loss_name = run_setup.loss_name(config, resolved.record.task)
+        self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
+        make_layout(config)
+        # A preset's own length is for another device; here executions are as long as time allows.
+        self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
+        self.program = self._program(None)
+        self._check_fused()
+        self.baseline = read_report(settings.baseline) if settings.baseline is not None else None
+        if self.baseline is not None:
+            regression.check_same_request(
+                self.baseline,
+                str(settings.baseline),
+                model=resolved.record.name,
+                mode=settings.mode,
+                data=self.kind,
+            )
+        self.optimizer = optimizer_settings(
+            config.optimizer,
+            config.optimizer_params,
+            global_batch_size=self.program.global_batch_size,
+            weight_decay=config.weight_decay,
+            l2_regularization=config.l2_regularization,
+        )
+        self.learning_rate = self._learning_rate()
+        started = time.perf_counter()
+        self.setup = run_setup.prepare(resolved, self.seed, source=self._random_source())
+        self.data_s = time.perf_counter() - started
+        run_setup.build_options(self.setup)
+
+    def _check_fused(self) -> None:
+        """Checks --fused-micro-batches: it divides an execution, in training a weight update."""
+        given = self.resolved.config.fused_micro_batches
+        if given is None:
+            return
+        if self.settings.training:
+            self.program = self.program.with_checked_fused(given)
+            return
+        whole = self.program.num_replicas * (self.steps or given)
+        if whole % given:
+            near = min(divisors(whole), key=lambda d: abs(d - given))
+            raise ConfigurationError(
+                f"--fused-micro-batches {given} does not divide the {whole} micro-batches of an execution",
+                f"use --fused-micro-batches {near}",
+            )
+
+    def _program(self, updates: Optional[int]) -> Program:
+        """The Program with executions of so many weight updates; None: the prescribed number, or one."""
+        config = self.resolved.config
+        batch = make_layout(config).batching
+        if updates is None:
+            updates = 1
+            if self.settings.training and self.steps is not None:
+                from ipucnn.training.batching import updates_from_steps_per_execution
+
+                count = batch.gradient_accumulation_count
+                updates = updates_from_steps_per_execution(self.steps, batch, max(1, self.steps // count), 1)
+        config = replace(
+            config,
+            num_epochs=1,
+            weight_updates_per_epoch=updates,
+            steps_per_execution=None,
+            logs_per_epoch=1.0,
+            validation=False,
+            checkpoints=False,
+        )
+        return make_program(config, updates * batch.global_batch_size, seed=self.seed)
+
+    def _learning_rate(self) -> float:
+        import numpy as np
+
+        config = self.resolved.config
+        schedule = make_schedule(
+            config.lr_schedule,
+            config.lr_schedule_params,
+            global_batch_size=self.program.global_batch_size,
+            weight_updates_per_epoch=self.program.weight_updates_per_epoch,
+            num_epochs=config.num_epochs,
+            learning_rate=config.learning_rate,
+            staircase=config.lr_staircase,
+        )
+        return float(schedule(np.arange(1))[0])
+
+    def _random_source(self) -> Any:
+        """Few random images where the images are random; None where they are not."""
+        if self.kind == REAL:
+            return None
+        from ipucnn.datasets.random_data import open_random
+        from ipucnn.models.shapes import validate_input_shape
+
+        config, record = self.resolved.config, self.resolved.record
+        shape: Tuple[int, int, int] = record.input_shape
+        if config.image_size is not None:
+            shape = (*config.image_size, record.input_shape[2])
+            validate_input_shape(record, shape)
+        pixels = shape[0] * shape[1] * shape[2]
+        number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
+        classes = record.num_classes or (2 if record.task == "segmentation" else 10)
+        return open_random(*shape, classes, record.task, self.seed, num_train=number, num_eval=1)
+
+    def dataset(self, first_update: int, samples_per_element: int) -> Any:
+        """Infinite training batches, for the session; without order or augmentation in inference."""
+        from ipucnn.benchmarking.sides import constant_batch
+        from ipucnn.datasets.pipeline import train_batches
+
+        config = self.resolved.config
+        batches = train_batches(
+            self.setup.source,
+            batch_size=samples_per_element,
+            samples_per_epoch=max(1, self.setup.source.info.num_train),
+            input_shape=self.setup.input_shape,
+            input_range=self.setup.record.input_range,
+            augment=config.augment and self.settings.training,
+            seed=self.seed,
+            shuffle=config.shuffle and self.settings.training,
+            num_parallel=config.pipeline_num_parallel,
+            output_shape=self.setup.output_shape,
+        )
+        return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
+
+    def run(self, report: Report = _silent) -> BenchmarkReport:
+        """Builds, compiles, measures, predicts."""
+        from ipucnn.benchmarking import machine
+        from ipucnn.sessions.factory import create_session
+
+        began = time.perf_counter()
+        session = create_session(self.resolved.config.device, verbose=self.verbose)
+        from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.runs.provenance import environment
+
+        result = self._empty_report(session.device, environment())
+        if self.baseline is not None:
+            regression.check_same_run(
+                self.baseline, str(self.settings.baseline), result.program, result.device
+            )
+        machine.reset_peak_memory()
+        report("building the network", 0, 0, "")
+        started = time.perf_counter()
+        model = run_setup.build(self.setup)
+        result.phases["build_s"] = time.perf_counter() - started
+        self.program = settle_splits(self.program, model, self.resolved, None)
+        result.program = self.program.to_dict()
+        self._predict(model, result)
+        with _void_on_error(result), data_errors():
+            reference = machine.MatmulReference(session.place)
+            report("compiling", 0, 0, "")
+            sides, rival = self._compile(session, model, result)
+            measured = measure(sides, self.settings.limits, report, reference, started=began)
+            result.interrupted = measured.interrupted
+            self._fill(result, measured.measurements, rival, reference)
+            if measured.out_of_time:
+                done, wanted = len(result.executions), self.settings.limits.min_executions
+                if done < wanted:
+                    result.notes.append(
+                        f"{done} executions instead of {wanted}: --max-time "
+                        f"{self.settings.limits.max_time_s:g} s was over"
+                    )
+        return result
+
+    def _empty_report(self, device: Any, environment: Dict[str, Any]) -> BenchmarkReport:
+        info, limits = self.setup.source.info, self.settings.limits
+        return BenchmarkReport(
+            model=self.resolved.record.name,
+            preset=self.resolved.preset,
+            mode=self.settings.mode,
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            seed=self.seed,
+            input_shape=list(self.setup.input_shape),
+            data={
+                "kind": self.kind,
+                "description": DATA_KINDS[self.kind],
+                "name": info.name,
+                "location": info.location,
+                "num_images": info.num_train,
+            },
+            settings={**asdict(limits), "compare_with": self.settings.compare_with},
+            program=self.program.to_dict(),
+            device=asdict(device),
+            environment=environment,
+            phases={"data_s": self.data_s},
+            notes=list(self.program.warnings),
+        )
+
+    def _predict(self, model: Any, result: BenchmarkReport) -> None:
+        from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+        from ipucnn.planning.keras_graph import graph_of
+
+        config = self.resolved.config
+        try:
+            graph = graph_of(model, result.model)
+        except UserError as error:
+            result.notes.append(f"nothing predicted: {error.message}")
+            return
+        wanted = Wanted(
+            self.program,
+            self.settings.training,
+            self.steps,
+            self.settings.system,
+            len(self.optimizer.slots),
+            config.optimizer_state_offloading,
+            config.half_partials,
+            config.eight_bit_transfer,
+        )
+        # IPUs are mostly used in 16 bits, which this session does not do.
+        for precision in dict.fromkeys((config.precision, "16.16")):
+            result.predicted.append(predict_ipu(graph, wanted, precision))
+
+    def _compile(
+        self, session: Any, model: Any, result: BenchmarkReport
+    ) -> Tuple[List[Any], Optional[Tuple[str, str]]]:
+        """The sides to measure, and (name, description) of the one that the session is compared with."""
+        from ipucnn.benchmarking import sides
+
+        started = time.perf_counter()
+        if self.settings.training:
+            from ipucnn.training.losses import make_loss
+
+            loss = make_loss(self.loss_name, self.resolved.config.label_smoothing)
+            compilation = sides.compile_session(
+                session, model, self.program, self.optimizer, loss, self.learning_rate, self.dataset
+            )
+            self.program = session.program
+            element = self.program.fused_micro_batches * self.program.micro_batch_size
+            fixed = None if self.steps is None else self.program.weight_updates_per_execution
+            side: Any = sides.SessionTraining(session, self.dataset(0, element), fixed)
+        else:
+            self.program = self.program.with_fused(self._fused_inference(session, model))
+            element = self.program.fused_micro_batches * self.program.micro_batch_size
+            compilation = session.compile_prediction(model, (element, *self.setup.input_shape))
+            compilation = replace(compilation, fused_micro_batches=self.program.fused_micro_batches)
+            images = sides.images_only(self.dataset(0, element))
+            side = sides.SessionInference(
+                session,
+                images,
+                self.program.micro_batch_size,
+                self.program.fused_micro_batches,
+                None if self.steps is None else self.steps * self.program.num_replicas,
+            )
+        result.program = self.program.to_dict()
+        result.compilation = {
+            **{k: v for k, v in compilation.to_dict().items() if k not in ("device", "first_update_s")},
+            "first_execution_s": None,
+            "cached": False,
+            "predicted_memory": [
+                {"system": p["system"], "precision": p["precision"], "ipus": p["memory"]}
+                for p in result.predicted
+            ],
+        }
+        result.phases["trace_s"] = compilation.trace_s
+        result.phases["compile_s"] = time.perf_counter() - started
+        if self.settings.compare_with is None:
+            return [side], None
+        rival, description = self._keras(model)
+        return [side, rival], ("keras", description)
+
+    def _fused_inference(self, session: Any, model: Any) -> int:
+        from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
+
+        p, given = self.program, self.resolved.config.fused_micro_batches
+        if given is not None:
+            return given
+        micro_batches = p.num_replicas * (self.steps or _OPEN_STEPS)
+        memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
+        return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
+
+    def _keras(self, model: Any) -> Tuple[Any, str]:
+        from ipucnn.benchmarking import sides
+
+        p, config = self.program, self.resolved.config
+        compiled, accumulated, description = sides.keras_model(
+            model,
+            self.optimizer,
+            self.learning_rate,
+            self.loss_name,
+            config.label_smoothing,
+            p.num_micro_batches,
+        )
+        batches = self.dataset(0, p.micro_batch_size)
+        if self.settings.training:
+            micro_batches = p.num_micro_batches if accumulated > 1 else 1
+            return sides.KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
+        images = sides.images_only(batches)
+        description = f"Keras {description.split()[1]} predict"
+        return sides.KerasInference(compiled, images, p.micro_batch_size), description
+
+    def _fill(
+        self,
+        result: BenchmarkReport,
+        measurements: List[Measurement],
+        rival: Optional[Tuple[str, str]],
+        reference: Any,
+    ) -> None:
+        """Puts what was measured into the report."""
+        from ipucnn.benchmarking import machine
+
+        own = measurements[0]
+        executions = own.executions
+        assert result.compilation is not None
+        if own.first_s:
+            result.compilation["first_execution_s"] = own.first_s
+            result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
+            result.phases["first_execution_s"] = own.first_s
+            result.phases["warmup_s"] = own.warmup_s
+            result.warmup = {
+                "executions": own.warmup_executions,
+                "seconds": own.warmup_s,
+                "steady": own.steady,
+            }
+            if not own.steady and executions:
+                result.notes.append("warm-up ended by its time limit, before times were steady")
+        result.executions = execution_rows(executions)
+        if not executions:
+            return
+        result.phases["measured_s"] = sum(m.wall_s for each in measurements for m in each.executions)
+        self._final_program(result, own)
+        macs = result.compilation["macs_per_sample"]
+        result.measured = measured_figures(
+            executions,
+            seed=self.seed,
+            step_samples=self._step_samples(),
+            # A training step counts as three forward passes: forward, and the products of the two gradients.
+            flop_per_image=2.0 * macs * (3 if self.settings.training else 1),
+            peak=reference.peak(),
+            peak_memory_bytes=machine.peak_memory_bytes(),
+            device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
+        )
+        if rival is not None:
+            other = measurements[1].executions
+            samples = [e.samples for e in executions], [e.samples for e in other]
+            seconds = [e.wall_s for e in executions], [e.wall_s for e in other]
+            result.comparison = {
+                "with": rival[0],
+                "description": rival[1],
+                "executions": execution_rows(other),
+                "steady": measurements[1].steady,
+                "images_per_s": throughput(samples[1], seconds[1], self.seed).to_dict(),
+                "ratio": paired_ratio(samples, seconds, self.seed).to_dict(),
+            }
+        if self.baseline is not None:
+            result.regression = regression.compare(
+                self.baseline,
+                str(self.settings.baseline),
+                result.executions,
+                self.settings.max_regression,
+                self.seed,
+            )
+
+    def _final_program(self, result: BenchmarkReport, own: Measurement) -> None:
+        """Program and execution as they were measured."""
+        units, p = own.units, self.program
+        if self.settings.training:
+            p = self._program(units).with_fused(p.fused_micro_batches)
+            if self.program.pipeline_splits:
+                p = p.with_splits(self.program.pipeline_splits)
+        result.program = p.to_dict()
+        result.execution = {
+            "weight_updates": units if self.settings.training else None,
+            "micro_batches": units * p.num_micro_batches if self.settings.training else units,
+            "samples": units * own.side.samples_per_unit,
+            "fused_micro_batches": p.fused_micro_batches,
+        }
+
+    def _step_samples(self) -> int:
+        """Samples of a weight update, or of one micro-batch on each replica."""
+        p = self.program
+        return p.global_batch_size if self.settings.training else p.micro_batch_size * p.num_replicas
+
+
+@contextlib.contextmanager
+def _void_on_error(result: BenchmarkReport) -> Iterator[None]:
+    """Turns what goes wrong on the device into a void report."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except UserError as error:
+        result.void, result.exit_code = error.message, error.exit_code
+        if error.hint:
+            result.notes.append(f"hint: {error.hint}")
+    except tf.errors.OpError as error:
+        lines = str(error.message).strip().splitlines() or [type(error).__name__]
+        result.void, result.exit_code = f"{type(error).__name__}: {lines[0]}", EXIT_BUG
+    if result.void is not None:
+        result.measured = result.comparison = result.regression = None
+
+
+__all__ = ["Benchmark", "Limits", "run_benchmark"]

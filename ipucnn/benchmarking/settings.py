@@ -1,0 +1,119 @@
+"""What a benchmark is to do besides the options of a run, and the checks that need no TensorFlow."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
+from ipucnn.config import values
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+TRAINING, INFERENCE = "training", "inference"
+RIVALS = ("keras",)
+HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
+DATA_KINDS = {
+    HOST_GENERATED: "random images, generated once on the host and fed through the input pipeline",
+    DEVICE_GENERATED: "one constant batch in memory, without input pipeline",
+    REAL: "images of the data set, through the input pipeline",
+}
+
+
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """What to measure and compare.
+
+    Attributes:
+        mode: TRAINING or INFERENCE.
+        limits: how long to measure.
+        compare_with: "keras" or None.
+        system: IPU machine to predict for, None for the smallest that suits.
+        baseline: an earlier report.json to compare with.
+        max_regression: share of the baseline's speed that may be lost.
+    """
+
+    mode: str = INFERENCE
+    limits: Limits = field(default_factory=Limits)
+    compare_with: Optional[str] = None
+    system: Optional[str] = None
+    baseline: Optional[Path] = None
+    max_regression: float = 0.05
+
+    @property
+    def training(self) -> bool:
+        """Whether weight updates are measured."""
+        return self.mode == TRAINING
+
+
+def data_kind(config: Any) -> str:
+    """Where a run's images come from: a key of ``DATA_KINDS``."""
+    if config.device_generated_data:
+        return DEVICE_GENERATED
+    return HOST_GENERATED if config.host_generated_data or config.dataset == "random" else REAL
+
+
+def make_settings(
+    *,
+    training: bool = False,
+    executions: int = Limits.min_executions,
+    min_time_s: float = Limits.min_time_s,
+    max_time_s: float = Limits.max_time_s,
+    compare_with: Optional[str] = None,
+    system: Optional[str] = None,
+    baseline: Optional[str] = None,
+    max_regression: Optional[str] = None,
+) -> BenchmarkSettings:
+    """Checked settings from what was typed.
+
+    Raises:
+        ConfigurationError: naming the option, its value and the nearest legal one.
+    """
+    if executions < MIN_ROUNDS:
+        raise ConfigurationError(
+            f"--executions {executions}: fewer than {MIN_ROUNDS} show no spread",
+            f"use --executions {MIN_ROUNDS}",
+        )
+    for name, seconds in (("--min-time", min_time_s), ("--max-time", max_time_s)):
+        if not 0 <= seconds < float("inf"):
+            raise ConfigurationError(f"{name} {seconds:g}: must be a number of seconds", f"{name} 10")
+    if max_time_s < min_time_s:
+        raise ConfigurationError(
+            f"--max-time {max_time_s:g} is less than --min-time {min_time_s:g}",
+            f"use --max-time {min_time_s:g}",
+        )
+    if compare_with is not None and compare_with.lower() not in RIVALS:
+        raise ConfigurationError(
+            f"--compare-with {compare_with}: there is no such rival",
+            did_you_mean(compare_with, RIVALS) or "use --compare-with keras",
+        )
+    if system is not None:
+        from ipucnn.hardware import get_system
+
+        system = get_system(system).name
+    if max_regression is not None and baseline is None:
+        raise ConfigurationError(
+            f"--max-regression {max_regression} needs something to compare with", "add --baseline report.json"
+        )
+    share = _share(max_regression) if max_regression is not None else BenchmarkSettings.max_regression
+    return BenchmarkSettings(
+        mode=TRAINING if training else INFERENCE,
+        limits=Limits(min_executions=executions, min_time_s=min_time_s, max_time_s=max_time_s),
+        compare_with=compare_with.lower() if compare_with else None,
+        system=system,
+        baseline=Path(baseline).expanduser() if baseline else None,
+        max_regression=share,
+    )
+
+
+def _share(text: str) -> float:
+    """``5%`` or ``0.05`` as a share."""
+    percent = text.strip().endswith("%")
+    try:
+        share = values.parse_float(text.strip().rstrip("%").strip()) / (100.0 if percent else 1.0)
+    except values.BadValue:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ConfigurationError(
+            f"--max-regression {text}: must be a share below 1 or a percentage below 100%",
+            "--max-regression 5%",
+        )
+    return share

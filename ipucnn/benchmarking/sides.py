@@ -1,0 +1,217 @@
+"""The sides that can be measured: the session's training and inference, and plain Keras' fit and predict."""
+
+import itertools
+from typing import Any, Callable, List, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.benchmarking.measure import Side
+from ipucnn.errors import UserError
+from ipucnn.sessions.session import CompilationReport, Session
+
+MakeDataset = Callable[[int, int], Any]
+"""(first weight update, samples per element) -> infinite tf.data.Dataset of (images, labels)."""
+
+
+class VoidError(UserError):
+    """A result that is not finite: what was measured is no benchmark of the network."""
+
+
+class SessionTraining(Side):
+    """Weight updates of a session; a unit is one of them.
+
+    Args:
+        session: compiled for a Program.
+        dataset: of the elements it wants.
+        fixed_updates: weight updates of an execution, None to choose by time.
+    """
+
+    name = "session"
+
+    def __init__(self, session: Session, dataset: Any, fixed_updates: Optional[int] = None) -> None:
+        assert session.program is not None
+        self._session, self._batches = session, iter(dataset)
+        self.samples_per_unit = session.program.global_batch_size
+        self.fixed_units = fixed_updates
+
+    def execute(self, num_units: int) -> None:
+        """The session itself refuses losses that are not finite."""
+        self._session.execute(self._batches, num_units)
+
+
+class SessionInference(Side):
+    """Predictions of a session; a unit is one micro-batch, which replicas take in turn.
+
+    Args:
+        session: with ``compile_prediction`` called for elements of the data set.
+        images: infinite data set of images, ``fused`` micro-batches in each element.
+        micro_batch_size: samples.
+        fused: micro-batches computed as one.
+        fixed_micro_batches: of an execution over all replicas, None to choose by time.
+    """
+
+    name = "session"
+
+    def __init__(
+        self,
+        session: Session,
+        images: Any,
+        micro_batch_size: int,
+        fused: int,
+        fixed_micro_batches: Optional[int] = None,
+    ) -> None:
+        self._session, self._batches = session, iter(images)
+        self.samples_per_unit, self.granule = micro_batch_size, fused
+        self.fixed_units = fixed_micro_batches
+        self._logits: List[Any] = []
+
+    def execute(self, num_units: int) -> None:
+        """Logits of ``num_units`` micro-batches, on the host."""
+        self._logits = self._session.predict(itertools.islice(self._batches, num_units // self.granule))
+
+    def check(self) -> None:
+        """Refuses logits that are not finite."""
+        _require_finite(self._logits)
+
+
+class KerasTraining(Side):
+    """Plain Keras ``fit``; a unit is one weight update of as many accumulated micro-batches as the session's.
+
+    Args:
+        model: compiled.
+        dataset: infinite, of single micro-batches.
+        micro_batches: per unit.
+        micro_batch_size: samples.
+    """
+
+    name = "keras"
+
+    def __init__(self, model: Any, dataset: Any, micro_batches: int, micro_batch_size: int) -> None:
+        self._model, self._dataset, self._micro_batches = model, dataset, micro_batches
+        self.samples_per_unit = micro_batches * micro_batch_size
+        self._loss = 0.0
+
+    def execute(self, num_units: int) -> None:
+        """One call of ``fit``."""
+        steps = num_units * self._micro_batches
+        history = self._model.fit(self._dataset, epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0)
+        self._loss = float(history.history["loss"][-1])
+
+    def check(self) -> None:
+        """Refuses a loss that is not finite."""
+        _require_finite([np.asarray(self._loss)])
+
+
+class KerasInference(Side):
+    """Plain Keras ``predict``; a unit is one micro-batch.
+
+    Args:
+        model: any Keras model.
+        images: infinite data set of single micro-batches.
+        micro_batch_size: samples.
+    """
+
+    name = "keras"
+
+    def __init__(self, model: Any, images: Any, micro_batch_size: int) -> None:
+        self._model, self._images = model, images
+        self.samples_per_unit = micro_batch_size
+        self._logits: Any = None
+
+    def execute(self, num_units: int) -> None:
+        """One call of ``predict``, which returns NumPy arrays."""
+        self._logits = self._model.predict(self._images, steps=num_units, verbose=0)
+
+    def check(self) -> None:
+        """Refuses logits that are not finite."""
+        _require_finite([self._logits])
+
+
+def _require_finite(arrays: List[Any]) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise VoidError(
+            "the results are NaN or infinite: nothing that was measured counts",
+            "benchmark without the option that causes it; a smaller --learning-rate, for training",
+        )
+
+
+def images_only(dataset: Any) -> Any:
+    """The images of a data set of (images, labels)."""
+    import tensorflow as tf
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(lambda images, labels: images))
+
+
+def constant_batch(dataset: Any) -> Any:
+    """The first element of a data set, over and over, from memory."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat()
+
+
+def keras_model(
+    model: Any, optimizer: Any, learning_rate: float, loss_name: str, smoothing: Any, accumulate: int
+) -> Tuple[Any, int, str]:
+    """The same network of Keras' own layers, compiled for ``fit``, and what that is, in words.
+
+    Args:
+        model: from ``build_model``.
+        optimizer: ``OptimizerSettings``.
+        learning_rate: constant.
+        loss_name: of ``make_loss``.
+        smoothing: label smoothing or None.
+        accumulate: micro-batches per weight update.
+
+    Returns:
+        (model, micro-batches that Keras accumulates, description).
+    """
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from ipucnn.benchmarking.stock import stock_copy
+    from ipucnn.compat import KERAS_3
+    from ipucnn.training.losses import make_loss
+
+    copy = stock_copy(model)
+    wanted = {"lars": "sgd"}.get(optimizer.name, optimizer.name)
+    params = {k: v for k, v in optimizer.params.items() if k in ("momentum", "rho", "beta_1", "beta_2")}
+    classes = {
+        "sgd": keras.optimizers.SGD,
+        "adam": keras.optimizers.Adam,
+        # Keras 2.6 has no AdamW: Adam, whose arithmetic is a little less.
+        "adamw": getattr(keras.optimizers, "AdamW", keras.optimizers.Adam),
+        "rmsprop": keras.optimizers.RMSprop,
+    }
+    accumulated = accumulate if KERAS_3 else 1
+    if accumulated > 1:
+        params["gradient_accumulation_steps"] = accumulated
+    own = make_loss(loss_name, smoothing)
+
+    def loss(labels: Any, logits: Any) -> Any:
+        # Keras 2.6 makes (n, 1) of labels (n,).
+        return own(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
+
+    made = classes[wanted](learning_rate, **params)
+    copy.compile(made, loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
+    name = type(made).__name__
+    description = f"Keras {keras.__version__} fit, {name}"
+    if accumulate > 1:
+        description += f", {accumulate} accumulated" if KERAS_3 else ", no accumulation (it has none)"
+    return copy, accumulated, description
+
+
+def compile_session(
+    session: Session,
+    model: Any,
+    program: Any,
+    optimizer: Any,
+    loss: Any,
+    rate: float,
+    make_dataset: MakeDataset,
+) -> CompilationReport:
+    """Compiles a session for training at a constant learning rate."""
+
+    def schedule(updates: Any) -> Any:
+        return np.full(np.shape(updates), rate, np.float32)
+
+    return session.compile(model, program, optimizer, loss, schedule, make_dataset)

@@ -1,0 +1,167 @@
+"""What may be said of a few timed executions: intervals, percentiles, steadiness, regressions.
+
+NumPy alone.  Times are never clipped or averaged as rates: throughput is total samples over total time.
+"""
+
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+CONFIDENCE = 0.95
+PERCENTILE_CONFIDENCE = 0.99
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+NUM_RESAMPLES = 2000
+# Executions compared with as many before them to tell whether times still fall.
+STEADY_WINDOW = 3
+STEADY_CHANGE = 0.05
+
+
+class Interval(NamedTuple):
+    """An estimate with the bounds of its ``CONFIDENCE`` interval; bounds None where there is one sample."""
+
+    value: float
+    lower: Optional[float]
+    upper: Optional[float]
+
+    def to_dict(self) -> Dict[str, Optional[float]]:
+        """Plain values, ready for JSON."""
+        return dict(self._asdict())
+
+
+def samples_for_percentile(percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
+    """How many samples a percentile needs: 7, 44, 90 and 459 for p50, p90, p95 and p99 at 99 %.
+
+    The largest of n independent samples lies above the quantile p unless all n lie below, which has the
+    probability p^n (binomial).  So from n = log(1 - confidence) / log(p) on some sample bounds the quantile
+    from above with that confidence; with fewer none does, and the tail was not seen.
+    """
+    return math.ceil(math.log(1.0 - confidence) / math.log(percent / 100.0))
+
+
+def _binomial_cdf(k: int, n: int, p: float) -> float:
+    """P(at most k of n independent events of probability 0 < p < 1)."""
+    if k >= n:
+        return 1.0
+    logs = [
+        math.lgamma(n + 1)
+        - math.lgamma(i + 1)
+        - math.lgamma(n - i + 1)
+        + i * math.log(p)
+        + (n - i) * math.log1p(-p)
+        for i in range(k + 1)
+    ]
+    return min(1.0, math.fsum(math.exp(log) for log in logs))
+
+
+def percentile_bound_rank(num_samples: int, percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
+    """The smallest rank (from 1) whose order statistic is above the quantile with this confidence; 0: none is.
+
+    The r-th smallest of n samples is below the quantile p when at least r samples are, P = 1 - CDF(r - 1).
+    """
+    p = percent / 100.0
+    for rank in range(math.ceil(num_samples * p), num_samples + 1):
+        if rank >= 1 and _binomial_cdf(rank - 1, num_samples, p) >= confidence:
+            return rank
+    return 0
+
+
+def percentiles(seconds: Sequence[float]) -> List[Dict[str, Any]]:
+    """``PERCENTILES`` of times: by nearest rank, with an upper bound at 99 % confidence.
+
+    Returns:
+        Per percentile ``percent``, ``needs`` (samples), and ``value_s`` and ``at_most_s``, None with fewer.
+    """
+    ordered = sorted(seconds)
+    rows = []
+    for percent in PERCENTILES:
+        needs = samples_for_percentile(percent)
+        row: Dict[str, Any] = {"percent": percent, "needs": needs, "value_s": None, "at_most_s": None}
+        if len(ordered) >= needs:
+            rank = max(1, math.ceil(len(ordered) * percent / 100.0))
+            row["value_s"] = ordered[rank - 1]
+            row["at_most_s"] = ordered[percentile_bound_rank(len(ordered), percent) - 1]
+        rows.append(row)
+    return rows
+
+
+def _resamples(num: int, seed: int) -> Any:
+    """int [resamples, num]: which executions each bootstrap resample takes."""
+    return np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, num))
+
+
+def _bounds(values: Any) -> Tuple[float, float]:
+    tail = 50.0 * (1.0 - CONFIDENCE)
+    lower, upper = np.percentile(values, [tail, 100.0 - tail])
+    return float(lower), float(upper)
+
+
+def throughput(samples: Sequence[float], seconds: Sequence[float], seed: int = 0) -> Interval:
+    """Total samples over total time, with a percentile bootstrap over executions (Efron 1979).
+
+    Args:
+        samples, seconds: of each execution.
+        seed: of the resamples.
+    """
+    n: Any = np.asarray(samples, float)
+    t: Any = np.asarray(seconds, float)
+    value = float(n.sum() / t.sum())
+    if len(n) < 2:
+        return Interval(value, None, None)
+    picks = _resamples(len(n), seed)
+    return Interval(value, *_bounds(n[picks].sum(axis=1) / t[picks].sum(axis=1)))
+
+
+def paired_ratio(
+    samples: Tuple[Sequence[float], Sequence[float]],
+    seconds: Tuple[Sequence[float], Sequence[float]],
+    seed: int = 0,
+) -> Interval:
+    """Throughput of the first side over that of the second, measured in turns.
+
+    The bootstrap draws rounds, each with what both sides did in it: what slowed down a whole round cancels.
+    """
+    n: List[Any] = [np.asarray(side, float) for side in samples]
+    t: List[Any] = [np.asarray(side, float) for side in seconds]
+    value = float(n[0].sum() / t[0].sum() / (n[1].sum() / t[1].sum()))
+    if len(n[0]) < 2:
+        return Interval(value, None, None)
+    picks = _resamples(len(n[0]), seed)
+    first, second = (n[i][picks].sum(axis=1) / t[i][picks].sum(axis=1) for i in (0, 1))
+    return Interval(value, *_bounds(first / second))
+
+
+def unpaired_ratio(now: Sequence[float], before: Sequence[float], seed: int = 0) -> Interval:
+    """How many times as fast ``now`` is: median cost before over median cost now, each resampled by itself.
+
+    Args:
+        now, before: cost of a sample in each execution; see ``regression`` for what of.
+    """
+    a: Any = np.asarray(now, float)
+    b: Any = np.asarray(before, float)
+    value = float(np.median(b) / np.median(a))
+    if len(a) < 2 or len(b) < 2:
+        return Interval(value, None, None)
+    first = np.median(a[_resamples(len(a), seed)], axis=1)
+    second = np.median(b[_resamples(len(b), seed + 1)], axis=1)
+    return Interval(value, *_bounds(second / first))
+
+
+def is_steady(seconds_per_sample: Sequence[float]) -> bool:
+    """Whether the last executions are as fast as those before them: their medians differ by 5 % at most."""
+    if len(seconds_per_sample) < 2 * STEADY_WINDOW:
+        return False
+    last = float(np.median(seconds_per_sample[-STEADY_WINDOW:]))
+    before = float(np.median(seconds_per_sample[-2 * STEADY_WINDOW : -STEADY_WINDOW]))
+    return abs(last / before - 1.0) <= STEADY_CHANGE
+
+
+def spread(seconds: Sequence[float]) -> Dict[str, Optional[float]]:
+    """Least, median and most seconds of an execution, and the standard deviation over the mean."""
+    t: Any = np.asarray(seconds, float)
+    return {
+        "min_s": float(t.min()),
+        "median_s": float(np.median(t)),
+        "max_s": float(t.max()),
+        "coefficient_of_variation": float(t.std(ddof=1) / t.mean()) if len(t) > 1 else None,
+    }

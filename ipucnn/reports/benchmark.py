@@ -1,0 +1,281 @@
+"""What ``ipucnn benchmark`` shows: progress, the figures, and beside them what is predicted of IPUs."""
+
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
+
+# Lines of progress in a pipe are at least so far apart, but for the ends of phases.
+_EVERY_S = 15.0
+
+
+class BenchmarkProgress:
+    """A bar over the executions of a phase on a terminal; in a pipe a line now and then."""
+
+    def __init__(self) -> None:
+        self._bar: Optional[Any] = None
+        self._task: Any = None
+        self._said = time.monotonic()
+
+    def __enter__(self) -> "BenchmarkProgress":
+        if is_interactive(sys.stderr):
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                console=console(sys.stderr),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None, figures="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, phase: str, done: int, of: int, figures: str) -> None:
+        """So many executions of a phase are done; of 0: nobody knows of how many."""
+        ended = done == of
+        if ended or (self._bar is None and time.monotonic() - self._said > _EVERY_S):
+            count = f": {done} executions" if of > 1 or done > 1 else ""
+            how_many = count if ended or not of else f": {done} of {of} executions"
+            line = f"{phase}{how_many}" + (f", {figures}" if figures else "")
+            self._said = time.monotonic()
+            if self._bar is not None:
+                self._bar.console.print(line, highlight=False)
+            else:
+                note(line)
+        if self._bar is not None:
+            total = of or None
+            self._bar.update(self._task, description=phase, completed=done, total=total, figures=figures)
+
+
+def _number(value: float) -> str:
+    """Four significant digits, without an exponent from 0.001 on: 15370, 151.3, 0.1234."""
+    if value >= 1000:
+        digits = max(0, len(str(int(value))) - 4)
+        return f"{round(value, -digits):.0f}"
+    return f"{value:.4g}"
+
+
+def _interval(value: Dict[str, Any]) -> str:
+    text = _number(value["value"])
+    if value["lower"] is not None:
+        text += f" ({_bounds(value)})"
+    return text
+
+
+def _bounds(value: Dict[str, Any]) -> str:
+    return "" if value["lower"] is None else f"{_number(value['lower'])} to {_number(value['upper'])}"
+
+
+def _time(seconds: Optional[float]) -> str:
+    if seconds is None:
+        return ""
+    return f"{_number(seconds)} s" if seconds >= 1 else f"{_number(1e3 * seconds)} ms"
+
+
+def _bytes(number: Optional[float]) -> str:
+    if number is None:
+        return ""
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+def _rate(number: Optional[float], unit: str) -> str:
+    return "" if number is None else f"{human_count(number)}{unit}"
+
+
+def _memory(prediction: Dict[str, Any]) -> str:
+    memory = prediction["memory"]
+    if not memory:
+        return ""
+    fullest = max(memory, key=lambda ipu: ipu["fill"])
+    return f"{_bytes(fullest['bytes'])} per IPU ({fullest['fill']:.0%}, {fullest['verdict']})"
+
+
+def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
+    """Titles and rows of the table of figures; the first column names the row."""
+    measured, rival = report.measured, report.comparison
+    step = "weight update" if report.mode == "training" else "micro-batch"
+    titles = ["", f"measured\n{report.device['kind'].upper()}"]
+    titles += [f"measured\n{rival['with']}"] if rival else []
+    titles += [f"predicted\n{p['system']}, {p['precision']}" for p in report.predicted]
+    void = "void" if report.void else "nothing measured"
+    blank = [""] * bool(rival)
+    predicted = report.predicted
+
+    def row(name: str, own: str, others: List[str], key: Any) -> List[str]:
+        return [name, own if measured else "", *(others or blank), *(key(p) for p in predicted)]
+
+    rows = [
+        [
+            "images/s",
+            _number(measured["images_per_s"]["value"]) if measured else void,
+            *([_number(rival["images_per_s"]["value"])] if rival else []),
+            *(_number(p["images_per_s"]) if p["images_per_s"] else "none" for p in predicted),
+        ]
+    ]
+    m = measured or {}
+    rival_step = [_time(m["step_samples"] / rival["images_per_s"]["value"])] if rival and m else []
+    rows += [
+        row(
+            "95 % interval",
+            _bounds(m["images_per_s"]) if m else "",
+            [_bounds(rival["images_per_s"])] if rival else [],
+            lambda p: "",
+        ),
+        row(
+            f"time of a {step}",
+            _time(m.get("step_s")),
+            rival_step,
+            lambda p: _time(p["step_s"]),
+        ),
+        row(
+            "arithmetic", _rate(m.get("flop_per_s"), "FLOP/s"), [], lambda p: _rate(p["flop_per_s"], "FLOP/s")
+        ),
+        row(
+            "share of peak",
+            f"{m['share_of_matmul_peak']:.1%}" if m.get("share_of_matmul_peak") else "",
+            [],
+            lambda p: f"{p['share_of_peak']:.1%}" if p["share_of_peak"] else "",
+        ),
+        row("peak memory", _bytes(m.get("peak_memory_bytes")), [], _memory),
+        row("IPUs", "", [], lambda p: str(p["num_ipus"] or "")),
+    ]
+    return titles, rows
+
+
+def facts(report: Any) -> List[Tuple[str, str]]:
+    """What was measured, on what, and how sure it is, as (name, value)."""
+    compilation, execution, measured = report.compilation, report.execution, report.measured
+    device, environment, program = report.device, report.environment, report.program
+    size = "x".join(map(str, report.input_shape))
+    rows = [
+        ("network", f"{report.model}, input {size}, seed {report.seed}"),
+        ("data", f"{report.data['kind']}: {report.data['description']} ({report.data['name']})"),
+        ("program", _program_line(program, execution, report.mode)),
+        (
+            "device",
+            f"{device['name']}, {device['num_cores']} core(s), {_bytes(device['memory_bytes'])}; "
+            f"TensorFlow {environment.get('tensorflow')}, Keras {environment.get('keras')}",
+        ),
+    ]
+    if compilation is not None:
+        rows.append(
+            (
+                "compilation",
+                f"{compilation['num_layers']} layers, {compilation['num_graph_operations']} graph operations, "
+                f"{human_count(compilation['num_parameters'])} parameters, "
+                f"{human_count(compilation['macs_per_sample'])} MACs per sample",
+            )
+        )
+        first = compilation["first_execution_s"]
+        rows.append(
+            (
+                "compile time",
+                f"{human_time(compilation['trace_s'])} tracing"
+                + (f", {human_time(first)} first execution" if first else "")
+                + (", from the cache" if compilation["cached"] else ", not cached"),
+            )
+        )
+    if report.warmup is not None:
+        warm = report.warmup
+        how = "until steady" if warm["steady"] else "not steady when its time was over"
+        rows.append(("warm-up", f"{warm['executions']} executions, {human_time(warm['seconds'])}, {how}"))
+    if measured is not None:
+        rows += _spread_rows(measured)
+    if report.comparison is not None:
+        ratio = report.comparison["ratio"]
+        rows.append(("session / keras", f"{_interval(ratio)} times the images/s, in turns in one process"))
+        rows.append(("keras is", report.comparison["description"]))
+    if report.regression is not None:
+        r = report.regression
+        verdict = "slower than allowed" if r["regressed"] else "no regression shown"
+        rows.append(
+            (
+                "baseline",
+                f"{_interval(r['ratio'])} times its speed: {verdict} ({r['allowed']:.1%} may be lost)",
+            )
+        )
+    for prediction in report.predicted:
+        for text in prediction["notes"]:
+            rows.append((f"predicted, {prediction['precision']}", text))
+    rows += [("note", text) for text in report.notes]
+    if report.void:
+        rows.append(("void", report.void))
+    return rows
+
+
+def _program_line(program: Dict[str, Any], execution: Optional[Dict[str, Any]], mode: str) -> str:
+    replicas = f" x {program['num_replicas']} replica(s)"
+    if mode == "training":
+        line = (
+            f"training: global batch {program['global_batch_size']} = micro-batch {program['micro_batch_size']} x "
+            f"{program['gradient_accumulation_count']} accumulated{replicas}"
+        )
+    else:
+        line = f"inference: micro-batch {program['micro_batch_size']}{replicas}"
+    if execution is not None:
+        line += f"; executions of {execution['samples']} images"
+        if execution["fused_micro_batches"] > 1:
+            line += f", {execution['fused_micro_batches']} micro-batches computed as one"
+    return line
+
+
+def _spread_rows(measured: Dict[str, Any]) -> List[Tuple[str, str]]:
+    spread = measured["execution"]
+    varies = spread["coefficient_of_variation"]
+    times = [f"{_time(spread[key])} {name}" for key, name in (("min_s", "least"), ("max_s", "most"))]
+    latency = []
+    for row in measured["percentiles"]:
+        name = f"p{row['percent']:g}"
+        if row["value_s"] is None:
+            latency.append(f"{name} needs {row['needs']}")
+        else:
+            latency.append(f"{name} {_time(row['value_s'])} (at most {_time(row['at_most_s'])})")
+    rows = [
+        (
+            "measured",
+            f"{measured['num_executions']} executions, {measured['total_samples']} images in "
+            f"{human_time(measured['total_s'])}; interval: 95 %, bootstrap over executions",
+        ),
+        (
+            "an execution",
+            f"{', '.join(times)}" + (f", standard deviation {varies:.1%}" if varies is not None else ""),
+        ),
+        ("percentiles", "; ".join(latency)),
+    ]
+    if measured["matmul_peak"]:
+        peak = measured["matmul_peak"]
+        rows.append(("peak", f"{human_count(peak['flop_per_s'])}FLOP/s: {peak['method']}"))
+    return rows
+
+
+def print_benchmark(report: Any) -> None:
+    """The report on stdout."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    titles, rows = columns(report)
+    what = f"{report.model}: {report.mode}"
+    if report.interrupted:
+        what += ", interrupted"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=what, title_justify="left", title_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
+    out.print(table)
+    details = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    details.add_column(no_wrap=True)
+    details.add_column(overflow="fold")
+    for name, value in facts(report):
+        details.add_row(Text(name, style="bold"), Text(value))
+    out.print(details)

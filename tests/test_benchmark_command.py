@@ -1,0 +1,314 @@
+"""``ipucnn benchmark`` as a user runs it: what is measured, reported, compared, refused and interrupted."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ipucnn import cli
+from ipucnn.benchmarking import run as benchmarking
+from ipucnn.benchmarking.measure import Limits
+from ipucnn.benchmarking.report import SCHEMA, read_report
+from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError, DataError
+
+jsonschema = pytest.importorskip("jsonschema")
+ROOT = Path(__file__).parents[1]
+QUICK = ["--min-time", "0", "--executions", "3", "--seed", "1"]
+LIMITS = Limits(min_executions=3, min_time_s=0.0, max_warmup_s=0.0, execution_s=0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """Short executions and hardly any warm-up."""
+    monkeypatch.setattr(Limits, "__init__", _short(Limits.__init__))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+
+
+def _short(make):
+    def init(self, *args, **values):
+        make(self, *args, **{"max_warmup_s": 0.0, "execution_s": 0.01, **values})
+
+    return init
+
+
+def call(capsys, *args):
+    code = cli.run([str(a) for a in args])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def valid(report):
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.Draft7Validator(schema).validate(report)
+    return report
+
+
+def test_inference_on_generated_data(capsys, tmp_path):
+    code, out, err = call(capsys, "benchmark", "lenet", "--host-generated-data", "--replicas", "2",
+                          "--micro-batch-size", "4", *QUICK)  # fmt: skip
+    assert code == 0, err
+    report = valid(json.loads((tmp_path / "runs/lenet-benchmark/report.json").read_text()))
+    rows, measured, program = report["executions"], report["measured"], report["program"]
+    assert len(rows) >= 3 and report["mode"] == "inference" and report["data"]["kind"] == "host-generated"
+    assert (program["num_replicas"], program["micro_batch_size"]) == (2, 4)
+    samples, seconds = sum(r["samples"] for r in rows), sum(r["wall_s"] for r in rows)
+    speed = measured["images_per_s"]
+    assert speed["value"] == pytest.approx(samples / seconds)
+    assert speed["lower"] <= speed["value"] <= speed["upper"]
+    assert measured["step_samples"] == 8 and measured["step_s"] == pytest.approx(8 / speed["value"])
+    assert all(r["samples"] == report["execution"]["samples"] for r in rows)
+    assert report["execution"]["samples"] == 4 * report["execution"]["micro_batches"]
+    compiled = report["compilation"]
+    assert measured["flop_per_s"] == pytest.approx(2 * compiled["macs_per_sample"] * speed["value"])
+    peak = measured["matmul_peak"]["flop_per_s"]
+    assert measured["share_of_matmul_peak"] == pytest.approx(measured["flop_per_s"] / peak)
+    assert 0 < measured["share_of_matmul_peak"] < 2 and measured["peak_memory_bytes"] > 100e6
+    assert compiled["num_graph_operations"] > 10 and compiled["cached"] is False
+    assert [p["precision"] for p in report["predicted"]] == ["32.32", "16.16"]
+    assert all(p["images_per_s"] > 0 and p["num_ipus"] == 2 for p in report["predicted"])
+    assert report["environment"]["git"] and report["device"]["kind"] == "cpu"
+    # Measured and predicted never share a column; percentiles are blank with the count that they need.
+    lines = out.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.split() == ["measured", "predicted", "predicted"])
+    assert lines[place + 1].split() == ["CPU", "m2000,", "32.32", "m2000,", "16.16"]
+    assert "p90 needs 44" in out and "not cached" in out
+    assert "measured" in err and "\x1b" not in out + err
+    config = yaml.safe_load((tmp_path / "runs/lenet-benchmark/config.yml").read_text())
+    assert config["micro-batch-size"] == 4
+
+
+def test_training_against_keras_on_real_data(capsys):
+    code, out, err = call(capsys, "benchmark", "lenet", "--training", "--dataset", "digits", "--micro-batch-size", "4",
+                          "--gradient-accumulation-count", "3", "--replicas", "2", "--compare-with", "keras",
+                          "--run-dir", "r", "--json", *QUICK)  # fmt: skip
+    assert code == 0, err
+    report = valid(json.loads(out))
+    assert report == json.loads(Path("r/report.json").read_text())
+    assert report["data"]["kind"] == "real" and report["program"]["global_batch_size"] == 24
+    updates = report["execution"]["weight_updates"]
+    assert report["execution"]["samples"] == 24 * updates
+    assert report["program"]["steps_per_execution"] == 3 * updates
+    assert report["execution"]["micro_batches"] == 6 * updates
+    assert report["program"] == json.loads(Path("r/program.json").read_text())
+    rival = report["comparison"]
+    assert len(rival["executions"]) == len(report["executions"])
+    ours, theirs = report["measured"]["images_per_s"]["value"], rival["images_per_s"]["value"]
+    assert rival["ratio"]["value"] == pytest.approx(ours / theirs)
+    assert "fit" in rival["description"] and (
+        "6 accumulated" in rival["description"] or "no accum" in rival["description"]
+    )
+    flop = 6 * report["compilation"]["macs_per_sample"]
+    assert report["measured"]["flop_per_image"] == flop
+    assert all(
+        r["samples"] % (24 if "6 acc" in rival["description"] else 4) == 0 for r in rival["executions"]
+    )
+
+
+def test_inference_against_keras_on_a_constant_batch(capsys):
+    code, out, err = call(capsys, "benchmark", "mnist_cnn", "--device-generated-data", "--compare-with", "keras",
+                          "--steps-per-execution", "6", "--micro-batch-size", "2", "--json", *QUICK)  # fmt: skip
+    assert code == 0, err
+    report = valid(json.loads(out))
+    assert report["data"]["kind"] == "device-generated" and "constant" in report["data"]["description"]
+    assert report["execution"]["micro_batches"] == 6
+    assert {r["samples"] for r in report["executions"]} == {12}
+    assert "predict" in report["comparison"]["description"]
+
+
+def measured(**changes):
+    """Settings for a library call."""
+    return dataclasses.replace(BenchmarkSettings(limits=LIMITS), **changes)
+
+
+def resolved(model="lenet", **flags):
+    return resolve("benchmark", {"host_generated_data": True, "seed": "1", **flags}, model=model)
+
+
+def test_the_session_computes_what_keras_does():
+    """Both sides of a comparison run the same network: logits of the same images agree."""
+    work = benchmarking.Benchmark(resolved("cifar_resnet8", micro_batch_size="2"), measured())
+    from ipucnn.benchmarking import sides
+    from ipucnn.runs.setup import build
+    from ipucnn.sessions.factory import create_session
+
+    session, model = create_session("cpu"), build(work.setup)
+    session.compile_prediction(model, (2, *work.setup.input_shape))
+    rival, _ = work._keras(model)
+    batches = sides.images_only(work.dataset(0, 2)).take(3)
+    own = np.concatenate(session.predict(batches))
+    np.testing.assert_allclose(own, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
+    assert type(rival._model.layers[2]).__module__.startswith("keras")
+
+
+def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
+    report = benchmarking.run_benchmark(
+        resolved("unet", micro_batch_size="1", image_size="252", base_filters="8"), measured()
+    )
+    assert valid(report.to_dict())["void"] is None
+    from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+    from ipucnn.models.build import BuildOptions
+    from ipucnn.models.registry import get_model
+    from ipucnn.planning.extract import layer_graph
+    from ipucnn.training.program import Program
+
+    record = get_model("resnet50-keras")
+    graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
+    program = dataclasses.replace(
+        Program.from_dict(report.program), micro_batch_size=24, gradient_accumulation_count=30, num_replicas=4
+    )
+    column = predict_ipu(graph, Wanted(program, training=True, optimizer_slots=1), "16.16")
+    assert column["ipus_per_replica"] > 1 and len(column["splits"]) == len(column["memory"]) - 1 > 0
+    assert column["num_ipus"] == 4 * column["ipus_per_replica"]
+    assert column["system"] != "m2000" and column["images_per_s"] > 0
+    assert any("does not fit on one IPU" in note for note in column["notes"])
+    small = predict_ipu(graph, Wanted(program, training=True, system="m2000", optimizer_slots=1), "16.16")
+    assert any("more than the 4" in note for note in small["notes"])
+
+
+def test_nan_voids_the_result(capsys):
+    code, out, err = call(capsys, "benchmark", "mnist_cnn", "--training", "--dataset", "digits",
+                          "--micro-batch-size", "8", "--optimizer", "sgd", "--learning-rate", "1e38",
+                          *QUICK)  # fmt: skip
+    assert code == 2
+    report = valid(json.loads(Path("runs/mnist_cnn-benchmark/report.json").read_text()))
+    assert "nan" in report["void"] and report["measured"] is None
+    assert "void" in out and "void" in err and "images/s" in out
+    with pytest.raises(DataError, match="nan"):
+        read_report(Path("runs/mnist_cnn-benchmark"))
+
+
+def test_not_finite_logits_void_inference(monkeypatch):
+    real = benchmarking.run_setup.build
+
+    def build(setup):
+        model = real(setup)
+        model.set_weights([w * np.nan for w in model.get_weights()])
+        return model
+
+    monkeypatch.setattr(benchmarking.run_setup, "build", build)
+    report = benchmarking.run_benchmark(resolved(), measured())
+    assert report.measured is None and "NaN" in report.void and report.images_per_s is None
+    valid(report.to_dict())
+
+
+def test_a_device_error_voids_the_result(monkeypatch):
+    import tensorflow as tf
+
+    from ipucnn.sessions.host.session import HostSession
+
+    def broken(self, dataset):
+        raise tf.errors.InternalError(None, None, "the device is gone\nsecond line")
+
+    monkeypatch.setattr(HostSession, "predict", broken)
+    report = benchmarking.run_benchmark(resolved(), measured())
+    assert report.void == "InternalError: the device is gone" and report.exit_code == 1
+    valid(report.to_dict())
+
+
+def test_a_baseline_is_held(capsys):
+    small = ["benchmark", "lenet", "--host-generated-data", "--micro-batch-size", "4", *QUICK]
+    assert call(capsys, *small, "--run-dir", "base")[0] == 0
+    path = Path("base/report.json")
+    # Tolerance for a loaded machine: a share this large is not lost by chance.
+    code, out, err = call(capsys, *small, "--run-dir", "same", "--baseline", path, "--max-regression", "90%")
+    assert code == 0 and "no regression shown" in out, err
+    valid(json.loads(Path("same/report.json").read_text()))
+    fast = json.loads(path.read_text())
+    for row in fast["executions"]:
+        row["wall_s"] /= 50
+    path.write_text(json.dumps(fast))
+    code, out, err = call(capsys, *small, "--run-dir", "slow", "--baseline", path, "--max-regression", "90%")
+    assert code == 5 and "slower than" in err and "slower than allowed" in out
+    assert valid(json.loads(Path("slow/report.json").read_text()))["regression"]["regressed"]
+    code, _, err = call(capsys, *small, "--training", "--baseline", path)
+    assert code == 2 and "measured mode inference, this is training" in err
+    code, _, err = call(capsys, *small[:-6], "--micro-batch-size", "8", *QUICK, "--baseline", path)
+    assert code == 2 and "micro batch size 4, this run 8" in err
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("{", "is not JSON"),
+        ("[]", "no report"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 99}', "schema_version 99"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 1, "void": "NaN"}', "NaN"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 1, "measured": {}, "executions": [{}]}', "damaged"),
+    ],
+)
+def test_damaged_baselines_are_refused(tmp_path, text, reason):
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=reason):
+        read_report(path)
+
+
+@pytest.mark.parametrize("text, share", [("5%", 0.05), ("0.2", 0.2), (" 10 % ", 0.1), ("0", 0.0)])
+def test_shares(text, share):
+    assert make_settings(baseline="b", max_regression=text).max_regression == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["5", "100%", "-1%", "x", "%", "nan"])
+def test_what_is_no_share(text):
+    with pytest.raises(ConfigurationError, match="max-regression"):
+        make_settings(baseline="b", max_regression=text)
+
+
+def test_folders_are_not_overwritten(capsys, tmp_path):
+    small = ["benchmark", "lenet", "--host-generated-data", *QUICK, "--run-dir", "r"]
+    assert call(capsys, *small)[0] == 0
+    code, _, err = call(capsys, *small)
+    assert code == 2 and "already exists" in err and "--overwrite" in err
+    assert call(capsys, *small, "--overwrite")[0] == 0
+    (tmp_path / "r" / "mine.txt").write_text("x")
+    code, _, err = call(capsys, *small, "--overwrite")
+    assert code == 2 and "mine.txt" in err
+
+
+def test_mistakes_are_found_without_tensorflow():
+    program = (
+        "import sys; from ipucnn import cli; code = cli.run(sys.argv[1:]); "
+        "assert 'tensorflow' not in sys.modules; sys.exit(code)"
+    )
+    for args in (["--loss", "bce_dice"], ["--baseline", "absent"], ["--precision", "16.16"]):
+        command = [sys.executable, "-c", program, "benchmark", "lenet", *args]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        assert done.returncode in (2, 3), done.stderr
+        assert done.stderr.startswith("error: ") and "hint: " in done.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path):
+    command = [sys.executable, "-m", "ipucnn", "benchmark", "lenet", "--host-generated-data", "--min-time", "300",
+               "--max-time", "400", "--micro-batch-size", "4"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        command, cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "warm-up" in line:
+            break
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (lines, err)
+    assert "interrupted after" in err and "Traceback" not in err
+    report = valid(json.loads((tmp_path / "runs/lenet-benchmark/report.json").read_text()))
+    assert report["interrupted"] and report["executions"] and report["measured"]
+    assert "interrupted" in out and "images/s" in out

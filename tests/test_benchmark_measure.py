@@ -1,0 +1,165 @@
+"""Phases, rounds and limits of a measurement, with sides and a clock of the test's own."""
+
+import pytest
+
+from ipucnn.benchmarking.measure import Limits, Side, measure
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Fake(Side):
+    """Takes ``cost(call, units)`` seconds; ``log`` lists every execution."""
+
+    def __init__(self, clock, cost, name="session", samples=4, granule=1, fixed=None, log=None, raises=None):
+        self.name, self.samples_per_unit, self.granule, self.fixed_units = name, samples, granule, fixed
+        self.clock, self.cost, self.calls, self.raises = clock, cost, 0, raises or {}
+        self.log = log if log is not None else []
+        self.checked = 0
+
+    def execute(self, num_units):
+        self.calls += 1
+        self.log.append((self.name, num_units))
+        if self.calls in self.raises:
+            raise self.raises[self.calls]
+        self.clock.now += self.cost(self.calls, num_units)
+
+    def check(self):
+        self.checked += 1
+        self.clock.now += 100.0  # off the clock: in no measured time
+
+
+def compiling(call, units):
+    return 0.01 * units + (5.0 if call == 1 else 0.0)
+
+
+def test_compiling_warm_up_and_measuring_are_apart():
+    clock = Clock()
+    side = Fake(clock, compiling)
+    result = measure(
+        [side], Limits(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
+    ).measurements[0]
+    assert result.first_s == pytest.approx(5.01)
+    assert result.steady and result.warmup_executions >= 6
+    assert len(result.executions) == 10
+    # Long enough to be timed, and as many samples as were computed.
+    assert all(e.wall_s == pytest.approx(0.01 * result.units) for e in result.executions)
+    assert result.executions[0].wall_s >= 0.25
+    assert all(e.samples == 4 * result.units for e in result.executions)
+    assert side.checked == side.calls
+
+
+def test_warm_up_goes_on_until_steady():
+    clock = Clock()
+    side = Fake(clock, lambda call, units: 1.0 * (1 + 8 * 0.7**call))
+    result = measure(
+        [side], Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
+    ).measurements[0]
+    assert result.steady and result.warmup_executions > 8
+    times = [e.wall_s for e in result.executions]
+    assert max(times) / min(times) < 1.1
+
+
+@pytest.mark.parametrize("seconds, warm", [(30.0, 1), (4.0, None)])
+def test_warm_up_has_a_cap(seconds, warm):
+    clock = Clock()
+    side = Fake(clock, lambda call, units: seconds * 0.8**call)
+    side.check = lambda: None
+    limits = Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=10.0, execution_s=0)
+    result = measure([side], limits, clock=clock).measurements[0]
+    assert not result.steady and (warm is None or result.warmup_executions == warm)
+    assert result.warmup_s <= 10.0 or result.warmup_executions == 1
+
+
+def test_prescribed_executions_and_granules():
+    clock = Clock()
+    fixed = Fake(clock, compiling, fixed=7)
+    grained = Fake(clock, compiling, granule=16)
+    for side in (fixed, grained):
+        measure([side], Limits(min_time_s=0, max_time_s=1e9), clock=clock)
+    assert {units for _, units in fixed.log} == {7}
+    assert all(units % 16 == 0 for _, units in grained.log)
+
+
+def test_sides_take_turns_in_alternating_order():
+    clock, log = Clock(), []
+    sides = [Fake(clock, lambda c, u: 1.0, "a", log=log), Fake(clock, lambda c, u: 2.0, "b", log=log)]
+    result = measure(sides, Limits(min_executions=4, min_time_s=0, max_time_s=1e9), clock=clock)
+    assert [name for name, _ in log][-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert [[e.wall_s for e in m.executions] for m in result.measurements] == [[1.0] * 4, [2.0] * 4]
+
+
+def test_least_time_and_most_time():
+    clock = Clock()
+    side = Fake(clock, lambda c, u: 1.0)
+    side.check = lambda: None
+    long = measure([side], Limits(min_executions=3, min_time_s=30.0), clock=clock)
+    assert len(long.measurements[0].executions) == 30 and not long.out_of_time
+    clock = Clock()
+    side = Fake(clock, lambda c, u: 20.0)
+    side.check = lambda: None
+    short = measure([side], Limits(max_time_s=100.0), clock=clock)
+    assert 3 <= len(short.measurements[0].executions) < 10 and short.out_of_time
+    assert clock.now <= 100.0
+    clock = Clock()
+    side = Fake(clock, lambda c, u: 500.0 if c == 1 else 5.0)
+    side.check = lambda: None
+    late = measure([side], Limits(max_time_s=90.0), clock=clock)
+    assert len(late.measurements[0].executions) == 6  # compiling leaves a third of the time
+    clock = Clock()
+    side = Fake(clock, lambda c, u: 200.0)
+    slow = measure([side], Limits(max_time_s=100.0), clock=clock)
+    assert len(slow.measurements[0].executions) == 3  # whatever they take
+
+
+def test_the_reference_is_timed_around_each_round():
+    clock = Clock()
+    speeds = iter([float(i) for i in range(1, 20)])
+
+    def reference():
+        spent = next(speeds)
+        clock.now += spent
+        return spent
+
+    side = Fake(clock, lambda c, u: 1.0)
+    result = measure(
+        [side], Limits(min_executions=3, min_time_s=0, max_time_s=1e9), reference=reference, clock=clock
+    )
+    rows = result.measurements[0].executions
+    assert [e.reference_s for e in rows] == [1.5, 2.5, 3.5]
+    assert [e.wall_s for e in rows] == [1.0] * 3
+
+
+@pytest.mark.parametrize("call, finished", [(1, 0), (3, 0), (12, 5)])
+def test_an_interrupt_keeps_whole_rounds(call, finished):
+    clock = Clock()
+    first = Fake(clock, lambda c, u: 1.0, "a")
+    second = Fake(clock, lambda c, u: 1.0, "b", raises={call: KeyboardInterrupt()})
+    second.check = first.check = lambda: None
+    result = measure([first, second], Limits(min_time_s=0), clock=clock)
+    assert result.interrupted
+    counts = [len(m.executions) for m in result.measurements]
+    assert counts[0] == counts[1]
+    assert finished == 0 or counts[0] == second.calls - 1 - 1 - result.measurements[1].warmup_executions
+
+
+def test_what_a_side_raises_comes_out():
+    clock = Clock()
+    side = Fake(clock, lambda c, u: 1.0, raises={3: ValueError("broken")})
+    with pytest.raises(ValueError, match="broken"):
+        measure([side], Limits(), clock=clock)
+
+
+def test_progress_is_told():
+    clock, told = Clock(), []
+    side = Fake(clock, lambda c, u: 1.0)
+    measure([side], Limits(min_time_s=0, max_time_s=1e9), lambda *event: told.append(event), clock=clock)
+    phases = [phase for phase, done, of, _ in told if done == of]
+    assert phases == ["session: first execution", "session: warm-up", "measured"]
+    assert [done for phase, done, _, _ in told if phase == "measured"] == list(range(1, 11))
+    assert "4 images/s" in told[-1][3]

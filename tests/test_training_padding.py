@@ -1,0 +1,190 @@
+"""--pad-dataset: no sample is lost, none counts twice, and the loss is that of the samples without padding."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn import cli
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.registry import get_model
+from ipucnn.models.weight_names import named_weights
+from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.training.batching import Batching, make_epoch
+from ipucnn.training.checkpoints import load_checkpoint
+from ipucnn.training.losses import make_loss
+
+OPTIONS = {
+    "dataset": "digits",
+    "limit_train": "37",
+    "num_epochs": "2",
+    "seed": "3",
+    "num_replicas": "2",
+    "micro_batch_size": "2",
+    "gradient_accumulation_count": "4",
+    "learning_rate": "0.1",
+    "optimizer": "sgd",
+    "optimizer_params": "{momentum: 0.9}",
+    "augment": False,
+    "pad_dataset": True,
+    "lr_schedule": "const",
+    "logs_per_epoch": "1",
+}
+
+
+@given(st.integers(1, 3000), st.integers(1, 5), st.integers(1, 7), st.integers(1, 4))
+def test_an_epoch_has_every_sample_and_the_least_padding(num_samples, batch, count, replicas):
+    batching = Batching(batch, count, replicas)
+    epoch = make_epoch(num_samples, batching, pad=True)
+    assert epoch.samples == num_samples and epoch.samples_discarded == 0
+    assert epoch.samples + epoch.samples_padded == epoch.weight_updates * batching.global_batch_size
+    assert 0 <= epoch.samples_padded < batching.global_batch_size
+
+
+def test_the_program_counts_real_samples(tmp_path):
+    program = TrainingRun(
+        resolve("train", {**OPTIONS, "run_dir": str(tmp_path / "r")}, model="lenet")
+    ).program
+    assert (program.weight_updates_per_epoch, program.global_batch_size) == (3, 16)
+    assert (program.samples_per_epoch, program.samples_padded_per_epoch) == (37, 11)
+    assert program.samples_discarded_per_epoch == 0
+    assert [program.samples_before(i) for i in range(7)] == [0, 16, 32, 37, 53, 69, 74]
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 48])
+@pytest.mark.parametrize("augment", [False, True])
+def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
+    from ipucnn.datasets.pipeline import train_batches
+
+    source = TrainingRun(
+        resolve("train", {**OPTIONS, "run_dir": str(tmp_path / "r")}, model="lenet")
+    ).setup.source
+    number = source.info.num_train
+    epoch = -(-number // 48) * 48
+    batches = train_batches(
+        source, batch_size=size, samples_per_epoch=epoch, input_shape=(8, 8, 1), input_range="raw",
+        augment=augment, seed=1, weigh_padding=True,
+    )  # fmt: skip
+    images, labels, weights = (
+        np.concatenate(parts) for parts in zip(*batches.take(2 * epoch // size).as_numpy_iterator())
+    )
+    for turn in range(2):
+        own = slice(turn * epoch, (turn + 1) * epoch)
+        np.testing.assert_array_equal(weights[own], [1.0] * number + [0.0] * (epoch - number))
+        counted = labels[own][weights[own] > 0]
+        np.testing.assert_array_equal(np.bincount(counted), np.bincount(source.train.labels))
+        if not augment:
+            seen = sorted(image.tobytes() for image in images[own][:number])
+            first = sorted(image.tobytes() for image in images[:number])
+            assert seen == first
+
+
+def trained(method, fused, folder, model="lenet"):
+    """A session's losses and weights after the run, and what a loop over real samples alone makes of it."""
+    resolved = resolve(
+        "train",
+        {**OPTIONS, "gradient_accumulation_reduction_method": method, "run_dir": str(folder / "r")},
+        model=model,
+    )
+    run = TrainingRun(resolved)
+    create = create_session("cpu")
+    network = build_model(get_model(model), BuildOptions(run.setup.input_shape, 10, norm="none", seed=3))
+    start = {name: v.numpy() for name, v in named_weights(network).items()}
+    program = run.program.with_fused(fused)
+    create.compile(network, program, run.optimizer, make_loss("cross_entropy"), run.schedule, run.dataset)
+    executions = [e for e in create.train(run.dataset) if isinstance(e, ExecutionFinished)]
+    after = {name: v.numpy() for name, v in named_weights(network).items()}
+    for name, variable in named_weights(network).items():
+        variable.assign(start[name])
+    return run, network, executions, after
+
+
+def without_padding(run, network, method):
+    """Losses per epoch and final weights of plain SGD with momentum, on the real samples of each update."""
+    program = run.program
+    weights = list(network.trainable_weights)
+    velocity = [tf.zeros(w.shape) for w in weights]
+    batches = run.dataset(0, program.global_batch_size).as_numpy_iterator()
+    epochs = []
+    for _ in range(program.num_epochs):
+        total, number = 0.0, 0
+        for _ in range(program.weight_updates_per_epoch):
+            images, labels, real = next(batches)
+            images, labels = images[real > 0], labels[real > 0]
+            with tf.GradientTape() as tape:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                    labels, network(images, training=True)
+                )
+                # The sum of reduction method "sum" is over accumulation steps; over replicas it is a mean.
+                share = program.micro_batch_size * program.num_replicas if method == "sum" else len(labels)
+                objective = tf.reduce_sum(losses) / share
+            gradients = tape.gradient(objective, weights)
+            velocity = [0.9 * v - 0.1 * g for v, g in zip(velocity, gradients)]
+            for weight, v in zip(weights, velocity):
+                weight.assign_add(v)
+            total += float(tf.reduce_sum(losses))
+            number += len(labels)
+        epochs.append(total / number)
+    return epochs, {name: v.numpy() for name, v in named_weights(network).items()}
+
+
+@pytest.mark.parametrize("method, fused", [("mean", 8), ("mean", 2), ("running_mean", 4), ("sum", 2)])
+def test_loss_and_weights_are_those_without_padding(method, fused, tmp_path):
+    run, network, executions, after = trained(method, fused, tmp_path)
+    expected, weights = without_padding(run, network, method)
+    np.testing.assert_allclose([e.metrics["loss"] for e in executions], expected, rtol=2e-5)
+    assert [e.samples for e in executions] == [37, 74]
+    for name, value in weights.items():
+        np.testing.assert_allclose(after[name], value, rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+def test_padding_changes_the_loss_of_the_last_update_if_it_counts(tmp_path):
+    """The comparison above can fail: without weights the padding's samples are in the mean."""
+    run, network, _, _ = trained("mean", 8, tmp_path)
+    batches = list(run.dataset(0, 16).take(3).as_numpy_iterator())
+    images, labels, real = batches[-1]
+    assert real.sum() == 5 and len(labels) == 16
+    logits = network(images, training=True)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits).numpy()
+    assert abs(losses.mean() - losses[:5].mean()) > 1e-3
+
+
+def test_a_padded_run_continues_to_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = {**OPTIONS, "limit_eval": "20", "dropout": "0.3", "augment": True}
+    last = {}
+    for name, epochs in (("whole", ["2"]), ("cut", ["1", "2"])):
+        for number in epochs:
+            options = {**common, "num_epochs": number, "run_dir": name, "resume": True}
+            list(TrainingRun(resolve("train", options, model="mnist_cnn")).events())
+        last[name] = load_checkpoint(tmp_path / name / "checkpoints" / "last.npz")
+    whole, cut = last["whole"], last["cut"]
+    assert json.loads((tmp_path / "cut" / "report.json").read_text())["trained_samples"] == 74
+    assert whole.meta["weight_updates"] == cut.meta["weight_updates"] == 6
+    for name, value in whole.weights.items():
+        assert value.tobytes() == cut.weights[name].tobytes(), name
+
+
+def test_what_cannot_be_padded_is_refused(tmp_path):
+    options = {**OPTIONS, "run_dir": str(tmp_path / "r")}
+    with pytest.raises(ConfigurationError, match="weight-updates-per-epoch"):
+        TrainingRun(resolve("train", {**options, "weight_updates_per_epoch": "2"}, model="lenet"))
+    segmentation = {**options, "dataset": "membranes", "limit_train": "5"}
+    with pytest.raises(ConfigurationError, match="Dice"):
+        TrainingRun(resolve("train", segmentation, model="unet"))
+
+
+def test_the_run_says_what_it_pads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--limit-train", "20", "--limit-eval", "10", "--micro-batch-size", "8"]
+    code = cli.run(["train", "mnist_cnn", "--pad-dataset", "--num-epochs", "1", *sizes])
+    err = capsys.readouterr().err
+    assert code == 0, err
+    assert "4 samples of weight 0" in err and "discarded" not in err
