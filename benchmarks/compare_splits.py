@@ -29,10 +29,10 @@ from ipucnn.planning.cost import cut_bytes
 from ipucnn.planning.extract import layer_graph
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import Candidate, Planner
-from ipucnn.planning.partition import balanced_partition
 from ipucnn.planning.planner import plan
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import equal_parameters
+from ipucnn.planning.stages import StageTables
 from ipucnn.planning.verdict import FITS_BELOW
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
@@ -80,7 +80,17 @@ def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]
 
     macs = [layer.macs for layer in graph.layers]
     own, count = most([0, *(graph.index(name) for name in splits)]), len(splits) + 1
-    return own * count / sum(macs), own / most(balanced_partition(macs, count))
+    # The planner on MACs alone: an inference of free cuts and endless memory, cut between any two layers.
+    none = np.zeros(len(macs))
+    free = StageTables(
+        forward_s=np.array(macs, float),
+        backward_s=none,
+        cut_s=np.zeros(len(macs) + 1),
+        capacity_bytes=1.0,
+        memory_bytes=lambda k, s: np.zeros((len(macs), len(macs) + 1)),
+        training=False,
+    )
+    return own * count / sum(macs), own / plan(free, count, "Grouped").objective_s
 
 
 def compare_seed() -> int:

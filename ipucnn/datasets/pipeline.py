@@ -149,12 +149,8 @@ def eval_batches(
 
     Images and labels are those of :func:`train_batches` without augmentation.  The last batch is filled up
     with zeros of weight 0, so that all batches have one static shape.
-
-    Raises:
-        ConfigurationError: one batch alone is too much for the host's memory.
     """
     _require_examples(examples, info)
-    _check_fits(batch_size, input_shape)
     num_batches = -(-len(examples) // batch_size)
     indices = np.arange(num_batches * batch_size).reshape(num_batches, batch_size)
     is_real = indices < len(examples)
@@ -275,22 +271,6 @@ def _parallel_calls(num_parallel: Optional[int]) -> int:
 
 def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:
     return batch_size * int(np.prod(input_shape)) * 4
-
-
-def _check_fits(batch_size: int, input_shape: InputShape) -> None:
-    """Refuses what surely fails.  A smaller batch than was asked for would not be what an IPU is to run."""
-    from ipucnn.sessions.session import host_memory_bytes
-
-    memory_bytes = host_memory_bytes()
-    # One that is computed and two that wait for it.
-    needed_bytes = 3 * _batch_bytes(batch_size, input_shape)
-    if memory_bytes and needed_bytes > memory_bytes:
-        largest = memory_bytes // (3 * _batch_bytes(1, input_shape))
-        raise ConfigurationError(
-            f"batches of {batch_size} images need {needed_bytes / 2**30:.4g} GiB, and the machine has "
-            f"{memory_bytes / 2**30:.4g} GiB",
-            f"lower --validation-micro-batch-size; at the very most {largest} images fit",
-        )
 
 
 def _prefetch(batch_size: int, input_shape: InputShape) -> int:

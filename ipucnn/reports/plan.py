@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.timeline import Timeline, timeline
+from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.reports.console import console, human_count
 from ipucnn.reports.plan_units import command_line, train_options
 
@@ -86,8 +87,8 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
         (plan.verdict, _VERDICTS[plan.verdict]),
         f": the fullest IPU at {plan.predicted_fill:.0%} of its memory",
     )
-    if plan.planned and plan.memory_limit > 0.8:
-        memory.append(f"; no splits stay below 80 %, these may take {plan.memory_limit:.0%}")
+    if plan.planned and plan.memory_limit > FITS_BELOW:
+        memory.append(f"; no splits stay below {FITS_BELOW:.0%}, these may take {plan.memory_limit:.0%}")
     proof = f"optimal: {str(plan.optimal).lower()}"
     if plan.verdict == "does not fit":
         proof = "they do not fit"

@@ -13,14 +13,10 @@ import numpy as np
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import RESUMABLE
-from ipucnn.errors import DataError, UserError
+from ipucnn.errors import DataError
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
-from ipucnn.sessions.session import is_checkpoint_due
+from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
-
-
-class NotFiniteWeightsError(UserError):
-    """The weights became NaN or infinite, so that there is nothing worth saving."""
 
 
 @dataclass
@@ -59,12 +55,12 @@ def arrays(variables: Mapping[str, Any], learning_rate: float) -> Dict[str, Any]
     """The variables' values, if all of them are finite.
 
     Raises:
-        NotFiniteWeightsError: naming the first that is not.
+        NotFiniteError: naming the first that is not.
     """
     values = {name: variable.numpy() for name, variable in variables.items()}
     for name, value in values.items():
         if not np.all(np.isfinite(value)):
-            raise NotFiniteWeightsError(
+            raise NotFiniteError(
                 f"{name} is no longer finite; no checkpoint of it is written",
                 f"lower the learning rate (it was {learning_rate:.4g}); checkpoints written before are kept",
             )
@@ -148,29 +144,28 @@ def differences(
     return found
 
 
-def list_checkpoints(folder: Path) -> Tuple[List[Path], List[str]]:
+def list_checkpoints(folder: Path, state: Any) -> Tuple[List[Path], List[str]]:
     """The numbered checkpoints of a folder in the order they were trained (else the last or best one), and none
     that is damaged: for those the reasons.
 
+    Args:
+        folder: was found to have a good checkpoint.
+        state: the session's ``TrainState``, whose weights they must have; it ends with the last one's.
+
     Raises:
-        DataError: the folder does not exist or has no good checkpoint.
+        DataError: one of them is of another model.
     """
-    hint = "give the checkpoints folder of a run (*.npz files)"
-    if not folder.is_dir():
-        raise DataError(f"checkpoint folder {folder} does not exist", hint)
     names = sorted(path for path in folder.glob("checkpoint-*.npz") if is_checkpoint_name(path.name))
     names = names or [folder / name for name in (LAST, BEST) if (folder / name).is_file()][:1]
     good, bad = [], []
     for path in names:
         try:
-            load_checkpoint(path)
-            good.append(path)
+            checkpoint = load_checkpoint(path)
         except DataError as error:
             bad.append(error.message)
-    if not good:
-        raise DataError(
-            f"there is no readable checkpoint in {folder}" + "".join(f": {b}" for b in bad[:1]), hint
-        )
+            continue
+        assign_weights(state.weights, checkpoint, what=str(path))
+        good.append(path)
     return good, bad
 
 
@@ -189,10 +184,10 @@ def require_finite_loss(metrics: Mapping[str, float], weight_updates: int) -> No
     """Refuses a validation whose loss is no number.
 
     Raises:
-        NotFiniteWeightsError: it is NaN or infinite.
+        NotFiniteError: it is NaN or infinite.
     """
     if not np.isfinite(metrics.get("loss", 0.0)):
-        raise NotFiniteWeightsError(
+        raise NotFiniteError(
             f"the validation loss is {metrics['loss']} after weight update {weight_updates}",
             "lower the learning rate; checkpoints written before are kept",
         )

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.files import remove_temporaries, temporary_of, write_text
+from ipucnn.system_errors import reason_of, write_hint
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
@@ -25,20 +26,22 @@ def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
     return root / (base if number == 1 else f"{base}-{number}")
 
 
-def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
-    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that exists."""
+def _first_free(model: str, dataset: str, root: Path) -> int:
     number = 1
     while _numbered(model, dataset, root, number).exists():
         number += 1
-    return _numbered(model, dataset, root, number)
+    return number
+
+
+def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
+    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that exists."""
+    return _numbered(model, dataset, root, _first_free(model, dataset, root))
 
 
 def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
     """The folder that :func:`default_run_dir` gave out last, None if there is none."""
-    number = 1
-    while _numbered(model, dataset, root, number).exists():
-        number += 1
-    return _numbered(model, dataset, root, number - 1) if number > 1 else None
+    free = _first_free(model, dataset, root)
+    return _numbered(model, dataset, root, free - 1) if free > 1 else None
 
 
 def check_new(path: Path, overwrite: bool) -> None:
@@ -246,7 +249,7 @@ class RunFolder:
                 handle.write(line)
         except OSError as error:
             raise DataError(
-                f"{self.path / name} cannot be written: {error.strerror}", "free some space"
+                f"{self.path / name} cannot be written: {reason_of(error)}", write_hint(error)
             ) from None
 
     def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:

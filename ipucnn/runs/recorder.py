@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Sequence
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import RESUMABLE
@@ -126,11 +126,8 @@ class Recorder:
         if is_best and run.setup.config.checkpoints and run.setup.config.training:
             yield CheckpointSaved(self._save(BEST))
 
-    def validate_each(self, folder: Path) -> Iterator[RunEvent]:
-        """Validates every good checkpoint of a folder, in the order they were trained."""
-        checkpoints, skipped = checkpointing.list_checkpoints(folder)
-        if skipped:
-            yield Notes([f"warning: {note}; passed over" for note in skipped])
+    def validate_each(self, checkpoints: Sequence[Path]) -> Iterator[RunEvent]:
+        """Validates checkpoints, in the order given."""
         for path in checkpoints:
             updates = checkpointing.load_for_validation(path, self._session.state)
             yield Notes([f"checkpoint {path}"])

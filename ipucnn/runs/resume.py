@@ -178,20 +178,9 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     return found, [f"warning: {note}; the one before it is used" for note in skipped]
 
 
-def _updates(start: Start) -> int:
-    assert start.checkpoint is not None
-    try:
-        return int(start.checkpoint.meta["weight_updates"])
-    except (KeyError, TypeError, ValueError):
-        raise DataError(
-            f"checkpoint {start.checkpoint_path} does not say where it was written",
-            f"start from its weights alone with: --weights {start.checkpoint_path}",
-        ) from None
-
-
 def _where(start: Start) -> str:
     assert start.checkpoint is not None
-    done = _updates(start)
+    done = int(start.checkpoint.meta["weight_updates"])
     per_epoch = start.checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
     epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
     return f"continuing after weight update {done}{epoch}, checkpoint {start.checkpoint_path}"
@@ -212,7 +201,7 @@ def check_same_run(start: Start, config: Any, program: Any, info: Any, data_sha2
             f"{start.checkpoint_path} is of another run: {found[0]}",
             f"continue with that run's options, or start from its weights: --weights {start.checkpoint_path}",
         )
-    done = _updates(start)
+    done = int(start.checkpoint.meta["weight_updates"])
     if done > program.num_weight_updates:
         raise ConfigurationError(
             f"--num-epochs {config.num_epochs} are {program.num_weight_updates} weight updates, and "

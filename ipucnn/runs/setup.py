@@ -179,9 +179,14 @@ def loss_name(config: RunConfig, task: str) -> str:
 
 
 def evaluation_batches(setup: Any, batch_size: int) -> Any:
-    """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed."""
+    """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
+
+    Raises:
+        ConfigurationError: one batch alone is too much for the host's memory.
+    """
     from ipucnn.datasets.pipeline import eval_batches
 
+    _check_fits(batch_size, setup.input_shape)
     pixels = setup.input_shape[0] * setup.input_shape[1]
     wanted = max(1, min(128, 128 * 64 * 64 // pixels, len(setup.source.eval)))
     return eval_batches(
@@ -193,3 +198,19 @@ def evaluation_batches(setup: Any, batch_size: int) -> Any:
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
     )
+
+
+def _check_fits(batch_size: int, input_shape: Tuple[int, int, int]) -> None:
+    """Refuses what surely fails.  A smaller batch than was asked for would not be what an IPU is to run."""
+    from ipucnn.sessions.session import host_memory_bytes
+
+    memory_bytes = host_memory_bytes()
+    # One batch that is computed and two that wait for it, float32.
+    sample_bytes = 3 * 4 * input_shape[0] * input_shape[1] * input_shape[2]
+    needed_bytes = batch_size * sample_bytes
+    if memory_bytes and needed_bytes > memory_bytes:
+        raise ConfigurationError(
+            f"batches of {batch_size} images need {needed_bytes / 2**30:.4g} GiB, and the machine has "
+            f"{memory_bytes / 2**30:.4g} GiB",
+            f"lower --validation-micro-batch-size; at the very most {memory_bytes // sample_bytes} images fit",
+        )

@@ -210,11 +210,13 @@ class TrainingRun:
             )
         assert session.program is not None
         self.program = session.program
+        validated: List[Path] = []
+        skipped: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
-            for path in checkpointing.list_checkpoints(Path(config.checkpoint_input_dir).expanduser())[0]:
-                checkpointing.load_for_validation(path, session.state)
-        notes = self._open_folder(session)
+            folder = Path(config.checkpoint_input_dir).expanduser()
+            validated, skipped = checkpointing.list_checkpoints(folder, session.state)
+        notes = self._open_folder(session) + [f"warning: {note}; passed over" for note in skipped]
         # From here on there is something to save: signals wait for the end of a slice or batch.
         guard.deferred = True
         if notes:
@@ -227,8 +229,7 @@ class TrainingRun:
                 if config.training:
                     for event in session.train(self.dataset):
                         yield from recorder.handle(event)
-                elif config.checkpoint_input_dir is not None:
-                    yield from recorder.validate_each(Path(config.checkpoint_input_dir).expanduser())
+                yield from recorder.validate_each(validated)
                 if config.validation and self.state.last_validation is None:
                     yield from recorder.handle(ValidationDue(0, 0))
                 yield from recorder.finish()

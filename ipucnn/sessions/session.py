@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
+from ipucnn.errors import UserError
 from ipucnn.training.program import Program
 
 
@@ -102,6 +103,10 @@ class TrainState:
     losses: List[float] = field(default_factory=list)
     hits: List[float] = field(default_factory=list)
     events_done: int = 0
+
+
+class NotFiniteError(UserError):
+    """The loss or the weights became NaN or infinite."""
 
 
 class Stopped(Exception):

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.errors import InfeasibleError, UserError
+from ipucnn.errors import InfeasibleError
 from ipucnn.models.arithmetic import count_macs
 from ipucnn.models.weight_names import named_weights
 from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
@@ -17,6 +17,7 @@ from ipucnn.sessions.session import (
     Event,
     ExecutionFinished,
     MakeDataset,
+    NotFiniteError,
     Progress,
     Session,
     Stopped,
@@ -31,10 +32,6 @@ from ipucnn.training.program import Program
 SLICE_S = 1.0
 # Batches of how many weight updates the moving statistics of a pipelined batch norm are recomputed from.
 STATISTICS_UPDATES = 16
-
-
-class NotFiniteError(UserError):
-    """The loss became NaN or infinite."""
 
 
 class HostSession(Session):
