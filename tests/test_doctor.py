@@ -121,7 +121,9 @@ def sdk(tmp_path, monkeypatch):
     """An enabled SDK 3.3 as far as it is seen without importing it."""
     site = tmp_path / "site"
     (site / "tensorflow" / "python" / "ipu").mkdir(parents=True)
-    (site / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')")
+    (site / "keras" / "ipu").mkdir(parents=True)
+    for name in ("tensorflow", "keras"):
+        (site / name / "__init__.py").write_text("raise SystemExit('imported')")
     for name, version in (
         ("tensorflow", "2.6.3+gc3.3.0+251580+08d96978c7f+amd_znver1"),
         ("keras", "2.6.0+gc3.3.0+251582+a3785372"),
@@ -134,7 +136,8 @@ def sdk(tmp_path, monkeypatch):
         (site / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(str(site))
     # What is imported already is found before what lies in the path.
-    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    for name in ("tensorflow", "keras"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv(
         "POPLAR_SDK_ENABLED", "/opt/poplar_sdk-ubuntu_20_04-3.3.0+1403-2/poplar-ubuntu_20_04-3.3.0+7857-b"
     )
@@ -284,6 +287,7 @@ def test_a_tool_that_hangs_is_ended(tool):
         (lambda site, patch: patch.setattr(requirements, "SDK_PYTHON", (3, 5)), "built for Python 3.5"),
         (lambda site, patch: patch.setenv("TF_POPLAR_FLAGS", "--use_modle"), "knows no --use_modle"),
         (lambda site, patch: (site / "tensorflow" / "python" / "ipu").rmdir(), "installed over it"),
+        (lambda site, patch: (site / "keras" / "ipu").rmdir(), "it has no keras.ipu"),
     ],
 )
 def test_an_sdk_that_is_not_in_order(capsys, sdk, pod, monkeypatch, break_it, message):
@@ -357,6 +361,7 @@ HERE = Surroundings(
     python=(3, 12),
     versions={"tensorflow": "2.21.0", "keras": "3.1.0", "numpy": "2.0.0"},
     has_ipu_package=False,
+    has_keras_ipu=False,
     modules=(),
     variables={},
 )
