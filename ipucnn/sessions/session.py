@@ -145,6 +145,7 @@ class Session:
         program: the compiled Program, with the session's own choices filled in.
         state: everything a weight update changes.
         first_update_s: seconds of the first weight update, which includes compiling.
+        would_fit: what to suggest when an IPU's memory runs out (see ``runs.fitting``); set before :meth:`compile`.
     """
 
     device: DeviceInfo
@@ -152,6 +153,7 @@ class Session:
     program: Optional[Program] = None
     state: TrainState
     first_update_s: float = 0.0
+    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
 
     def compile(
         self,
