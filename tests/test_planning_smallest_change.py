@@ -196,7 +196,11 @@ def test_a_network_that_the_planner_does_not_know_has_no_hint():
 
     from ipucnn.runs.fitting import would_fit
 
+    class Odd(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * 2
+
     inputs = keras.Input((4, 4, 1), batch_size=1)
-    model = keras.Model(inputs, keras.layers.Conv1D(2, 2)(inputs))
+    model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
     assert would_fit(model, "odd", make_program(config, 100, seed=1), config)(None) is None

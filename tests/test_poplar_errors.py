@@ -488,3 +488,14 @@ def test_looking_around_imports_nothing():
         "assert not {'tensorflow', 'keras'} & set(sys.modules), 'imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_sdk_environment_is_that_of_the_tests_without_the_sdks_own_packages():
+    def pins(name):
+        lines = (Path(__file__).resolve().parents[1] / "constraints" / name).read_text(encoding="utf-8")
+        return {line.lower() for line in lines.splitlines() if line and not line.startswith("#")}
+
+    left_out = pins("py38.txt") - pins("sdk.txt")
+    assert {pin.split("==")[0] for pin in left_out} == {"tensorflow", "keras"}
+    assert pins("sdk.txt") < pins("py38.txt")
+    assert any(pin == "numpy==1.19.5" for pin in pins("sdk.txt"))

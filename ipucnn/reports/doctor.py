@@ -62,7 +62,8 @@ def _ipus(found: Any) -> Iterator[Tuple[str, str]]:
             yield "in use", f"{ipus.num_busy} of {ipus.num_ipus}" + (f": {users}" if users else "")
     if ipus.partition:
         yield "partition", ipus.partition
-    yield from found.variables.items()
+    shown = "POPLAR_SDK_ENABLED"
+    yield from ((name, value) for name, value in found.variables.items() if name != shown)
 
 
 def _machine(found: Any) -> Iterator[Tuple[str, str]]:
@@ -106,18 +107,16 @@ def print_diagnosis(found: Any) -> None:
     """The diagnosis on stdout: what is here, what runs where, findings, next steps."""
     out = console(sys.stdout)
     _print_rows(out, [row for section in _SECTIONS for row in section(found)])
-    out.print()
     _print_commands(out, found)
-    if found.findings:
-        out.print()
-        for finding in found.findings:
-            _print_lines(out, f"{finding.level}: ", finding.message, _COLOURS[finding.level])
-            if finding.hint:
-                _print_lines(out, "    hint: ", finding.hint, "cyan")
+    for finding in found.findings:
+        _print_lines(out, f"{finding.level}: ", finding.message, _COLOURS[finding.level])
+        if finding.hint:
+            _print_lines(out, "    hint: ", finding.hint, "cyan")
     said = {finding.hint for finding in found.findings}
     steps = [step for step in found.next_steps if step not in said]
     if steps:
-        out.print()
+        if found.findings:
+            out.print()
         out.print("next", style="bold")
         for step in steps:
             _print_lines(out, "  - ", step, None)
