@@ -141,6 +141,7 @@ class Session:
 
     Attributes:
         device: what it runs on.
+        would_fit: what to suggest when an IPU's memory runs out (see ``runs.fitting``); set before :meth:`compile`.
         place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
         state: everything a weight update changes.
@@ -148,6 +149,7 @@ class Session:
     """
 
     device: DeviceInfo
+    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
     place: str = "/CPU:0"
     program: Optional[Program] = None
     state: TrainState
