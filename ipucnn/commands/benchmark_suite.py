@@ -52,13 +52,13 @@ def benchmark_suite(
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
     found = find_suite(suite) if suite is not None else wildcard_suite(str(request.model))
-    other = read_suite(Path(versus).expanduser()) if versus is not None else None
     folder = suite_folder(found.name, request.flags.get("run_dir"), resume=resume, overwrite=overwrite)
     seed = saved_seed(folder) if resume else None
     plan = plan_suite(found, request, mode=mode, measuring=measuring, only=rows, seed=seed)
     if request.print_config:
         print_plan(plan, json_output)
         return
+    other = read_suite(Path(versus).expanduser()) if versus is not None else None
     run = SuiteRun(plan, folder, resume=resume, options=_options(request, mode, measuring))
     if run.result.pending:
         check_rows(plan)
@@ -123,9 +123,8 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
     if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
         from ipucnn.reports.figures.speedup import draw_speedups
 
-        for suffix in (".png", ".svg"):
-            path = run.folder / f"{FIGURE}{suffix}"
-            write_atomically(path, lambda file, suffix=suffix: draw_speedups(compared, file, suffix))
+        write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
+        write_atomically(run.folder / f"{FIGURE}.svg", lambda path: draw_speedups(compared, path, ".svg"))
         note(f"figure in {run.folder / FIGURE}.png and .svg")
 
 
@@ -146,7 +145,8 @@ def _again(
     words += [f"--{mode}"] if mode is not None else []
     words += ["--rows", *rows] if rows else []
     for name, value in measuring.items():
-        words += ["--" + name.replace("_s", "").replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+        flag = name[:-2] if name.endswith("_s") else name
+        words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
     words += ["--config", request.config_name] if request.config_name else []
     words += ["--config-path", request.config_path] if request.config_path else []
     for name, value in request.flags.items():
@@ -173,12 +173,16 @@ def _end(run: Any, interrupted: bool, again: str) -> None:
     result = run.result
     if interrupted:
         done = len(result.rows) - len(result.pending)
-        stopped = UserError(f"interrupted: {done} of {len(result.rows)} rows are finished", f"go on with {again}")
+        stopped = UserError(
+            f"interrupted: {done} of {len(result.rows)} rows are finished", f"go on with {again}"
+        )
         stopped.exit_code = EXIT_SIGINT
         raise stopped
     if result.failed:
         first = result.failed[0]
         count = f"{len(result.failed)} of {len(result.rows)} rows failed"
-        error = UserError(f"{count}; the first, {first['id']}: {first['error']}", f"to try them again: {again}")
+        error = UserError(
+            f"{count}; the first, {first['id']}: {first['error']}", f"to try them again: {again}"
+        )
         error.exit_code = first["exit_code"]
         raise error

@@ -29,9 +29,10 @@ def with_run_options(
 
     The function is called with keyword arguments: its own parameters, and
 
-    - ``resolved`` (a ``resolve.Resolved``), or if it has a parameter of this name ``request`` (a
-      ``request.RunRequest``), for commands that decide themselves what is resolved; or with ``from_run`` or ``from_flags`` the ``flags`` alone (field
-      name -> text, for ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and presets;
+    - ``resolved`` (a ``resolve.Resolved``); or, if it has a parameter of that name, ``request`` (a
+      ``request.RunRequest``), for commands that decide themselves what is resolved; or with ``from_run`` or
+      ``from_flags`` the ``flags`` alone (field name -> text, for ``resolve.resolve_saved`` or
+      ``resolve.convert_flags``), without MODEL and presets;
     - ``json_output`` and ``verbose`` if it has parameters of these names.
 
     Args:

@@ -202,7 +202,10 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
     machine = result.machine
     rows = [("suite", result.about)] if result.about else []
     rows += [
-        ("rows", f"{len(done)} of {len(result.rows)} measured, each in a process of its own; seed {result.seed}"),
+        (
+            "rows",
+            f"{len(done)} of {len(result.rows)} measured, each in a process of its own; seed {result.seed}",
+        ),
         ("device", f"{machine['cpu']}, {machine['num_cores']} core(s); TensorFlow {machine['tensorflow']}"),
     ]
     data = dict.fromkeys(f"{row['data_kind']} ({row['data_name']})" for row in done)
@@ -210,7 +213,9 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
     sizes = [n for row in done for n in (row["image_height"], row["image_width"])]
     if "image-size" in result.options and sizes:
         spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-        rows.append(("image size", f"set by --image-size {result.options['image-size']}; taken: {spread} pixels"))
+        rows.append(
+            ("image size", f"set by --image-size {result.options['image-size']}; taken: {spread} pixels")
+        )
     totals = result.totals
     if totals.get("measured_s") is not None:
         count = f"{totals['num_measured']} training rows" + (
@@ -229,12 +234,15 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
                 f"which take {human_time(both['first_s'])} here",
             )
         )
-    if speedup.points:
+    is_ladder = any(row["mode"] == "fit" for row in result.rows)
+    if speedup.points and not is_ladder:
         rows.append(("speed-up", f"of {speedup.second} over {speedup.first}"))
         if speedup.num_without:
-            rows.append(("", f"{speedup.num_without} rows have nothing to compare with"))
-    if any(row["mode"] == "fit" for row in result.rows):
-        rows.append(("step", "one micro-batch, on whichever replica; the first epoch compiles and is not counted"))
+            rows.append(("", f"{speedup.num_without} of the measured rows have nothing to compare with"))
+    if is_ladder:
+        rows.append(
+            ("step", "one micro-batch, on whichever replica; the first epoch compiles and is not counted")
+        )
     texts: Dict[str, List[str]] = {}
     for row in result.rows:
         for text in row["notes"]:
@@ -277,5 +285,3 @@ def print_plan(plan: Any, as_json: bool) -> None:
         what = row.mode if row.engine == "session" else f"{row.mode}, {row.engine}"
         table.add_row(Text(row.id), what, Text(", ".join(given)))
     console(sys.stdout).print(table)
-
-

@@ -1,13 +1,13 @@
 """Suite files: a list of rows in YAML, the built-in ones and a user's own.  Nothing is resolved here.
 
-    title: what it is
-    epoch-images: 50000
-    defaults: {host-generated-data: True}
-    rows:
-      - lenet
-      - model: resnet*
-        mode: training
-        for-each: {micro-batch-size: [1, 32]}
+title: what it is
+epoch-images: 50000
+defaults: {host-generated-data: True}
+rows:
+  - lenet
+  - model: resnet*
+    mode: training
+    for-each: {micro-batch-size: [1, 32]}
 """
 
 import itertools
@@ -137,7 +137,7 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
     """
     node = yaml_text.compose(text, source)
     nodes = {str(key.value): value for key, value in node.value} if node is not None else {}
-    entries = {} if node is None else {entry.key: entry for entry in _top_entries(node, source)}
+    entries = {} if node is None else {entry.key: entry for entry in yaml_text.entries_of(node, source)}
     for key, entry in entries.items():
         if key not in _TOP:
             # Other top-level names may hold anchors, as in files of presets.
@@ -165,7 +165,7 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
             row_entries = yaml_text.entries_of(_mapping(row, source, "a row"), source)
         spec = _with_row(replace(base, where=f"{source}, line {line}"), row_entries, source)
         made += _expanded(spec)
-    images = entries["epoch-images"] if "epoch-images" in entries else None
+    images = entries.get("epoch-images")
     return Suite(
         name,
         source,
@@ -183,10 +183,6 @@ def wildcard_suite(pattern: str) -> Suite:
     matching(pattern)
     name = re.sub(r"[^A-Za-z0-9.]+", "-", pattern).strip("-") or "all"
     return Suite(name, None, (RowSpec(pattern, "MODEL"),), title=pattern)
-
-
-def _top_entries(node: Any, source: str) -> List[yaml_text.Entry]:
-    return yaml_text.entries_of(node, source)
 
 
 def _mapping(node: Any, source: str, what: str) -> Any:

@@ -115,7 +115,12 @@ class Fit:
             "started": started,
             "seed": self.seed,
             "input_shape": list(self.setup.input_shape),
-            "data": {"kind": data_kind(self.resolved.config), "name": info.name, "location": info.location, "num_images": info.num_train},
+            "data": {
+                "kind": data_kind(self.resolved.config),
+                "name": info.name,
+                "location": info.location,
+                "num_images": info.num_train,
+            },
             "program": self.program.to_dict(),
             "device": asdict(session.device),
             "environment": environment(),
@@ -173,9 +178,7 @@ class Fit:
     ) -> Tuple[List[float], Dict[str, Any], str]:
         from ipucnn.sessions.session import ExecutionFinished
 
-        compilation = session.compile(
-            model, self.program, self.optimizer, loss, self.schedule, self._dataset
-        )
+        compilation = session.compile(model, self.program, self.optimizer, loss, self.schedule, self._dataset)
         self.program = session.program
         per_epoch = self.program.weight_updates_per_epoch
         seconds: List[float] = []
@@ -230,6 +233,7 @@ class Fit:
             epochs=self.program.num_epochs,
             steps_per_epoch=steps,
             callbacks=[Clock()],
+            shuffle=False,
             verbose=0,
         )
         model.set_weights(copy.get_weights())

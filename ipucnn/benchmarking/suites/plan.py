@@ -71,7 +71,7 @@ class SuitePlan:
     Attributes:
         suite: as written.
         rows: what will run, in order.
-        seed: of rows that are not given one.
+        seed: of all rows, or of those that are not given one.
         notes: lines for the user.
     """
 
@@ -98,7 +98,7 @@ def plan_suite(
         mode: inference or training, in place of the rows' own.
         measuring: arguments of ``make_settings`` that were typed.
         only: names or wildcards of rows to keep.
-        seed: of rows without one; None draws it.
+        seed: of rows that are not given one; None draws it.
 
     Raises:
         UserError: whatever is wrong with any row, with the row it is about.
@@ -132,7 +132,8 @@ def plan_suite(
             f"the suite {suite.name} has no row of {request.model}", "leave MODEL out for all of its rows"
         )
     notes = [f"{doubles} rows that would be the same as another are left out"] if doubles else []
-    return SuitePlan(suite, tuple(rows), seed, tuple(notes))
+    used = {row.resolved.config.seed for row in rows}
+    return SuitePlan(suite, tuple(rows), used.pop() if len(used) == 1 else seed, tuple(notes))
 
 
 def check_rows(plan: SuitePlan) -> None:
@@ -201,14 +202,13 @@ def _legal_size(resolved: Resolved, notes: List[str]) -> Resolved:
     size = resolved.config.image_size
     if size is None:
         return resolved
-    legal = tuple(nearest_legal_sizes(resolved.record, n)[-1] for n in size)
-    if legal == tuple(size):
+    height, width = (nearest_legal_sizes(resolved.record, n)[-1] for n in size)
+    if (height, width) == tuple(size):
         return resolved
-    height, width = legal
     notes.append(
         f"images of {height}x{width} instead of {size[0]}x{size[1]}: the next size that {resolved.record.name} takes"
     )
-    return replace(resolved, config=replace(resolved.config, image_size=legal))
+    return replace(resolved, config=replace(resolved.config, image_size=(height, width)))
 
 
 def _unique(row: PlannedRow, rows: List[PlannedRow]) -> PlannedRow:

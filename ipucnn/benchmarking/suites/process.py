@@ -7,6 +7,7 @@ The row travels to the process pickled on stdin, progress and result come back a
 libraries print goes to a log file.  The process ends when its stdin does, so it never outlives the suite.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -62,11 +63,9 @@ class RowProcess:
         answer: Optional[Dict[str, Any]] = None
         assert process.stdin is not None and process.stdout is not None
         try:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pickle.dump((row, self._verbose), process.stdin)
                 process.stdin.flush()
-            except BrokenPipeError:
-                pass
             for line in process.stdout:
                 message = json.loads(line.decode("utf-8"))
                 if "progress" in message:
@@ -79,15 +78,12 @@ class RowProcess:
                 process.kill()
                 process.wait()
             process.stdout.close()
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-            except BrokenPipeError:
-                pass
         if answer is None:
             answer = _died(process.returncode, log)
-        if "error" not in answer and answer.get("report", {}).get("void") is None:
-            log.unlink()
-        elif log.stat().st_size == 0:
+        succeeded = "report" in answer and answer["report"]["void"] is None
+        if succeeded or log.stat().st_size == 0:
             log.unlink()
         return answer
 

@@ -121,9 +121,7 @@ def finished_row(
         num_replicas=program["num_replicas"],
         num_stages=program["num_stages"],
         global_batch_size=program["global_batch_size"] if row.mode in TRAINED else None,
-        gradient_accumulation_count=(
-            program["gradient_accumulation_count"] if row.mode in TRAINED else None
-        ),
+        gradient_accumulation_count=(program["gradient_accumulation_count"] if row.mode in TRAINED else None),
         accuracy=report.get("accuracy"),
         loss=report.get("loss"),
         steady=(report.get("warmup") or {}).get("steady"),
@@ -232,7 +230,9 @@ def totals(rows: List[Dict[str, Any]], epoch_images: Optional[int]) -> Dict[str,
         "num_measured": len(timed),
         "measured_s": math.fsum(row["epoch_s"] for row in timed) if timed else None,
         "num_predicted": len(known),
-        "predicted_s": math.fsum(n / rate for n, rate in known) if known and len(known) == len(timed) else None,
+        "predicted_s": math.fsum(n / rate for n, rate in known)
+        if known and len(known) == len(timed)
+        else None,
     }
 
 
@@ -276,7 +276,9 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{option} {path} is no result of a suite", hint)
     if data.pop("schema_version", None) != SCHEMA_VERSION:
-        raise DataError(f"{option} {path}: of another version, this ipucnn reads {SCHEMA_VERSION}", "make it again")
+        raise DataError(
+            f"{option} {path}: of another version, this ipucnn reads {SCHEMA_VERSION}", "make it again"
+        )
     del data["kind"]
     try:
         result = SuiteResult(**data)

@@ -199,16 +199,17 @@ def _difference(saved: Any, asked: Any) -> Optional[str]:
     """The first thing in which two plans differ, in words; None if they do not."""
     if saved == asked:
         return None
-    before, now = _rows_of(saved), _rows_of(asked)
-    gone = [name for name in before if name not in now]
-    new = [name for name in now if name not in before]
+    old, now = _rows_of(saved), _rows_of(asked)
+    gone = [name for name in old if name not in now]
+    new = [name for name in now if name not in old]
     if gone or new:
         return f"it has the row {gone[0]}, which is not asked for" if gone else f"it has no row {new[0]}"
     for name, row in now.items():
         for path, value in _leaves(row):
-            former = dict(_leaves(before[name])).get(path)
+            former = dict(_leaves(old[name])).get(path)
             if former != value:
-                return f"row {name}: {path} is {former}, asked for is {value}"
+                had, wanted = ("none" if v is None else v for v in (former, value))
+                return f"row {name}: {path} is {had}, asked for is {wanted}"
     return "the order of rows, or the images of an epoch"
 
 
@@ -220,5 +221,3 @@ def _leaves(row: Any, path: str = "") -> List[Tuple[str, Any]]:
     if not isinstance(row, dict):
         return [(path, row)]
     return [leaf for key, value in row.items() for leaf in _leaves(value, key)]
-
-

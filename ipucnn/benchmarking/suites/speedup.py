@@ -104,7 +104,9 @@ def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: 
         for row, rate, ipus in pairs
         if row["flop_per_parameter"]
     )
-    timed = [(row["epoch_s"], row["images_per_s"] / rate) for row, rate, _ in pairs if row["epoch_s"] is not None]
+    timed = [
+        (row["epoch_s"], row["images_per_s"] / rate) for row, rate, _ in pairs if row["epoch_s"] is not None
+    ]
     totals = {
         "num_rows": len(timed),
         "first_s": sum(seconds for seconds, _ in timed) if timed else None,
