@@ -136,6 +136,7 @@ def benchmark(
         "max_regression": max_regression,
     }
     measuring = {name: value for name, value in given.items() if value is not None}
+    request = request.with_named_model()
     if suite is not None or request.is_wildcard:
         from ipucnn.commands.benchmark_suite import benchmark_suite
 

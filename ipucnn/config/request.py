@@ -1,6 +1,6 @@
 """What was typed for a command that runs networks, before it is resolved: MODEL may still be a wildcard."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.resolve import Resolved, resolve
@@ -30,6 +30,13 @@ class RunRequest:
     def is_wildcard(self) -> bool:
         """Whether MODEL stands for any number of networks."""
         return self.model is not None and is_wildcard(self.model)
+
+    def with_named_model(self) -> "RunRequest":
+        """The same with ``--model-name`` as MODEL, where it was typed so."""
+        named = self.flags.get("model_name")
+        if self.model is not None or named is None:
+            return self
+        return replace(self, model=named, flags={k: v for k, v in self.flags.items() if k != "model_name"})
 
     def resolve(self) -> Resolved:
         """The one run this stands for.

@@ -45,7 +45,7 @@ class SuiteProgress:
             self._bar = None
 
     def update(self, what: str, done: int, of: int, figures: str) -> None:
-        """Progress within a row; as the row begins ``what`` is its name."""
+        """Progress within a row."""
         if self._bar is not None:
             self._bar.update(self._task, description=printable(f"{what} {figures}"))
 
@@ -120,7 +120,7 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
         return f"{_number(first / row['step_s'])}x" if first and row["step_s"] else ""
 
     kinds: List[Tuple[str, bool, Callable[[Dict[str, Any]], str]]] = [
-        ("", True, lambda row: str(row["name"])),
+        ("row", True, lambda row: str(row["name"])),
         ("mode", not is_ladder, lambda row: _SHORT[row["mode"]]),
         ("batch", True, lambda row: str(row["micro_batch_size"])),
         ("GA", True, lambda row: _above_one(row["gradient_accumulation_count"])),
@@ -143,7 +143,7 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
         if not wanted:
             continue
         column = [text(row) for row in result.rows]
-        if title and not any(column):
+        if not any(column):
             continue
         titles.append(title)
         for line, cell in zip(cells, column):

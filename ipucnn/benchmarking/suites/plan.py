@@ -10,7 +10,7 @@ from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
 from ipucnn.benchmarking.suites.file import FIT, INFERENCE, KERAS, RowSpec, Suite
 from ipucnn.config.options import BY_KEY, SPECS
 from ipucnn.config.request import RunRequest, is_wildcard, matching
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import Resolved, convert_flags
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.models.shapes import nearest_legal_sizes
 
@@ -103,6 +103,7 @@ def plan_suite(
     Raises:
         UserError: whatever is wrong with any row, with the row it is about.
     """
+    convert_flags(request.flags)  # wrong whatever the row
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     rows: List[PlannedRow] = []
     seen: Set[str] = set()
@@ -133,7 +134,8 @@ def plan_suite(
         )
     notes = [f"{doubles} rows that would be the same as another are left out"] if doubles else []
     used = {row.resolved.config.seed for row in rows}
-    return SuitePlan(suite, tuple(rows), used.pop() if len(used) == 1 else seed, tuple(notes))
+    common = used.pop() if len(used) == 1 else None
+    return SuitePlan(suite, tuple(rows), seed if common is None else common, tuple(notes))
 
 
 def check_rows(plan: SuitePlan) -> None:

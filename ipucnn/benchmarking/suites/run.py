@@ -155,10 +155,11 @@ class SuiteRun:
         for index, row in enumerate(self.plan.rows):
             if self.result.rows[index]["status"] == DONE:
                 continue
-            update(row.id, done, len(self.plan.rows), "")
+            within = _named(row.id, update)
+            within("starting", 0, 0, "")
             began = time.perf_counter()
             log = self.folder / REPORTS / f"{row.id}.log"
-            answer = run_row(row, log, update)
+            answer = run_row(row, log, within)
             finished = finished_row(row, answer, time.perf_counter() - began, self.result.epoch_images)
             self.result.rows[index] = finished
             if "report" in answer and row.mode != FIT:
@@ -189,6 +190,11 @@ class SuiteRun:
         self.result.add_totals()
         write_text(self.folder / RESULT, self.result.to_json())
         write_text(self.folder / TABLE, self.result.to_csv())
+
+
+def _named(row: str, update: Update) -> Update:
+    """Progress of a row, under its name."""
+    return lambda phase, done, of, figures: update(f"{row}: {phase}", done, of, figures)
 
 
 def _plain(value: Any) -> Any:
