@@ -7,6 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ipucnn.reports.console import console, human_time, is_interactive, note
 from ipucnn.text import printable
 
+_RATE = "measured\nimages/s"
+# Columns that a narrow terminal goes without, the first first.
+_SPARE = ("FLOP per\nparam.", "predicted\nimages/s", "measured\nstep", "repl.", "stages", "GA")
 _SHORT = {"inference": "infer", "training": "train", "fit": "fit"}
 
 
@@ -127,7 +130,7 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
         ("repl.", True, lambda row: _above_one(row["num_replicas"])),
         ("stages", True, lambda row: _above_one(row["num_stages"])),
         ("size", not is_ladder, _size),
-        ("measured\nimages/s", True, lambda row: _number(row["images_per_s"])),
+        (_RATE, True, lambda row: _number(row["images_per_s"])),
         ("measured\nstep", True, lambda row: _time(row["step_s"])),
         ("against\nthe first", is_ladder, faster),
         ("accuracy", is_ladder, lambda row: "" if row["accuracy"] is None else f"{row['accuracy']:.2%}"),
@@ -143,16 +146,30 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
         if not wanted:
             continue
         column = [text(row) for row in result.rows]
-        if not any(column):
+        if not any(column) and title != _RATE:
             continue
         titles.append(title)
         for line, cell in zip(cells, column):
             line.append(cell)
     for line, row in zip(cells, result.rows):
         if row["status"] != "done":
-            place = titles.index("measured\nimages/s") if "measured\nimages/s" in titles else len(titles) - 1
-            line[place] = row["status"]
+            line[titles.index(_RATE)] = row["status"]
     return titles, cells
+
+
+def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List[str], List[List[str]]]:
+    """Without the columns that a narrow terminal has no room for; the files have them all."""
+    for spare in _SPARE:
+        widest = [
+            max(len(word) for cell in column for word in cell.split("\n")) for column in zip(titles, *rows)
+        ]
+        if sum(widest) + len(widest) <= width:
+            break
+        if spare in titles:
+            place = titles.index(spare)
+            titles = titles[:place] + titles[place + 1 :]
+            rows = [row[:place] + row[place + 1 :] for row in rows]
+    return titles, rows
 
 
 def _above_one(number: Optional[int]) -> str:
@@ -177,11 +194,11 @@ def print_suite(result: Any, speedup: Any) -> None:
     from rich.text import Text
 
     out = console(sys.stdout)
-    titles, rows = columns(result, speedup)
+    titles, rows = _fitting(*columns(result, speedup), out.width)
     title = f"{result.suite}: {result.title}" if result.title not in ("", result.suite) else result.suite
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold",
-        padding=(0, 1, 0, 0) if out.width < 100 else (0, 1),
+        padding=(0, 1, 0, 0) if out.width < 110 else (0, 1),
     )  # fmt: skip
     for index, name in enumerate(titles):
         table.add_column(Text(name), justify="left" if index == 0 else "right", overflow="fold")

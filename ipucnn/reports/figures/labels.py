@@ -10,6 +10,8 @@ _RINGS = (0.0, 5.0, 11.0, 18.0, 27.0, 38.0, 52.0, 70.0, 95.0)
 _PASSES = 4
 # Of overlapping another label, a point, and leaving the frame, per unit of area; a unit of distance costs 1.
 _LABEL, _POINT, _OUTSIDE = 20.0, 8.0, 50.0
+# Of being nearer to another point than to its own, per pixel up to so many.
+_FOREIGN, _FOREIGN_PIXELS = 12.0, 12.0
 
 
 def place_labels(
@@ -39,8 +41,11 @@ def place_labels(
         marks = np.concatenate([marks, np.asarray(obstacles, float)])
     candidates = [_candidates(centre, size, radius) for centre, size in zip(centres, sizes)]
     fixed = [
-        distance + _POINT * _overlap(boxes, marks).sum(axis=1) + _OUTSIDE * _outside(boxes, frame)
-        for boxes, distance in candidates
+        distance
+        + _POINT * _overlap(boxes, marks).sum(axis=1)
+        + _OUTSIDE * _outside(boxes, frame)
+        + _FOREIGN * _foreign(boxes, centres, i)
+        for i, (boxes, distance) in enumerate(candidates)
     ]
     # Those with many neighbours choose first.
     near = (np.abs(centres[:, None] - centres[None]) < [[[90.0, 30.0]]]).all(axis=2).sum(axis=1)
@@ -80,6 +85,16 @@ def _candidates(centre: Any, size: Tuple[float, float], radius: float) -> Tuple[
             # Right of the point reads best.
             costs.append(3.0 * ring + 4.0 * (1.0 - x))
     return np.asarray(boxes), np.asarray(costs)
+
+
+def _foreign(boxes: Any, centres: Any, own: int) -> Any:
+    """How much nearer than its own point, and four pixels more, the nearest other point is to each box."""
+    if len(centres) == 1:
+        return np.zeros(len(boxes))
+    low, high = boxes[:, None, :2], boxes[:, None, 2:]
+    distances = np.linalg.norm(centres[None] - np.clip(centres[None], low, high), axis=2)
+    others = np.delete(distances, own, axis=1).min(axis=1)
+    return np.clip(distances[:, own] + 4.0 - others, 0.0, _FOREIGN_PIXELS)
 
 
 def _overlap(boxes: Any, others: Any) -> Any:

@@ -37,9 +37,10 @@ def draw_speedups(speedups: Any, path: Path, suffix: str) -> None:
         _share_limits(axes, speedups.points)
         for axis, (name, points) in zip(axes, panels):
             _panel(axis, name, points, batches)
+        _legend(figure, speedups.points, batches)
         title = f"Speed-up of {speedups.second} over {speedups.first}"
         figure.suptitle(textwrap.fill(title, 75 * len(panels)).replace("$", r"\$"), fontsize=12)
-        figure.tight_layout(rect=(0, 0, 1, 0.98))
+        figure.tight_layout(rect=(0, 0.035, 1, 0.98))
         canvas.draw()
         for axis, (_, points) in zip(axes, panels):
             _label(axis, points, canvas.get_renderer())
@@ -60,11 +61,8 @@ def _share_limits(axes: Any, points: Any) -> None:
 
 
 def _panel(axis: Any, name: str, points: List[Any], batches: List[int]) -> None:
-    from matplotlib.lines import Line2D
-
     axis.grid(which="major", alpha=0.3)
     axis.axhline(1.0, color="black", linewidth=1.2, linestyle="--", zorder=1)
-    handles = []
     for index, batch in enumerate(batches):
         marker, colour = _MARKS[index % len(_MARKS)]
         mine = [p for p in points if p.batch == batch]
@@ -73,20 +71,27 @@ def _panel(axis: Any, name: str, points: List[Any], batches: List[int]) -> None:
             [p.intensity for p in mine], [p.speedup for p in mine], s=_AREA, marker=marker, c=faces,
             edgecolors=colour, linewidths=1.2, zorder=3,
         )  # fmt: skip
-        handles.append(
-            Line2D([], [], color=colour, marker=marker, linestyle="", markersize=5, label=f"batch {batch}")
-        )
-    if any((p.num_ipus or 1) > 1 for p in points):
-        handles.append(
-            Line2D([], [], color="grey", marker="o", mfc="white", linestyle="", label="hollow: several IPUs")
-        )
-    handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="equally fast"))
-    axis.legend(handles=handles, loc="best", fontsize=8, framealpha=0.9)
     axis.set_title(name)
     axis.set_xlabel("arithmetic intensity: FLOP per parameter, forward pass of one micro-batch")
     axis.set_ylabel("speed-up")
     for side in (axis.xaxis, axis.yaxis):
         _ticks(side)
+
+
+def _legend(figure: Any, points: Any, batches: List[int]) -> None:
+    """Below both panels, where it covers nothing."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for index, batch in enumerate(batches):
+        marker, colour = _MARKS[index % len(_MARKS)]
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", label=f"batch {batch}"))
+    if any((p.num_ipus or 1) > 1 for p in points):
+        handles.append(
+            Line2D([], [], color="grey", marker="o", mfc="white", linestyle="", label="hollow: several IPUs")
+        )
+    handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="equally fast"))
+    figure.legend(handles=handles, loc="lower center", ncol=len(handles), fontsize=9, frameon=False)
 
 
 def _ticks(side: Any) -> None:
@@ -111,19 +116,19 @@ def _label(axis: Any, points: List[Any], renderer: Any) -> None:
     extents = [text.get_window_extent(renderer) for text in texts]
     centres = [tuple(axis.transData.transform((p.intensity, p.speedup))) for p in points]
     frame = axis.get_window_extent(renderer)
-    legend = axis.get_legend().get_window_extent(renderer)
     one = float(axis.transData.transform((points[0].intensity, 1.0))[1])
     boxes = place_labels(
         centres,
         [(e.width + 3, e.height) for e in extents],
         (frame.x0 + 3, frame.y0 + 3, frame.x1 - 3, frame.y1 - 3),
-        obstacles=[(legend.x0, legend.y0, legend.x1, legend.y1), (frame.x0, one - 2, frame.x1, one + 2)],
+        radius=5.0,
+        obstacles=[(frame.x0, one - 2, frame.x1, one + 2)],
     )
     to_data = axis.transData.inverted()
     for text, box, centre in zip(texts, boxes, centres):
         left, bottom, right, top = box
         text.set_position(to_data.transform((left, bottom)))
         nearest = (min(max(centre[0], left), right), min(max(centre[1], bottom), top))
-        if (nearest[0] - centre[0]) ** 2 + (nearest[1] - centre[1]) ** 2 > 12.0**2:
+        if (nearest[0] - centre[0]) ** 2 + (nearest[1] - centre[1]) ** 2 > 9.0**2:
             ends = to_data.transform([centre, nearest])
             axis.plot(ends[:, 0], ends[:, 1], color="grey", linewidth=0.5, zorder=2)
