@@ -54,14 +54,22 @@ def run_benchmark(
 class Benchmark:
     """Validates everything that can be without TensorFlow on construction; :meth:`run` does the work.
 
+    Args:
+        resolved: the configuration.
+        settings: what to measure.
+        verbose: let TensorFlow speak.
+        dry: only validate, with as few generated images as that takes.
+
     Raises:
         UserError: whatever is wrong with the configuration, the baseline or the data.
     """
 
-    def __init__(self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False) -> None:
+    def __init__(
+        self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
+    ) -> None:
         from ipucnn.sessions.factory import check_device
 
-        self.settings, self.verbose = settings, verbose
+        self.settings, self.verbose, self.dry = settings, verbose, dry
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
             config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -166,7 +174,7 @@ class Benchmark:
             shape = (*config.image_size, record.input_shape[2])
             validate_input_shape(record, shape)
         pixels = shape[0] * shape[1] * shape[2]
-        number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
+        number = 1 if self.dry else max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
         classes = record.num_classes or (2 if record.task == "segmentation" else 10)
         return open_random(*shape, classes, record.task, self.seed, num_train=number, num_eval=1)
 

@@ -1,16 +1,16 @@
 """``ipucnn benchmark``: measure throughput and time."""
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Dict, List, Optional
 
 import typer
 
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
 
 PANEL = "Measuring"
 MODE = typer.Option(
-    False,
+    None,
     "--training/--inference",
     "--train/--infer",
     help="Measure weight updates, or forward passes.  [default: inference]",
@@ -25,7 +25,7 @@ COMPARE = typer.Option(
     rich_help_panel=PANEL,
 )
 EXECUTIONS = typer.Option(
-    10,
+    None,
     "--executions",
     metavar="INT",
     help="Measure at least so many executions.  [default: 10]",
@@ -33,7 +33,7 @@ EXECUTIONS = typer.Option(
     rich_help_panel=PANEL,
 )
 MIN_TIME = typer.Option(
-    10.0,
+    None,
     "--min-time",
     metavar="SECONDS",
     help="Measure at least so long.  [default: 10]",
@@ -41,7 +41,7 @@ MIN_TIME = typer.Option(
     rich_help_panel=PANEL,
 )
 MAX_TIME = typer.Option(
-    150.0,
+    None,
     "--max-time",
     metavar="SECONDS",
     help="End after so long; a third of it is kept for measuring.  [default: 150]",
@@ -71,42 +71,118 @@ MAX_REGRESSION = typer.Option(
     show_default=False,
     rich_help_panel=PANEL,
 )
+SUITES = "Suites"
+SUITE = typer.Option(
+    None,
+    "--suite",
+    metavar="NAME|FILE.yml",
+    help="Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. MODEL keeps the rows it matches.",
+    rich_help_panel=SUITES,
+)
+ROWS = typer.Option(
+    None,
+    "--rows",
+    metavar="NAME...",
+    help="Run these rows of the suite; names or wildcards.  [default: all]",
+    show_default=False,
+    rich_help_panel=SUITES,
+)
+RESUME = typer.Option(
+    False,
+    "--resume",
+    help="Go on with the suite in --run-dir, else in the latest folder: rows that have a result are kept.",
+    rich_help_panel=SUITES,
+)
+VERSUS = typer.Option(
+    None,
+    "--versus",
+    metavar="FILE",
+    help="Speed-up of another suite.json over this suite.  [default: of predicted IPUs]",
+    show_default=False,
+    rich_help_panel=SUITES,
+)
 
 
 @with_run_options("benchmark")
 def benchmark(
-    resolved: Resolved,
+    request: RunRequest,
     verbose: bool,
     json_output: bool,
-    training: bool = MODE,
+    training: Optional[bool] = MODE,
     compare_with: Optional[str] = COMPARE,
-    executions: int = EXECUTIONS,
-    min_time: float = MIN_TIME,
-    max_time: float = MAX_TIME,
+    executions: Optional[int] = EXECUTIONS,
+    min_time: Optional[float] = MIN_TIME,
+    max_time: Optional[float] = MAX_TIME,
     system: Optional[str] = SYSTEM,
     baseline: Optional[str] = BASELINE,
     max_regression: Optional[str] = MAX_REGRESSION,
+    suite: Optional[str] = SUITE,
+    rows: Optional[List[str]] = ROWS,
+    resume: bool = RESUME,
+    versus: Optional[str] = VERSUS,
 ) -> None:
     """Measure throughput and time, beside what is predicted of IPUs.
 
-    Takes the options of `ipucnn train` that decide about speed, so that what is measured is what would run.
+    Takes the options of `ipucnn train` that decide about speed, so that what is measured is what would run. With
+    --suite, or a wildcard as MODEL, it runs many and prints one table.
     """
+    given = {
+        "compare_with": compare_with,
+        "executions": executions,
+        "min_time_s": min_time,
+        "max_time_s": max_time,
+        "system": system,
+        "baseline": baseline,
+        "max_regression": max_regression,
+    }
+    measuring = {name: value for name, value in given.items() if value is not None}
+    request = request.with_named_model()
+    if suite is not None or request.is_wildcard:
+        from ipucnn.commands.benchmark_suite import benchmark_suite
+
+        mode = None if training is None else "training" if training else "inference"
+        benchmark_suite(
+            request,
+            suite,
+            mode=mode,
+            measuring=measuring,
+            rows=rows or [],
+            resume=resume,
+            versus=versus,
+            verbose=verbose,
+            json_output=json_output,
+        )
+        return
+    _check_no_suite({"--rows": rows, "--resume": resume, "--versus": versus})
+    _benchmark_one(request, bool(training), measuring, verbose, json_output)
+
+
+def _check_no_suite(flags: Dict[str, Any]) -> None:
+    """Refuses the flags of suites without one."""
+    from ipucnn.errors import ConfigurationError
+
+    for flag, value in flags.items():
+        if value:
+            raise ConfigurationError(
+                f"{flag} is for suites, and this is one benchmark",
+                "add --suite NAME, or give a wildcard as MODEL; or drop it",
+            )
+
+
+def _benchmark_one(
+    request: RunRequest, training: bool, measuring: Dict[str, Any], verbose: bool, json_output: bool
+) -> None:
+    resolved = request.resolve()
+    if request.print_config:
+        request.show(resolved, json_output)
+        return
     from ipucnn.benchmarking.folder import check_folder, write_folder
     from ipucnn.benchmarking.run import Benchmark
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import note
 
-    settings = make_settings(
-        training=training,
-        executions=executions,
-        min_time_s=min_time,
-        max_time_s=max_time,
-        compare_with=compare_with,
-        system=system,
-        baseline=baseline,
-        max_regression=max_regression,
-    )
+    settings = make_settings(training=training, **measuring)
     folder = check_folder(resolved)
     work = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)

@@ -6,7 +6,7 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.checks import check
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
@@ -81,6 +81,7 @@ def resolve(
     config_name: Optional[str] = None,
     config_path: Optional[str] = None,
     reads_data: bool = True,
+    below: Sequence[Tuple[str, Mapping[str, Any]]] = (),
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
 
@@ -91,6 +92,7 @@ def resolve(
         config_name: ``--config``.
         config_path: ``--config-path``.
         reads_data: False where this call of the command needs no data set, which may then be absent.
+        below: further (origin, checked values) between the preset and the flags, the lowest first.
 
     Raises:
         ConfigurationError: for a wrong value, key, name or combination.
@@ -108,12 +110,13 @@ def resolve(
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given.get("plan"))
     record = get_model(str(_first("model_name", given, in_file, in_plan)))
+    between = [values for _, values in reversed(below)]
     if plan is not None:
         _check_plan_model(plan, str(given["plan"]), record)
-    choice = _choose_dataset(command, record, given, in_file) if reads_data else None
+    choice = _choose_dataset(command, record, given, *between, in_file) if reads_data else None
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
     preset = chosen or presets.find_built_in(*presets.candidates(record.name, dataset))
-    layers = [(FLAG, given)]
+    layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
     if plan is not None:
@@ -128,7 +131,9 @@ def resolve(
         settings["norm_layer"] = {"name": _NORMS[record.default_norm]}
     config = RunConfig(**settings)
     check(config)
-    by_user = {**in_file, **in_plan, **given}
+    by_user = dict(in_file)
+    for values in (*reversed(between), in_plan, given):
+        by_user.update(values)
     return Resolved(
         command=command,
         config=config,

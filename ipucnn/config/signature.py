@@ -29,8 +29,10 @@ def with_run_options(
 
     The function is called with keyword arguments: its own parameters, and
 
-    - ``resolved`` (a ``resolve.Resolved``), or with ``from_run`` or ``from_flags`` the ``flags`` alone (field
-      name -> text, for ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and presets;
+    - ``resolved`` (a ``resolve.Resolved``); or, if it has a parameter of that name, ``request`` (a
+      ``request.RunRequest``), for commands that decide themselves what is resolved; or with ``from_run`` or
+      ``from_flags`` the ``flags`` alone (field name -> text, for ``resolve.resolve_saved`` or
+      ``resolve.convert_flags``), without MODEL and presets;
     - ``json_output`` and ``verbose`` if it has parameters of these names.
 
     Args:
@@ -52,31 +54,33 @@ def with_run_options(
             own = {name: arguments[name] for name in wanted if name in arguments}
             if only_flags:
                 return function(flags=flags, **own)
-            from ipucnn.config.resolve import resolve
+            from ipucnn.config.request import RunRequest
 
-            resolved = resolve(
+            request = RunRequest(
                 command,
                 flags,
-                model=arguments.get(MODEL_ARGUMENT),
-                config_name=arguments["config"],
-                config_path=arguments["config_path"],
+                arguments.get(MODEL_ARGUMENT),
+                arguments["config"],
+                arguments["config_path"],
+                arguments["print_config"],
             )
-            if arguments["print_config"]:
-                from ipucnn.config.show import print_config
-
+            if "request" in wanted:
+                return function(request=request, **own)
+            resolved = request.resolve()
+            if request.print_config:
                 if settle is not None:
                     resolved = settle(resolved)
-                print_config(resolved, specs.values(), as_json=arguments["json_output"])
+                request.show(resolved, arguments["json_output"])
                 return None
             return function(resolved=resolved, **own)
 
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in wanted.items()
-            if name not in ("resolved", "flags", "json_output", "verbose")
+            if name not in ("resolved", "request", "flags", "json_output", "verbose")
         ]
         if not only_flags:
-            parameters.insert(0, _model_parameter())
+            parameters.insert(0, _model_parameter("request" in wanted))
         parameters += _general_parameters(only_flags)
         parameters += [_parameter(spec, from_run) for spec in specs.values()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -98,11 +102,12 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _model_parameter() -> inspect.Parameter:
+def _model_parameter(many: bool) -> inspect.Parameter:
+    what = "Network, or a wildcard for several" if many else "Network"
     argument = typer.Argument(
         None,
         metavar="MODEL",
-        help="Network, see `ipucnn models`.  [default: the preset's, else toy_model]",
+        help=f"{what}, see `ipucnn models`.  [default: the preset's, else toy_model]",
         show_default=False,
         autocompletion=complete_model,
     )

@@ -1,0 +1,310 @@
+"""Suite files: a list of rows in YAML, the built-in ones and a user's own.  Nothing is resolved here.
+
+title: what it is
+epoch-images: 50000
+defaults: {host-generated-data: True}
+rows:
+  - lenet
+  - model: resnet*
+    mode: training
+    for-each: {micro-batch-size: [1, 32]}
+"""
+
+import itertools
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ipucnn.config import yaml_text
+from ipucnn.config.options import BY_KEY
+from ipucnn.config.request import matching
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+FOLDER = Path(__file__).parent
+INFERENCE, TRAINING, FIT = "inference", "training", "fit"
+MODES = (INFERENCE, TRAINING, FIT)
+SESSION, KERAS = "session", "keras"
+ENGINES = (SESSION, KERAS)
+# Keys of a row besides the options of a run: how it is measured, with the types of their values.
+_MEASURING: Mapping[str, type] = {
+    "executions": int,
+    "min-time": float,
+    "max-time": float,
+    "system": str,
+    "compare-with": str,
+}
+_ROW = ("model", "name", "mode", "engine", "for-each", *_MEASURING)
+_TOP = ("title", "about", "epoch-images", "defaults", "rows")
+_REFUSED = {
+    "model-name": "a row names its network with 'model'",
+    "run-dir": "all rows of a suite share one folder",
+    "plan": "a row has pipeline-splits of its own",
+}
+
+
+class Choice(NamedTuple):
+    """One value of a ``for-each``: the key it is of, the value as written, and checked."""
+
+    key: str
+    text: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """One row of a suite as written, defaults included.
+
+    Attributes:
+        model: name or wildcard.
+        where: "FILE, line N", for messages.
+        name: what the row is called, None for one made of what it runs.
+        mode: of ``MODES``.
+        engine: of ``ENGINES``; what trains in mode fit.
+        defaults, options: run options by field name, of the defaults block and of the row.
+        measuring: ``executions``, ``min_time_s``, ``max_time_s``, ``system``, ``compare_with``, where given.
+        for_each: the choices that this row stands for, one of each ``for-each`` key.
+    """
+
+    model: str
+    where: str
+    name: Optional[str] = None
+    mode: str = INFERENCE
+    engine: str = SESSION
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    measuring: Mapping[str, Any] = field(default_factory=dict)
+    for_each: Tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite as written.
+
+    Attributes:
+        name: of the file, without its ending.
+        source: the file, for messages; None for a wildcard on the command line.
+        title, about: what it is.
+        epoch_images: training images of the epoch whose time is added up, None for no such sum.
+        rows: at least one.
+    """
+
+    name: str
+    source: Optional[str]
+    rows: Tuple[RowSpec, ...]
+    title: str = ""
+    about: str = ""
+    epoch_images: Optional[int] = None
+
+
+def built_in_names() -> List[str]:
+    """The suites that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yml"))
+
+
+def find_suite(name: str) -> Suite:
+    """The suite that ``--suite`` names: a built-in one, or a file.
+
+    Raises:
+        ConfigurationError: there is none, or it is wrong: with file, line and what was meant.
+    """
+    if name in built_in_names():
+        path = FOLDER / f"{name}.yml"
+        return parse_suite(path.read_text(encoding="utf-8"), path.name, name)
+    path = Path(name).expanduser()
+    if path.suffix.lower() not in (".yml", ".yaml") and not path.is_file():
+        raise ConfigurationError(
+            f"--suite {name}: there is no such suite",
+            did_you_mean(name, built_in_names())
+            or f"the built-in ones are {' and '.join(built_in_names())}; or give a file, FILE.yml",
+        )
+    try:
+        return parse_suite(path.read_text(encoding="utf-8"), str(path), path.stem)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"--suite {name}: there is no such file", "give the path of a YAML file with rows"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"--suite {name}: not readable: {error}", "give the path of a YAML file with rows"
+        ) from None
+
+
+def parse_suite(text: str, source: str, name: str) -> Suite:
+    """A suite from YAML.
+
+    Raises:
+        ConfigurationError: with ``source`` and the line.
+    """
+    node = yaml_text.compose(text, source)
+    nodes = {str(key.value): value for key, value in node.value} if node is not None else {}
+    entries = {} if node is None else {entry.key: entry for entry in yaml_text.entries_of(node, source)}
+    for key, entry in entries.items():
+        if key not in _TOP:
+            # Other top-level names may hold anchors, as in files of presets.
+            if nodes[key].id == "mapping":
+                continue
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: unknown key '{key}'",
+                did_you_mean(key, _TOP) or f"a suite has {', '.join(_TOP)}",
+            )
+    rows = nodes.get("rows")
+    if rows is None or rows.id != "sequence" or not rows.value:
+        raise ConfigurationError(
+            f"{source}: it has no rows", "write `rows:` and below it `- model: NAME` for each benchmark"
+        )
+    base = RowSpec("", source)
+    if "defaults" in nodes:
+        node = _mapping(nodes["defaults"], source, "defaults")
+        base = _with_row(base, yaml_text.entries_of(node, source), source, are_defaults=True)
+    made: List[RowSpec] = []
+    for row in rows.value:
+        line = row.start_mark.line + 1
+        if row.id == "scalar":
+            row_entries = [yaml_text.Entry("model", str(row.value), line)]
+        else:
+            row_entries = yaml_text.entries_of(_mapping(row, source, "a row"), source)
+        spec = _with_row(replace(base, where=f"{source}, line {line}"), row_entries, source)
+        made += _expanded(spec)
+    images = entries.get("epoch-images")
+    return Suite(
+        name,
+        source,
+        tuple(made),
+        title=str(entries["title"].value) if "title" in entries else "",
+        about=" ".join(str(entries["about"].value).split()) if "about" in entries else "",
+        epoch_images=None if images is None else _number(images, int, source, 1),
+    )
+
+
+def wildcard_suite(pattern: str) -> Suite:
+    """The suite of the networks that MODEL matches; mode and options are the command line's."""
+    import re
+
+    matching(pattern)
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", pattern).strip("-") or "all"
+    return Suite(name, None, (RowSpec(pattern, "MODEL"),), title=pattern)
+
+
+def _mapping(node: Any, source: str, what: str) -> Any:
+    if node.id != "mapping":
+        raise ConfigurationError(
+            f"{source}, line {node.start_mark.line + 1}: {what} must be a mapping", "write `key: value` lines"
+        )
+    return node
+
+
+def _with_row(
+    base: RowSpec, entries: List[yaml_text.Entry], source: str, are_defaults: bool = False
+) -> RowSpec:
+    """The defaults with a row's entries over them."""
+    own: Dict[str, yaml_text.Entry] = {}
+    options: List[yaml_text.Entry] = []
+    for entry in entries:
+        key = entry.key.strip().lower().replace("_", "-")
+        if key in _ROW:
+            own[key] = entry
+        elif key in _REFUSED:
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: '{entry.key}' is no key of a row", _REFUSED[key]
+            )
+        elif key not in BY_KEY:
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: unknown key '{entry.key}'",
+                did_you_mean(entry.key, [*_ROW, *BY_KEY])
+                or "`ipucnn benchmark --help` lists the options; keys are the same names",
+            )
+        else:
+            options.append(entry)
+    values = yaml_text.convert(options, source)
+    changes: Dict[str, Any] = {"defaults" if are_defaults else "options": values}
+    for key, choices in (("mode", MODES), ("engine", ENGINES)):
+        if key in own:
+            changes[key] = _choice(own[key], choices, source)
+    for key in ("model", "name"):
+        if key in own:
+            changes[key] = str(own[key].value)
+    if "model" in own:
+        _check_model(own["model"], source)
+    elif not are_defaults and not base.model:
+        raise ConfigurationError(f"{base.where}: the row has no model", "add `model: NAME`, or a wildcard")
+    measuring = dict(base.measuring)
+    for key, kind in _MEASURING.items():
+        if key in own:
+            name = key.replace("-", "_") + ("_s" if key.endswith("time") else "")
+            measuring[name] = _number(own[key], kind, source, 0) if kind is not str else str(own[key].value)
+    changes["measuring"] = measuring
+    row = replace(base, **changes)
+    if "for-each" in own:
+        row = replace(row, for_each=_for_each(own["for-each"], source))
+    elif not are_defaults:
+        # A row that settles a key of the defaults' for-each has that one value.
+        settled = {entry.key.strip().lower().replace("_", "-") for entry in entries}
+        row = replace(row, for_each=tuple(c for c in row.for_each if c.key not in settled))
+    return row
+
+
+def _check_model(entry: yaml_text.Entry, source: str) -> None:
+    try:
+        matching(str(entry.value))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}, line {entry.line}: {error.message}", error.hint) from None
+
+
+def _for_each(entry: yaml_text.Entry, source: str) -> Tuple[Choice, ...]:
+    """All choices of all keys; :func:`_expanded` makes rows of them."""
+    if not isinstance(entry.value, dict) or not entry.value:
+        raise ConfigurationError(
+            f"{source}, line {entry.line}: for-each must map keys to lists of values",
+            "for example `for-each: {micro-batch-size: [1, 32]}`",
+        )
+    choices: List[Choice] = []
+    for key, given in entry.value.items():
+        key = str(key).strip().lower().replace("_", "-")
+        if not isinstance(given, list) or not given:
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: for-each: {key} must be a list of values",
+                f"for example `for-each: {{{key}: [{given}]}}`",
+            )
+        for value in given:
+            one = yaml_text.Entry(key, value, entry.line)
+            if key == "mode":
+                choices.append(Choice(key, str(value), _choice(one, MODES, source)))
+            elif key in BY_KEY and key not in _REFUSED:
+                checked = yaml_text.convert([one], source)
+                choices.append(Choice(BY_KEY[key].key, str(value), next(iter(checked.values()))))
+            else:
+                raise ConfigurationError(
+                    f"{source}, line {entry.line}: for-each: unknown key '{key}'",
+                    did_you_mean(key, ["mode", *BY_KEY]) or "for-each takes mode and the options of a run",
+                )
+    return tuple(choices)
+
+
+def _expanded(spec: RowSpec) -> List[RowSpec]:
+    """One row for each combination of the choices, the first key varying slowest."""
+    by_key: Dict[str, List[Choice]] = {}
+    for choice in spec.for_each:
+        by_key.setdefault(choice.key, []).append(choice)
+    return [replace(spec, for_each=combination) for combination in itertools.product(*by_key.values())]
+
+
+def _choice(entry: yaml_text.Entry, choices: Tuple[str, ...], source: str) -> str:
+    value = str(entry.value).strip().lower()
+    if value not in choices:
+        raise ConfigurationError(
+            f"{source}, line {entry.line}: {entry.key}: '{entry.value}' is not one of {', '.join(choices)}",
+            did_you_mean(value, choices) or f"{entry.key}: {choices[0]}",
+        )
+    return value
+
+
+def _number(entry: yaml_text.Entry, kind: type, source: str, least: float) -> Any:
+    value = entry.value
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= least
+    if not good or (kind is int and int(value) != value):
+        raise ConfigurationError(
+            f"{source}, line {entry.line}: {entry.key}: {value}: must be a{' whole' if kind is int else ''} number "
+            f"of at least {least:g}",
+            f"{entry.key}: 10",
+        )
+    return kind(value)

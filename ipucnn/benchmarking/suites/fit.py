@@ -1,0 +1,275 @@
+"""Mode fit: trains for whole epochs, by the session or by plain Keras, for the time of a step and the accuracy."""
+
+import time
+from dataclasses import asdict, replace
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ipucnn.benchmarking.settings import data_kind
+from ipucnn.benchmarking.statistics import throughput
+from ipucnn.benchmarking.suites.file import KERAS
+from ipucnn.config.resolve import Resolved
+from ipucnn.errors import ConfigurationError
+from ipucnn.runs import setup as run_setup
+from ipucnn.training.optimizers import make_settings
+from ipucnn.training.program import Program, make_layout, make_program
+from ipucnn.training.schedules import make_schedule
+
+Update = Callable[[str, int, int, str], None]
+
+
+class Fit:
+    """Validates everything that can be without TensorFlow on construction; :meth:`run` does the work.
+
+    The first epoch compiles, so its time does not count.
+
+    Args:
+        resolved: the configuration, with a seed.
+        engine: session or keras.
+        verbose: let TensorFlow speak.
+
+    Raises:
+        UserError: whatever is wrong with the configuration or the data.
+    """
+
+    def __init__(self, resolved: Resolved, engine: str, verbose: bool = False) -> None:
+        from ipucnn.sessions.factory import check_device
+
+        config = replace(resolved.config, validation=False, checkpoints=False)
+        self.resolved, self.engine, self.verbose = replace(resolved, config=config), engine, verbose
+        check_device(config.device)
+        run_setup.check_supported(config)
+        self.loss_name = run_setup.loss_name(config, resolved.record.task)
+        if config.num_epochs < 2:
+            raise ConfigurationError(
+                f"mode fit with num-epochs {config.num_epochs}: the first epoch compiles and does not count",
+                "num-epochs: 3",
+            )
+        layout = make_layout(config)
+        batching = layout.batching
+        updates = batching.num_replicas * batching.gradient_accumulation_count
+        if engine == KERAS and (updates > 1 or layout.num_stages > 1):
+            raise ConfigurationError(
+                "engine keras has no replicas, accumulation or stages: that is the session's",
+                "engine: session, or leave those options out",
+            )
+        if config.seed is None:
+            raise ValueError("a row needs a seed")
+        self.seed: int = config.seed
+        self.setup = run_setup.prepare(self.resolved, self.seed)
+        run_setup.build_options(self.setup)
+        self.program: Program = make_program(config, self.setup.source.info.num_train, seed=self.seed)
+        if config.fused_micro_batches is not None:
+            self.program = self.program.with_checked_fused(config.fused_micro_batches)
+        self.optimizer = make_settings(
+            config.optimizer,
+            config.optimizer_params,
+            global_batch_size=self.program.global_batch_size,
+            weight_decay=config.weight_decay,
+            l2_regularization=config.l2_regularization,
+        )
+        self.schedule = make_schedule(
+            config.lr_schedule,
+            config.lr_schedule_params,
+            global_batch_size=self.program.global_batch_size,
+            weight_updates_per_epoch=self.program.weight_updates_per_epoch,
+            num_epochs=self.program.num_epochs,
+            learning_rate=config.learning_rate,
+            warmup=config.lr_warmup_params,
+            staircase=config.lr_staircase,
+        )
+
+    def run(self, report: Update) -> Dict[str, Any]:
+        """Trains and evaluates.
+
+        Returns:
+            The keys of a benchmark's report that make sense here, and ``epochs``, ``accuracy`` and ``loss``.
+
+        Raises:
+            UserError: NaN, or what the session cannot do.
+        """
+        from ipucnn.benchmarking import machine
+        from ipucnn.sessions.factory import create_session
+
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        session = create_session(self.resolved.config.device, verbose=self.verbose)
+        from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.runs.provenance import environment
+        from ipucnn.runs.splits import settle_splits
+        from ipucnn.training.losses import make_loss
+
+        machine.reset_peak_memory()
+        report("building the network", 0, 0, "")
+        model = run_setup.build(self.setup)
+        self.program = settle_splits(self.program, model, self.resolved, None)
+        loss = make_loss(self.loss_name, self.resolved.config.label_smoothing)
+        with data_errors():
+            run = self._keras if self.engine == KERAS else self._session
+            seconds, compilation, description = run(session, model, loss, report)
+            report("evaluating", 0, 0, "")
+            session.prepare_evaluation(model, loss)
+            metrics = session.evaluate(run_setup.evaluation_batches(self.setup, 64))
+        samples = self.program.samples_per_epoch
+        info = self.setup.source.info
+        return {
+            "model": self.resolved.record.name,
+            "started": started,
+            "seed": self.seed,
+            "input_shape": list(self.setup.input_shape),
+            "data": {
+                "kind": data_kind(self.resolved.config),
+                "name": info.name,
+                "location": info.location,
+                "num_images": info.num_train,
+            },
+            "program": self.program.to_dict(),
+            "device": asdict(session.device),
+            "environment": environment(),
+            "compilation": compilation,
+            "epochs": [{"samples": samples, "wall_s": wall_s} for wall_s in seconds],
+            "measured": self._measured(samples, seconds[1:], compilation),
+            "accuracy": metrics["accuracy"],
+            "loss": metrics["loss"],
+            "predicted": [] if self.engine == KERAS else self._predicted(model),
+            "notes": [description, *self.program.warnings],
+            "void": None,
+        }
+
+    def _measured(self, samples: int, seconds: List[float], compilation: Dict[str, Any]) -> Dict[str, Any]:
+        from ipucnn.benchmarking import machine
+
+        speed = throughput([samples] * len(seconds), seconds, self.seed)
+        flop = 6.0 * compilation["macs_per_sample"]
+        return {
+            "images_per_s": speed.to_dict(),
+            # As Keras' progress bar and the SDK count: a step is a micro-batch, whichever replica takes it.
+            "step_s": self.program.micro_batch_size / speed.value,
+            "step_samples": self.program.micro_batch_size,
+            "num_executions": len(seconds),
+            "flop_per_image": flop,
+            "flop_per_s": flop * speed.value,
+            "share_of_matmul_peak": None,
+            "peak_memory_bytes": machine.peak_memory_bytes(),
+        }
+
+    def _dataset(self, first_update: int, samples_per_element: int) -> Any:
+        """Infinite training batches from a weight update on."""
+        from ipucnn.datasets.pipeline import train_batches
+
+        config, p = self.resolved.config, self.program
+        epoch, update = divmod(first_update, p.weight_updates_per_epoch)
+        return train_batches(
+            self.setup.source,
+            batch_size=samples_per_element,
+            samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
+            weigh_padding=p.samples_padded_per_epoch > 0,
+            input_shape=self.setup.input_shape,
+            input_range=self.setup.record.input_range,
+            augment=config.augment,
+            seed=self.seed,
+            start_epoch=epoch,
+            start_sample=update * p.global_batch_size,
+            shuffle=config.shuffle,
+            num_parallel=config.pipeline_num_parallel,
+            output_shape=self.setup.output_shape,
+        )
+
+    def _session(
+        self, session: Any, model: Any, loss: Any, report: Update
+    ) -> Tuple[List[float], Dict[str, Any], str]:
+        from ipucnn.sessions.session import ExecutionFinished
+
+        compilation = session.compile(model, self.program, self.optimizer, loss, self.schedule, self._dataset)
+        self.program = session.program
+        per_epoch = self.program.weight_updates_per_epoch
+        seconds: List[float] = []
+        before = time.perf_counter()
+        for event in session.train(self._dataset):
+            if not isinstance(event, ExecutionFinished) or event.weight_updates % per_epoch:
+                continue
+            now = time.perf_counter()
+            seconds.append(now - before)
+            self._tell(report, seconds)
+            before = now
+        session.recompute_statistics(self._dataset)
+        p = self.program
+        steps = p.weight_updates_per_execution * p.gradient_accumulation_count
+        return (
+            seconds,
+            {
+                "num_parameters": compilation.num_parameters,
+                "num_trainable_parameters": compilation.num_trainable_parameters,
+                "macs_per_sample": compilation.macs_per_sample,
+                "compile_s": compilation.trace_s + session.first_update_s,
+            },
+            f"session, {steps} micro-batches per replica and execution",
+        )
+
+    def _keras(
+        self, session: Any, model: Any, loss: Any, report: Update
+    ) -> Tuple[List[float], Dict[str, Any], str]:
+        import numpy as np
+        from tensorflow import keras
+
+        from ipucnn.benchmarking import sides
+
+        rate = float(self.schedule(np.arange(1))[0])
+        copy, _, description = sides.keras_model(
+            model, self.optimizer, rate, self.loss_name, self.resolved.config.label_smoothing, 1
+        )
+        seconds: List[float] = []
+        tell = self._tell
+
+        class Clock(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Optional[Any] = None) -> None:
+                self.before = time.perf_counter()
+
+            def on_epoch_end(self, epoch: int, logs: Optional[Any] = None) -> None:
+                seconds.append(time.perf_counter() - self.before)
+                tell(report, seconds)
+
+        steps = self.program.weight_updates_per_epoch
+        copy.fit(
+            self._dataset(0, self.program.micro_batch_size),
+            epochs=self.program.num_epochs,
+            steps_per_epoch=steps,
+            callbacks=[Clock()],
+            shuffle=False,
+            verbose=0,
+        )
+        model.set_weights(copy.get_weights())
+        return seconds, _counted(model), description
+
+    def _tell(self, report: Update, seconds: List[float]) -> None:
+        report("epochs", len(seconds), self.program.num_epochs, f"{seconds[-1]:.2f} s")
+
+    def _predicted(self, model: Any) -> List[Dict[str, Any]]:
+        from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+        from ipucnn.errors import UserError
+        from ipucnn.planning.keras_graph import graph_of
+
+        config = self.resolved.config
+        try:
+            graph = graph_of(model, self.resolved.record.name)
+        except UserError:
+            return []
+        wanted = Wanted(
+            self.program,
+            training=True,
+            optimizer_slots=len(self.optimizer.slots),
+            optimizer_state_offloading=config.optimizer_state_offloading,
+            half_partials=config.half_partials,
+            eight_bit_transfer=config.eight_bit_transfer,
+        )
+        return [predict_ipu(graph, wanted, p) for p in dict.fromkeys((config.precision, "16.16"))]
+
+
+def _counted(model: Any) -> Dict[str, Any]:
+    """What a session's compilation report says of a network."""
+    from ipucnn.models.arithmetic import count_macs, count_parameters
+
+    return {
+        "num_parameters": int(model.count_params()),
+        "num_trainable_parameters": count_parameters(model),
+        "macs_per_sample": count_macs(model),
+        "compile_s": None,
+    }

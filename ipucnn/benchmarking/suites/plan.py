@@ -1,0 +1,243 @@
+"""From a suite and a command line to rows whose configurations are resolved and validated, without TensorFlow."""
+
+import fnmatch
+import random
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
+from ipucnn.benchmarking.suites.file import FIT, INFERENCE, KERAS, RowSpec, Suite
+from ipucnn.config.options import BY_KEY, SPECS
+from ipucnn.config.request import RunRequest, is_wildcard, matching
+from ipucnn.config.resolve import Resolved, convert_flags
+from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.models.shapes import nearest_legal_sizes
+
+# Flags that are about the suite, not about its rows.
+_OF_SUITE = ("run_dir", "overwrite", "model_name")
+# What does not decide about figures: where things are.
+_NOT_IDENTITY = (*_OF_SUITE, "dataset_path", "download", "resume")
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One benchmark that will run.
+
+    Attributes:
+        id: unique in the suite, fit for a file name.
+        name: as the suite calls it, or the network's.
+        mode: inference, training or fit.
+        engine: session or keras.
+        resolved: the configuration.
+        settings: of inference and training.
+        notes: what differs from what was asked for.
+    """
+
+    id: str
+    name: str
+    mode: str
+    engine: str
+    resolved: Resolved
+    settings: BenchmarkSettings
+    notes: Tuple[str, ...] = ()
+
+    def identity(self) -> Dict[str, Any]:
+        """All that decides about the figures, as plain values."""
+        config, settings = self.resolved.config, self.settings
+        options = {
+            spec.key: spec.yaml_value(getattr(config, spec.name))
+            for spec in SPECS
+            if spec.name not in _NOT_IDENTITY
+        }
+        choice = self.resolved.choice
+        return {
+            "id": self.id,
+            "model": self.resolved.record.name,
+            "mode": self.mode,
+            "engine": self.engine,
+            "data": choice.name if choice is not None else None,
+            "limits": asdict(settings.limits) if self.mode != FIT else None,
+            "system": settings.system,
+            "compare_with": settings.compare_with,
+            "options": options,
+        }
+
+
+@dataclass(frozen=True)
+class SuitePlan:
+    """A suite whose rows are settled.
+
+    Attributes:
+        suite: as written.
+        rows: what will run, in order.
+        seed: of all rows, or of those that are not given one.
+        notes: lines for the user.
+    """
+
+    suite: Suite
+    rows: Tuple[PlannedRow, ...]
+    seed: int
+    notes: Tuple[str, ...] = ()
+
+
+def plan_suite(
+    suite: Suite,
+    request: RunRequest,
+    *,
+    mode: Optional[str] = None,
+    measuring: Optional[Mapping[str, Any]] = None,
+    only: Sequence[str] = (),
+    seed: Optional[int] = None,
+) -> SuitePlan:
+    """Settles a suite's rows; the command line's options take the place of the file's.
+
+    Args:
+        suite: to run.
+        request: what was typed.  Its MODEL, if any, keeps the rows of the networks that it matches.
+        mode: inference or training, in place of the rows' own.
+        measuring: arguments of ``make_settings`` that were typed.
+        only: names or wildcards of rows to keep.
+        seed: of rows that are not given one; None draws it.
+
+    Raises:
+        UserError: whatever is wrong with any row, with the row it is about.
+    """
+    convert_flags(request.flags)  # wrong whatever the row
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    rows: List[PlannedRow] = []
+    seen: Set[str] = set()
+    doubles = 0
+    wanted = None if request.model is None or suite.source is None else _networks(request.model)
+    for spec in suite.rows:
+        for record in matching(spec.model):
+            if wanted is not None and record.name not in wanted:
+                continue
+            try:
+                row = _row(suite, spec, record.name, request, mode, measuring or {}, seed)
+            except UserError as error:
+                if suite.source is None:
+                    error.message = f"{record.name}: {error.message}"
+                else:
+                    error.message = f"{spec.where} ({record.name}): {error.message}"
+                raise
+            key = repr({**row.identity(), "id": None, "name": spec.name})
+            if key in seen:
+                doubles += 1
+                continue
+            seen.add(key)
+            rows.append(_unique(row, rows))
+    rows = _only(rows, only)
+    if not rows:
+        raise ConfigurationError(
+            f"the suite {suite.name} has no row of {request.model}", "leave MODEL out for all of its rows"
+        )
+    notes = [f"{doubles} rows that would be the same as another are left out"] if doubles else []
+    used = {row.resolved.config.seed for row in rows}
+    common = used.pop() if len(used) == 1 else None
+    return SuitePlan(suite, tuple(rows), seed if common is None else common, tuple(notes))
+
+
+def check_rows(plan: SuitePlan) -> None:
+    """Everything about each row that needs no TensorFlow: batches, shapes, losses, data.
+
+    Raises:
+        UserError: with the row it is about.
+    """
+    from ipucnn.benchmarking.run import Benchmark
+    from ipucnn.benchmarking.suites.fit import Fit
+
+    for row in plan.rows:
+        try:
+            if row.mode == FIT:
+                Fit(row.resolved, row.engine)
+            else:
+                Benchmark(row.resolved, row.settings, dry=True)
+        except UserError as error:
+            error.message = f"row {row.id}: {error.message}"
+            raise
+
+
+def _networks(model: str) -> Set[str]:
+    return {record.name for record in matching(model)}
+
+
+def _row(
+    suite: Suite,
+    spec: RowSpec,
+    model: str,
+    request: RunRequest,
+    mode: Optional[str],
+    measuring: Mapping[str, Any],
+    seed: int,
+) -> PlannedRow:
+    choices = [c for c in spec.for_each if c.key == "mode" or BY_KEY[c.key].name not in request.flags]
+    in_file = next((c.value for c in choices if c.key == "mode"), spec.mode)
+    settled = mode if mode is not None and in_file != FIT else in_file
+    if spec.engine == KERAS and settled != FIT:
+        raise ConfigurationError(
+            f"engine keras is for mode fit, not for {settled}", "compare-with: keras measures both in turns"
+        )
+    options = dict(spec.options)
+    options.update({BY_KEY[c.key].name: c.value for c in choices if c.key != "mode"})
+    origin = f"suite {suite.name}"
+    below = [(origin, dict(spec.defaults)), (origin, options)]
+    resolved = request.resolve_as(model, below, drop=_OF_SUITE)
+    notes: List[str] = []
+    resolved = _legal_size(resolved, notes)
+    if resolved.config.seed is None:
+        resolved = replace(resolved, config=replace(resolved.config, seed=seed))
+    settings = make_settings(training=settled != INFERENCE, **{**spec.measuring, **measuring})
+    name = spec.name or model
+    if spec.name and is_wildcard(spec.model):
+        name = f"{spec.name} {model}"
+    parts = [name] if spec.name else [model, settled]
+    parts += [f"{c.key}-{c.text}" for c in choices if c.key != "mode"]
+    if spec.name and any(c.key == "mode" for c in choices):
+        parts.append(settled)
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-")
+    return PlannedRow(slug, name, settled, spec.engine, resolved, settings, tuple(notes))
+
+
+def _legal_size(resolved: Resolved, notes: List[str]) -> Resolved:
+    """An image size that the network cannot take becomes the next one that it can, and the row says so."""
+    size = resolved.config.image_size
+    if size is None:
+        return resolved
+    height, width = (nearest_legal_sizes(resolved.record, n)[-1] for n in size)
+    if (height, width) == tuple(size):
+        return resolved
+    notes.append(
+        f"images of {height}x{width} instead of {size[0]}x{size[1]}: the next size that {resolved.record.name} takes"
+    )
+    return replace(resolved, config=replace(resolved.config, image_size=(height, width)))
+
+
+def _unique(row: PlannedRow, rows: List[PlannedRow]) -> PlannedRow:
+    taken = {other.id for other in rows}
+    number, found = 2, row.id
+    while found in taken:
+        found, number = f"{row.id}-{number}", number + 1
+    return replace(row, id=found)
+
+
+def _only(rows: List[PlannedRow], patterns: Sequence[str]) -> List[PlannedRow]:
+    """The rows whose name or id a pattern matches; every pattern must match one."""
+    if not patterns:
+        return rows
+    kept: Set[str] = set()
+    for pattern in patterns:
+        found = {row.id for row in rows if pattern in (row.name, row.id)} or {
+            row.id
+            for row in rows
+            if fnmatch.fnmatchcase(row.name, pattern) or fnmatch.fnmatchcase(row.id, pattern)
+        }
+        if not found:
+            names = list(dict.fromkeys(row.name for row in rows))
+            raise ConfigurationError(
+                f"--rows {pattern}: the suite has no such row",
+                did_you_mean(pattern, [*names, *(row.id for row in rows)])
+                or f"its rows are called {', '.join(names[:12])}",
+            )
+        kept |= found
+    return [row for row in rows if row.id in kept]

@@ -1,0 +1,142 @@
+"""A process per row: what crashes, or is killed for its memory, ends its own row and nothing else.
+
+A fresh process costs the seconds that importing TensorFlow takes, and buys that each figure, peak memory too, is the
+one that ``ipucnn benchmark`` alone would give: whatever ran before it, and whether the suite was resumed.
+
+The row travels to the process pickled on stdin, progress and result come back as lines of JSON on stdout, and what
+libraries print goes to a log file.  The process ends when its stdin does, so it never outlives the suite.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from ipucnn.benchmarking.suites.plan import PlannedRow
+
+Update = Callable[[str, int, int, str], None]
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from ipucnn.benchmarking.suites.process import main; main()"
+)
+
+
+class RowProcess:
+    """Runs rows, each in a process of its own.
+
+    Args:
+        verbose: let TensorFlow speak.
+        command: what to run, for tests.
+    """
+
+    def __init__(self, verbose: bool = False, command: Optional[List[str]] = None) -> None:
+        self._verbose = verbose
+        self._command = command or [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)]
+
+    def __call__(self, row: PlannedRow, log: Path, update: Update) -> Dict[str, Any]:
+        """Runs a row.
+
+        Args:
+            row: to run.
+            log: file for what the process prints; not kept of a row that succeeded.
+            update: told of progress.
+
+        Returns:
+            ``report``: a dictionary as of ``BenchmarkReport.to_dict``, and ``exit_code``; or ``error``, ``hint`` and
+            ``exit_code``.
+        """
+        with open(log, "wb") as errors:
+            # A session of its own: Ctrl-C is the suite's to handle.
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if self._verbose else errors,
+                start_new_session=True,
+            )
+        answer: Optional[Dict[str, Any]] = None
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                pickle.dump((row, self._verbose), process.stdin)
+                process.stdin.flush()
+            for line in process.stdout:
+                message = json.loads(line.decode("utf-8"))
+                if "progress" in message:
+                    update(*message["progress"])
+                else:
+                    answer = message
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if answer is None:
+            answer = _died(process.returncode, log)
+        succeeded = "report" in answer and answer["report"]["void"] is None
+        if succeeded or log.stat().st_size == 0:
+            log.unlink()
+        return answer
+
+
+def _died(code: int, log: Path) -> Dict[str, Any]:
+    if code < 0:
+        name = signal.Signals(-code).name
+        why = " (the system may have been out of memory)" if -code == signal.SIGKILL else ""
+        message = f"its process was ended by {name}{why}"
+    else:
+        message = f"its process ended with exit code {code} and without a result"
+    printed = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if printed:
+        message += f"; it last said: {printed[-1][:200]}"
+    return {"error": message, "hint": f"what it printed is in {log}" if printed else None, "exit_code": 1}
+
+
+def run_here(row: PlannedRow, update: Update, verbose: bool = False) -> Dict[str, Any]:
+    """Runs a row in this process; see :class:`RowProcess` for what is returned."""
+    from ipucnn.benchmarking.suites.file import FIT
+    from ipucnn.errors import UserError
+
+    try:
+        if row.mode == FIT:
+            from ipucnn.benchmarking.suites.fit import Fit
+
+            return {"report": Fit(row.resolved, row.engine, verbose).run(update), "exit_code": 0}
+        from ipucnn.benchmarking.run import run_benchmark
+
+        report = run_benchmark(row.resolved, row.settings, report=update, verbose=verbose)
+        return {"report": report.to_dict(), "exit_code": report.exit_code}
+    except UserError as error:
+        return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+
+
+def main() -> None:
+    """The process of a row."""
+    # Results have the pipe for themselves; what anything prints goes to the log.
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    row, verbose = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def send(message: Dict[str, Any]) -> None:
+        results.write(json.dumps(message, allow_nan=False) + "\n")
+        results.flush()
+
+    answer = run_here(row, lambda *progress: send({"progress": progress}), verbose)
+    send(answer)
+    # Without waiting for TensorFlow's threads and destructors.
+    os._exit(0)
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

@@ -1,0 +1,293 @@
+"""What a suite came to: one flat row per benchmark, the sum of epoch times, as ``suite.json`` and ``suite.csv``."""
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+from ipucnn.benchmarking.suites.plan import PlannedRow
+from ipucnn.errors import DataError
+
+KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 1
+SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
+PENDING, DONE, FAILED = "pending", "done", "failed"
+TRAINED = ("training", "fit")
+# Figures of a row that are known only once it has run.
+_MEASURED = (
+    "device",
+    "tensorflow",
+    "image_height",
+    "image_width",
+    "image_channels",
+    "data_kind",
+    "data_name",
+    "num_stages",
+    "global_batch_size",
+    "images_per_s",
+    "images_per_s_lower",
+    "images_per_s_upper",
+    "step_s",
+    "num_executions",
+    "steady",
+    "compile_s",
+    "num_parameters",
+    "macs_per_image",
+    "flop_per_image",
+    "flop_per_parameter",
+    "flop_per_s",
+    "share_of_matmul_peak",
+    "peak_memory_bytes",
+    "ratio_to_keras",
+    "accuracy",
+    "loss",
+    "epoch_s",
+)
+_PREDICTED = ("system", "precision", "images_per_s", "step_s", "num_ipus")
+_FIRST = (
+    "id",
+    "name",
+    "model",
+    "mode",
+    "engine",
+    "micro_batch_size",
+    "gradient_accumulation_count",
+    "num_replicas",
+    "status",
+    "error",
+    "exit_code",
+    "wall_s",
+)
+
+
+def pending_row(row: PlannedRow) -> Dict[str, Any]:
+    """A row that has not run yet; every key is there."""
+    config = row.resolved.config
+    training = row.mode != "inference"
+    return {
+        "id": row.id,
+        "name": row.name,
+        "model": row.resolved.record.name,
+        "mode": row.mode,
+        "engine": row.engine,
+        "micro_batch_size": config.micro_batch_size,
+        "gradient_accumulation_count": config.gradient_accumulation_count if training else None,
+        "num_replicas": config.num_replicas,
+        "status": PENDING,
+        "error": None,
+        "exit_code": None,
+        "wall_s": None,
+        **dict.fromkeys(_MEASURED),
+        "predicted": [],
+        "notes": list(row.notes),
+    }
+
+
+def finished_row(
+    row: PlannedRow, answer: Mapping[str, Any], wall_s: float, epoch_images: Optional[int] = None
+) -> Dict[str, Any]:
+    """A row that has run, from the answer of its process.
+
+    Args:
+        row: that was run.
+        answer: of ``RowProcess``.
+        wall_s: that it took, with the start of its process.
+        epoch_images: training images of the epoch whose time is wanted.
+    """
+    result = {**pending_row(row), "wall_s": wall_s, "exit_code": answer["exit_code"]}
+    report = answer.get("report")
+    if report is None or report["void"] is not None:
+        hint = answer.get("hint")
+        reason = answer["error"] if report is None else report["void"]
+        result.update(status=FAILED, error=reason, exit_code=answer["exit_code"] or 1)
+        result["notes"] += [hint] if hint else []
+        if report is None:
+            return result
+    else:
+        result["status"] = DONE
+    height, width, channels = report["input_shape"]
+    program = report["program"]
+    result.update(
+        device=report["device"]["name"],
+        tensorflow=report["environment"].get("tensorflow"),
+        image_height=height,
+        image_width=width,
+        image_channels=channels,
+        data_kind=report["data"]["kind"],
+        data_name=report["data"]["name"],
+        micro_batch_size=program["micro_batch_size"],
+        num_replicas=program["num_replicas"],
+        num_stages=program["num_stages"],
+        global_batch_size=program["global_batch_size"] if row.mode in TRAINED else None,
+        gradient_accumulation_count=(program["gradient_accumulation_count"] if row.mode in TRAINED else None),
+        accuracy=report.get("accuracy"),
+        loss=report.get("loss"),
+        steady=(report.get("warmup") or {}).get("steady"),
+        predicted=[{key: p[key] for key in _PREDICTED} for p in report["predicted"]],
+    )
+    result["notes"] += report["notes"]
+    compilation, measured = report["compilation"], report["measured"]
+    if compilation is not None:
+        macs, parameters = compilation["macs_per_sample"], compilation["num_trainable_parameters"]
+        result.update(
+            compile_s=compilation.get("compile_s"),
+            num_parameters=parameters,
+            macs_per_image=macs,
+            flop_per_parameter=intensity(macs, program["micro_batch_size"], parameters),
+        )
+    if measured is not None and result["status"] == DONE:
+        speed = measured["images_per_s"]
+        result.update(
+            images_per_s=speed["value"],
+            images_per_s_lower=speed["lower"],
+            images_per_s_upper=speed["upper"],
+            **{
+                key: measured[key]
+                for key in (
+                    "step_s",
+                    "num_executions",
+                    "flop_per_image",
+                    "flop_per_s",
+                    "share_of_matmul_peak",
+                    "peak_memory_bytes",
+                )
+            },
+        )
+        if epoch_images is not None and row.mode in TRAINED:
+            result["epoch_s"] = epoch_s(epoch_images, result["global_batch_size"], speed["value"])
+    if report.get("comparison") is not None:
+        result["ratio_to_keras"] = report["comparison"]["ratio"]["value"]
+    return result
+
+
+def intensity(macs: int, batch: int, parameters: int) -> Optional[float]:
+    """FLOP per parameter: of the forward pass of one micro-batch, which reads each parameter once."""
+    return 2.0 * macs * batch / parameters if parameters else None
+
+
+def epoch_s(images: int, batch: int, images_per_s: float) -> float:
+    """Time of the whole batches of an epoch at a rate; what is left over is not trained on."""
+    return images // batch * batch / images_per_s
+
+
+@dataclass
+class SuiteResult:
+    """The attributes are the keys of ``suite.json``, described in ``suite_schema.json``."""
+
+    suite: str
+    title: str
+    about: str
+    started: str
+    seed: int
+    machine: Dict[str, Any]
+    options: Dict[str, Any]
+    epoch_images: Optional[int]
+    rows: List[Dict[str, Any]] = field(default_factory=list)
+    totals: Dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> List[Dict[str, Any]]:
+        """Rows without a result, failed ones too."""
+        return [row for row in self.rows if row["status"] != DONE]
+
+    @property
+    def failed(self) -> List[Dict[str, Any]]:
+        """Rows that failed."""
+        return [row for row in self.rows if row["status"] == FAILED]
+
+    def add_totals(self) -> None:
+        """Sums the epoch times of the training rows that have one."""
+        self.totals = totals(self.rows, self.epoch_images)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {"kind": KIND, "schema_version": SCHEMA_VERSION, **self.__dict__}
+
+    def to_json(self) -> str:
+        """The text of ``suite.json``."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    def to_csv(self) -> str:
+        """The text of ``suite.csv``: a line per row, predicted figures in columns of their own."""
+        return to_csv(self.rows)
+
+
+def totals(rows: List[Dict[str, Any]], epoch_images: Optional[int]) -> Dict[str, Any]:
+    """``measured_s`` of one epoch of each training row, one after the other, and what is predicted of the same.
+
+    ``predicted_s`` is of the rows' configured precision and None unless every measured row has a prediction.
+    """
+    wanted = [row for row in rows if row["mode"] in TRAINED] if epoch_images else []
+    timed = [row for row in wanted if row["epoch_s"] is not None]
+    predicted = [predicted_rate(row) for row in timed]
+    images = [epoch_images // row["global_batch_size"] * row["global_batch_size"] for row in timed]  # type: ignore[operator]
+    known = [(n, rate) for n, rate in zip(images, predicted) if rate]
+    return {
+        "epoch_images": epoch_images,
+        "num_rows": len(wanted),
+        "num_measured": len(timed),
+        "measured_s": math.fsum(row["epoch_s"] for row in timed) if timed else None,
+        "num_predicted": len(known),
+        "predicted_s": math.fsum(n / rate for n, rate in known)
+        if known and len(known) == len(timed)
+        else None,
+    }
+
+
+def predicted_rate(row: Mapping[str, Any]) -> Optional[float]:
+    """Predicted images/s of a row at its configured precision; None where there is none."""
+    return row["predicted"][0]["images_per_s"] if row["predicted"] else None
+
+
+def to_csv(rows: List[Dict[str, Any]]) -> str:
+    """CSV of rows: the configured precision's prediction is ``predicted_...``, 16.16's ``predicted_16_16_...``."""
+    columns = [f"predicted_{key}" for key in _PREDICTED]
+    columns += [f"predicted_16_16_{key}" for key in _PREDICTED if key != "precision"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_FIRST, *_MEASURED, *columns, "notes"])
+    for row in rows:
+        by_precision = {p["precision"]: p for p in row["predicted"]}
+        own = row["predicted"][0] if row["predicted"] else {}
+        half = by_precision.get("16.16", {})
+        values = [row[key] for key in (*_FIRST, *_MEASURED)]
+        values += [own.get(key) for key in _PREDICTED]
+        values += [half.get(key) for key in _PREDICTED if key != "precision"]
+        writer.writerow(["" if value is None else value for value in (*values, "; ".join(row["notes"]))])
+    return text.getvalue()
+
+
+def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
+    """A ``suite.json``, or the one in a folder.
+
+    Raises:
+        DataError: not there, damaged, or of another kind or version.
+    """
+    path = path / "suite.json" if path.is_dir() else path
+    hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{option} {path} cannot be read: {error.strerror or error}", hint) from None
+    except ValueError as error:
+        raise DataError(f"{option} {path} is not JSON: {error}", hint) from None
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise DataError(f"{option} {path} is no result of a suite", hint)
+    if data.pop("schema_version", None) != SCHEMA_VERSION:
+        raise DataError(
+            f"{option} {path}: of another version, this ipucnn reads {SCHEMA_VERSION}", "make it again"
+        )
+    del data["kind"]
+    try:
+        result = SuiteResult(**data)
+        for row in result.rows:
+            missing = {*_FIRST, *_MEASURED, "predicted", "notes"} - set(row)
+            if missing:
+                raise KeyError(sorted(missing)[0])
+            if row["status"] == DONE and not row["images_per_s"] > 0:
+                raise ValueError("images_per_s")
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise DataError(f"{option} {path} is damaged: {error}", "make it again") from None
+    return result

@@ -1,0 +1,229 @@
+"""Runs a suite's rows one by one into a folder that always holds what is finished, and goes on from there."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ipucnn.benchmarking.suites.file import FIT
+from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
+from ipucnn.benchmarking.suites.process import Update
+from ipucnn.benchmarking.suites.result import (
+    DONE,
+    SuiteResult,
+    finished_row,
+    pending_row,
+    read_suite,
+)
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.files import remove_temporaries, write_text
+from ipucnn.runs.folder import default_run_dir, latest_run_dir
+
+RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
+_FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
+RunRow = Callable[[PlannedRow, Path, Update], Dict[str, Any]]
+OnRow = Callable[[int, int, Dict[str, Any]], None]
+
+
+def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: bool) -> Path:
+    """The folder of a suite, checked before anything is measured.
+
+    Raises:
+        ConfigurationError: it is taken and neither continued nor replaced, or holds something else.
+        DataError: it is a file.
+    """
+    if run_dir is None:
+        latest = latest_run_dir(name, "benchmark") if resume else None
+        return latest or default_run_dir(name, "benchmark")
+    path = Path(run_dir).expanduser()
+    if path.exists() and not path.is_dir():
+        raise DataError(f"--run-dir {path} is a file", "choose another --run-dir")
+    found = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+    foreign = [name for name in found if name not in _FILES and not name.startswith(".")]
+    if foreign:
+        raise ConfigurationError(
+            f"{path} is no folder of a suite: it holds {foreign[0]}", "choose another --run-dir"
+        )
+    if found and not (resume or overwrite):
+        raise ConfigurationError(
+            f"--run-dir {path} already exists",
+            "--resume goes on with its rows, --overwrite replaces them; or use another --run-dir",
+        )
+    return path
+
+
+def saved_seed(folder: Path) -> Optional[int]:
+    """The seed of the suite in a folder; None where there is none yet."""
+    return read_suite(folder, "--run-dir").seed if (folder / RESULT).is_file() else None
+
+
+def this_machine() -> Dict[str, Any]:
+    """What figures depend on and can be told without TensorFlow."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from ipucnn.sessions.session import cpu_name, host_memory_bytes
+
+    try:
+        tensorflow: Optional[str] = version("tensorflow")
+    except PackageNotFoundError:
+        tensorflow = None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "cpu": cpu_name(),
+        "num_cores": cores,
+        "memory_bytes": host_memory_bytes(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "tensorflow": tensorflow,
+    }
+
+
+class SuiteRun:
+    """One suite in one folder.
+
+    Args:
+        plan: settled rows.
+        folder: from :func:`suite_folder`.
+        resume: go on with what is in the folder.
+        options: the command line's, for the record.
+
+    Raises:
+        ConfigurationError: the folder is of another configuration or machine.
+        DataError: what is in it is damaged.
+    """
+
+    def __init__(self, plan: SuitePlan, folder: Path, *, resume: bool, options: Dict[str, Any]) -> None:
+        self.plan, self.folder = plan, folder
+        suite = plan.suite
+        self.result = SuiteResult(
+            suite=suite.name,
+            title=suite.title,
+            about=suite.about,
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            seed=plan.seed,
+            machine=this_machine(),
+            options=options,
+            epoch_images=suite.epoch_images,
+            rows=[pending_row(row) for row in plan.rows],
+        )
+        self._identity = _plain(
+            {"epoch_images": suite.epoch_images, "rows": [row.identity() for row in plan.rows]}
+        )
+        self.num_kept = 0
+        if resume and (folder / RESULT).is_file():
+            self._take_over(read_suite(folder, "--run-dir"))
+
+    def _take_over(self, former: SuiteResult) -> None:
+        try:
+            saved = json.loads((self.folder / PLAN).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self.folder / PLAN} cannot be read: {error}", "use another --run-dir, or --overwrite"
+            ) from None
+        difference = _difference(saved, self._identity)
+        if difference is not None:
+            raise ConfigurationError(
+                f"{self.folder} holds another configuration: {difference}",
+                "give the options that it was begun with, or use another --run-dir",
+            )
+        other = [key for key, value in self.result.machine.items() if former.machine.get(key) != value]
+        if other and any(row["status"] == DONE for row in former.rows):
+            key = other[0]
+            raise ConfigurationError(
+                f"{self.folder} was measured with {key} {former.machine.get(key)}, this is {self.result.machine[key]}",
+                "use another --run-dir, and compare the two with --versus",
+            )
+        by_id = {row["id"]: row for row in former.rows if row["status"] == DONE}
+        self.num_kept = len(by_id)
+        self.result.started = former.started
+        self.result.rows = [by_id.get(row["id"], row) for row in self.result.rows]
+
+    def run(self, run_row: RunRow, update: Update, on_row: OnRow) -> SuiteResult:
+        """Runs what has no result yet; what fails is written down, and the next row begins.
+
+        Args:
+            run_row: runs one row, see ``process.RowProcess``.
+            update: told of progress within a row.
+            on_row: told of each finished row: how many are done, of how many, and the row.
+
+        Raises:
+            KeyboardInterrupt: as soon as it comes; finished rows are in the folder.
+        """
+        self._create()
+        done = self.num_kept
+        for index, row in enumerate(self.plan.rows):
+            if self.result.rows[index]["status"] == DONE:
+                continue
+            within = _named(row.id, update)
+            within("starting", 0, 0, "")
+            began = time.perf_counter()
+            log = self.folder / REPORTS / f"{row.id}.log"
+            answer = run_row(row, log, within)
+            finished = finished_row(row, answer, time.perf_counter() - began, self.result.epoch_images)
+            self.result.rows[index] = finished
+            if "report" in answer and row.mode != FIT:
+                text = json.dumps(answer["report"], indent=2, allow_nan=False) + "\n"
+                write_text(self.folder / REPORTS / f"{row.id}.json", text)
+            self._write()
+            done += 1
+            on_row(done, len(self.plan.rows), finished)
+        self.result.add_totals()
+        return self.result
+
+    def _create(self) -> None:
+        try:
+            (self.folder / REPORTS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{self.folder} cannot be made: {error.strerror or error}", "choose another --run-dir"
+            ) from None
+        for folder in (self.folder, self.folder / REPORTS):
+            remove_temporaries(folder, lambda name: True)
+        if not self.num_kept:
+            for old in (*self.folder.glob(f"{FIGURE}.*"), *(self.folder / REPORTS).iterdir()):
+                old.unlink()
+        write_text(self.folder / PLAN, json.dumps(self._identity, indent=1) + "\n")
+        self._write()
+
+    def _write(self) -> None:
+        self.result.add_totals()
+        write_text(self.folder / RESULT, self.result.to_json())
+        write_text(self.folder / TABLE, self.result.to_csv())
+
+
+def _named(row: str, update: Update) -> Update:
+    """Progress of a row, under its name."""
+    return lambda phase, done, of, figures: update(f"{row}: {phase}", done, of, figures)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, sort_keys=True, default=str))
+
+
+def _difference(saved: Any, asked: Any) -> Optional[str]:
+    """The first thing in which two plans differ, in words; None if they do not."""
+    if saved == asked:
+        return None
+    old, now = _rows_of(saved), _rows_of(asked)
+    gone = [name for name in old if name not in now]
+    new = [name for name in now if name not in old]
+    if gone or new:
+        return f"it has the row {gone[0]}, which is not asked for" if gone else f"it has no row {new[0]}"
+    for name, row in now.items():
+        for path, value in _leaves(row):
+            former = dict(_leaves(old[name])).get(path)
+            if former != value:
+                had, wanted = ("none" if v is None else v for v in (former, value))
+                return f"row {name}: {path} is {had}, asked for is {wanted}"
+    return "the order of rows, or the images of an epoch"
+
+
+def _rows_of(plan: Any) -> Dict[str, Any]:
+    return {row["id"]: row for row in plan.get("rows", [])} if isinstance(plan, dict) else {}
+
+
+def _leaves(row: Any, path: str = "") -> List[Tuple[str, Any]]:
+    if not isinstance(row, dict):
+        return [(path, row)]
+    return [leaf for key, value in row.items() for leaf in _leaves(value, key)]

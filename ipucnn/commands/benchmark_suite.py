@@ -1,0 +1,188 @@
+"""``ipucnn benchmark`` with a suite, or with a wildcard as MODEL."""
+
+import shlex
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from ipucnn.config.request import RunRequest
+
+
+def benchmark_suite(
+    request: RunRequest,
+    suite: Optional[str],
+    *,
+    mode: Optional[str],
+    measuring: Dict[str, Any],
+    rows: List[str],
+    resume: bool,
+    versus: Optional[str],
+    verbose: bool,
+    json_output: bool,
+) -> None:
+    """Plans all rows, runs those without a result, and shows them.
+
+    Args:
+        request: what was typed about runs.
+        suite: ``--suite``, None for a wildcard.
+        mode: inference or training if it was typed.
+        measuring: arguments of ``make_settings`` that were typed.
+        rows: ``--rows``.
+        resume: ``--resume``.
+        versus: ``--versus``.
+        verbose: ``--verbose``.
+        json_output: ``--json``.
+
+    Raises:
+        UserError: before the first row, whatever is wrong with any of them; at the end, if a row failed.
+    """
+    from ipucnn.benchmarking.suites.file import find_suite, wildcard_suite
+    from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
+    from ipucnn.benchmarking.suites.result import read_suite
+    from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
+    from ipucnn.errors import ConfigurationError
+    from ipucnn.reports.console import note
+    from ipucnn.reports.suite import print_plan
+
+    for name, flag in (("baseline", "--baseline"), ("max_regression", "--max-regression")):
+        if name in measuring:
+            raise ConfigurationError(
+                f"{flag} is for one benchmark, not for suites", "compare two results of a suite with --versus"
+            )
+    overwrite = bool(request.flags.get("overwrite"))
+    if resume and overwrite:
+        raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
+    found = find_suite(suite) if suite is not None else wildcard_suite(str(request.model))
+    folder = suite_folder(found.name, request.flags.get("run_dir"), resume=resume, overwrite=overwrite)
+    seed = saved_seed(folder) if resume else None
+    plan = plan_suite(found, request, mode=mode, measuring=measuring, only=rows, seed=seed)
+    if request.print_config:
+        print_plan(plan, json_output)
+        return
+    other = read_suite(Path(versus).expanduser()) if versus is not None else None
+    run = SuiteRun(plan, folder, resume=resume, options=_options(request, mode, measuring))
+    if run.result.pending:
+        check_rows(plan)
+    for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
+        note(line)
+    if run.num_kept:
+        note(f"{run.num_kept} of {len(plan.rows)} rows in {folder} have a result and are kept")
+    interrupted = _run(run, verbose)
+    _show(run, other, versus, json_output)
+    _end(run, interrupted, _again(request, suite, mode, measuring, rows, folder))
+
+
+def _messages(plan: Any) -> List[str]:
+    """What the user should know of the rows, each once: the data set, options without effect."""
+    lines = []
+    for row in plan.rows:
+        if row.resolved.choice is not None:
+            lines.append(row.resolved.choice.message)
+        effect = row.resolved.host_note()
+        if effect:
+            lines.append(effect)
+    return lines
+
+
+def _options(request: RunRequest, mode: Optional[str], measuring: Dict[str, Any]) -> Dict[str, Any]:
+    """What was typed, for the record."""
+    from ipucnn.config.options import BY_NAME
+
+    options = {BY_NAME[name].key: value for name, value in request.flags.items()}
+    options.update({name.replace("_", "-"): value for name, value in measuring.items()})
+    if mode is not None:
+        options["mode"] = mode
+    return options
+
+
+def _run(run: Any, verbose: bool) -> bool:
+    """Runs the rows; whether the user ended it."""
+    from ipucnn.benchmarking.suites.process import RowProcess
+    from ipucnn.reports.suite import SuiteProgress
+
+    with SuiteProgress(run.num_kept, len(run.plan.rows)) as progress:
+        try:
+            run.run(RowProcess(verbose), progress.update, progress.row)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> None:
+    from ipucnn.benchmarking.suites.run import FIGURE, RESULT
+    from ipucnn.benchmarking.suites.speedup import speedups
+    from ipucnn.reports.console import note
+    from ipucnn.reports.suite import print_suite
+    from ipucnn.runs.files import write_atomically
+
+    compared = speedups(run.result, other, versus or "")
+    if json_output:
+        print(run.result.to_json(), end="")
+    else:
+        print_suite(run.result, compared)
+    note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
+    if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
+        from ipucnn.reports.figures.speedup import draw_speedups
+
+        write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
+        write_atomically(run.folder / f"{FIGURE}.svg", lambda path: draw_speedups(compared, path, ".svg"))
+        note(f"figure in {run.folder / FIGURE}.png and .svg")
+
+
+def _again(
+    request: RunRequest,
+    suite: Optional[str],
+    mode: Optional[str],
+    measuring: Dict[str, Any],
+    rows: List[str],
+    folder: Path,
+) -> str:
+    """The command that goes on."""
+    from ipucnn.config.options import BY_NAME
+
+    words = ["ipucnn", "benchmark"]
+    words += [request.model] if request.model is not None else []
+    words += ["--suite", suite] if suite is not None else []
+    words += [f"--{mode}"] if mode is not None else []
+    words += ["--rows", *rows] if rows else []
+    for name, value in measuring.items():
+        flag = name[:-2] if name.endswith("_s") else name
+        words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+    words += ["--config", request.config_name] if request.config_name else []
+    words += ["--config-path", request.config_path] if request.config_path else []
+    for name, value in request.flags.items():
+        if name in ("run_dir", "overwrite"):
+            continue
+        if isinstance(value, (list, tuple)):
+            words += [BY_NAME[name].flag, *map(str, value)]
+        elif isinstance(value, bool):
+            words += [BY_NAME[name].flag if value else f"--no-{BY_NAME[name].key}"]
+        else:
+            words += [BY_NAME[name].flag, str(value)]
+    words += ["--run-dir", str(folder), "--resume"]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _end(run: Any, interrupted: bool, again: str) -> None:
+    """Raises what the exit code says.
+
+    Raises:
+        UserError: interrupted, or a row failed; the exit code is then that of the first that did.
+    """
+    from ipucnn.errors import EXIT_SIGINT, UserError
+
+    result = run.result
+    if interrupted:
+        done = len(result.rows) - len(result.pending)
+        stopped = UserError(
+            f"interrupted: {done} of {len(result.rows)} rows are finished", f"go on with {again}"
+        )
+        stopped.exit_code = EXIT_SIGINT
+        raise stopped
+    if result.failed:
+        first = result.failed[0]
+        count = f"{len(result.failed)} of {len(result.rows)} rows failed"
+        error = UserError(
+            f"{count}; the first, {first['id']}: {first['error']}", f"to try them again: {again}"
+        )
+        error.exit_code = first["exit_code"]
+        raise error

@@ -1,0 +1,95 @@
+"""What was typed for a command that runs networks, before it is resolved: MODEL may still be a wildcard."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ipucnn.config.resolve import Resolved, resolve
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The words of a command line that decide about a run.
+
+    Attributes:
+        command: the command's name.
+        flags: field name -> text of the flags that were given.
+        model: the argument MODEL, None if there is none.
+        config_name: ``--config``.
+        config_path: ``--config-path``.
+        print_config: ``--print-config``.
+    """
+
+    command: str
+    flags: Mapping[str, Any]
+    model: Optional[str] = None
+    config_name: Optional[str] = None
+    config_path: Optional[str] = None
+    print_config: bool = False
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether MODEL stands for any number of networks."""
+        return self.model is not None and is_wildcard(self.model)
+
+    def with_named_model(self) -> "RunRequest":
+        """The same with ``--model-name`` as MODEL, where it was typed so."""
+        named = self.flags.get("model_name")
+        if self.model is not None or named is None:
+            return self
+        return replace(self, model=named, flags={k: v for k, v in self.flags.items() if k != "model_name"})
+
+    def resolve(self) -> Resolved:
+        """The one run this stands for.
+
+        Raises:
+            UserError: see ``resolve.resolve``.
+        """
+        return self.resolve_as(self.model)
+
+    def resolve_as(
+        self, model: Optional[str], below: Sequence[Tuple[str, Dict[str, Any]]] = (), drop: Sequence[str] = ()
+    ) -> Resolved:
+        """The run of another network, over further layers of values between the preset and the flags.
+
+        Args:
+            model: in place of MODEL.
+            below: (origin, checked values by field name), the lowest first.
+            drop: fields whose flags do not count.
+        """
+        return resolve(
+            self.command,
+            {name: value for name, value in self.flags.items() if name not in drop},
+            model=model,
+            config_name=self.config_name,
+            config_path=self.config_path,
+            below=below,
+        )
+
+    def show(self, resolved: Resolved, as_json: bool) -> None:
+        """Prints a configuration, for ``--print-config``."""
+        from ipucnn.config.options import specs_for
+        from ipucnn.config.show import print_config
+
+        print_config(resolved, list(specs_for(self.command)), as_json=as_json)
+
+
+def is_wildcard(name: str) -> bool:
+    """Whether a name is a shell wildcard."""
+    return any(character in name for character in "*?[")
+
+
+def matching(pattern: str) -> List[Any]:
+    """The records of a name or wildcard.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    from ipucnn.errors import ConfigurationError
+    from ipucnn.models.registry import get_model, list_models
+
+    if not is_wildcard(pattern):
+        return [get_model(pattern)]
+    found = list_models(pattern)
+    if not found:
+        raise ConfigurationError(f"no network matches '{pattern}'", "ipucnn models lists them all")
+    return found

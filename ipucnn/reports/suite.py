@@ -1,0 +1,304 @@
+"""What a suite shows: progress over its rows, one table, the time of an epoch of all of them."""
+
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ipucnn.reports.console import console, human_time, is_interactive, note
+from ipucnn.text import printable
+
+_RATE = "measured\nimages/s"
+# Columns that a narrow terminal goes without, the first first.
+_SPARE = ("FLOP per\nparam.", "predicted\nimages/s", "measured\nstep", "repl.", "stages", "GA")
+_SHORT = {"inference": "infer", "training": "train", "fit": "fit"}
+
+
+class SuiteProgress:
+    """A bar over rows on a terminal, with the time left; in a pipe a line for each finished row.
+
+    Args:
+        done, total: rows finished before, and in all.
+    """
+
+    def __init__(self, done: int, total: int) -> None:
+        self._done, self._first, self._total = done, done, total
+        self._began = time.monotonic()
+        self._bar: Optional[Any] = None
+        self._task: Any = None
+
+    def __enter__(self) -> "SuiteProgress":
+        if is_interactive(sys.stderr) and self._done < self._total:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            self._bar = Progress(
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.description}"),
+                console=console(sys.stderr),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=self._total, completed=self._done, left="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def update(self, what: str, done: int, of: int, figures: str) -> None:
+        """Progress within a row."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=printable(f"{what} {figures}"))
+
+    def row(self, done: int, total: int, row: Dict[str, Any]) -> None:
+        """A row has finished."""
+        self._done = done
+        left = self._left()
+        line = f"[{done}/{total}] {row['id']}: {_outcome(row)} ({human_time(row['wall_s'])})"
+        if self._bar is not None:
+            from rich.text import Text
+
+            self._bar.console.print(Text(printable(line)), soft_wrap=True)
+            self._bar.update(self._task, completed=done, left=left)
+        else:
+            note(line + (f", {left}" if left else ""))
+
+    def _left(self) -> str:
+        finished = self._done - self._first
+        if not finished or self._done >= self._total:
+            return ""
+        seconds = (time.monotonic() - self._began) / finished * (self._total - self._done)
+        return f"about {human_time(max(1.0, round(seconds)))} left"
+
+
+def _outcome(row: Dict[str, Any]) -> str:
+    if row["status"] == "failed":
+        return f"failed: {row['error']}"
+    text = f"{_number(row['images_per_s'])} images/s"
+    return text + (f", accuracy {row['accuracy']:.2%}" if row["accuracy"] is not None else "")
+
+
+def _number(value: Optional[float]) -> str:
+    if value is None:
+        return ""
+    if value >= 1000:
+        digits = max(0, len(str(int(value))) - 4)
+        return f"{round(value, -digits):.0f}"
+    return f"{value:.4g}" if value >= 100 else f"{value:.3g}"
+
+
+def _time(seconds: Optional[float]) -> str:
+    if seconds is None:
+        return ""
+    if seconds >= 1:
+        return f"{_number(seconds)} s"
+    return f"{_number(1e3 * seconds)} ms" if seconds >= 1e-3 else f"{_number(1e6 * seconds)} us"
+
+
+def _size(row: Dict[str, Any]) -> str:
+    if row["image_height"] is None:
+        return ""
+    height, width = row["image_height"], row["image_width"]
+    return f"{height}" if height == width else f"{height}x{width}"
+
+
+def _predicted(row: Dict[str, Any], key: str) -> Optional[float]:
+    return row["predicted"][0][key] if row["predicted"] else None
+
+
+def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
+    """Titles and rows of the table; columns in which no row has anything are left out.
+
+    Args:
+        result: ``SuiteResult``.
+        speedup: ``Speedups``.
+    """
+    factors = {point.id: point.speedup for point in speedup.points}
+    first = next((row["step_s"] for row in result.rows if row["step_s"] is not None), None)
+    is_ladder = any(row["mode"] == "fit" for row in result.rows)
+
+    def faster(row: Dict[str, Any]) -> str:
+        return f"{_number(first / row['step_s'])}x" if first and row["step_s"] else ""
+
+    kinds: List[Tuple[str, bool, Callable[[Dict[str, Any]], str]]] = [
+        ("row", True, lambda row: str(row["name"])),
+        ("mode", not is_ladder, lambda row: _SHORT[row["mode"]]),
+        ("batch", True, lambda row: str(row["micro_batch_size"])),
+        ("GA", True, lambda row: _above_one(row["gradient_accumulation_count"])),
+        ("repl.", True, lambda row: _above_one(row["num_replicas"])),
+        ("stages", True, lambda row: _above_one(row["num_stages"])),
+        ("size", not is_ladder, _size),
+        (_RATE, True, lambda row: _number(row["images_per_s"])),
+        ("measured\nstep", True, lambda row: _time(row["step_s"])),
+        ("against\nthe first", is_ladder, faster),
+        ("accuracy", is_ladder, lambda row: "" if row["accuracy"] is None else f"{row['accuracy']:.2%}"),
+        ("times\nKeras", True, lambda row: _number(row["ratio_to_keras"])),
+        ("FLOP per\nparam.", not is_ladder, lambda row: _number(row["flop_per_parameter"])),
+        ("predicted\nimages/s", True, lambda row: _number(_predicted(row, "images_per_s"))),
+        ("predicted\nstep", is_ladder, lambda row: _time(_predicted_step(row))),
+        ("speed-up", not is_ladder, lambda row: _number(factors.get(row["id"]))),
+    ]
+    titles: List[str] = []
+    cells: List[List[str]] = [[] for _ in result.rows]
+    for title, wanted, text in kinds:
+        if not wanted:
+            continue
+        column = [text(row) for row in result.rows]
+        if not any(column) and title != _RATE:
+            continue
+        titles.append(title)
+        for line, cell in zip(cells, column):
+            line.append(cell)
+    for line, row in zip(cells, result.rows):
+        if row["status"] != "done":
+            line[titles.index(_RATE)] = row["status"]
+    return titles, cells
+
+
+def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List[str], List[List[str]]]:
+    """Without the columns that a narrow terminal has no room for; the files have them all."""
+    for spare in _SPARE:
+        widest = [
+            max(len(word) for cell in column for word in cell.split("\n")) for column in zip(titles, *rows)
+        ]
+        if sum(widest) + len(widest) <= width:
+            break
+        if spare in titles:
+            place = titles.index(spare)
+            titles = titles[:place] + titles[place + 1 :]
+            rows = [row[:place] + row[place + 1 :] for row in rows]
+    return titles, rows
+
+
+def _above_one(number: Optional[int]) -> str:
+    return str(number) if number is not None and number > 1 else ""
+
+
+def _predicted_step(row: Dict[str, Any]) -> Optional[float]:
+    """Of one micro-batch, as the measured step of a fit."""
+    rate = _predicted(row, "images_per_s")
+    return row["micro_batch_size"] / rate if rate else None
+
+
+def print_suite(result: Any, speedup: Any) -> None:
+    """The table and the sums on stdout.
+
+    Args:
+        result: ``SuiteResult``.
+        speedup: ``Speedups``.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    titles, rows = _fitting(*columns(result, speedup), out.width)
+    title = f"{result.suite}: {result.title}" if result.title not in ("", result.suite) else result.suite
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold",
+        padding=(0, 1, 0, 0) if out.width < 110 else (0, 1),
+    )  # fmt: skip
+    for index, name in enumerate(titles):
+        table.add_column(Text(name), justify="left" if index == 0 else "right", overflow="fold")
+    for cells in rows:
+        table.add_row(*(Text(cell) for cell in cells))
+    out.print(table)
+    details = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    details.add_column(no_wrap=True)
+    details.add_column(overflow="fold")
+    for name, value in facts(result, speedup):
+        details.add_row(Text(name, style="bold"), Text(printable(value)))
+    out.print(details)
+
+
+def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
+    """What the table is of, as (name, value)."""
+    done = [row for row in result.rows if row["status"] == "done"]
+    machine = result.machine
+    rows = [("suite", result.about)] if result.about else []
+    rows += [
+        (
+            "rows",
+            f"{len(done)} of {len(result.rows)} measured, each in a process of its own; seed {result.seed}",
+        ),
+        ("device", f"{machine['cpu']}, {machine['num_cores']} core(s); TensorFlow {machine['tensorflow']}"),
+    ]
+    data = dict.fromkeys(f"{row['data_kind']} ({row['data_name']})" for row in done)
+    rows += [("data", ", ".join(data))] if data else []
+    sizes = [n for row in done for n in (row["image_height"], row["image_width"])]
+    if "image-size" in result.options and sizes:
+        spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        rows.append(
+            ("image size", f"set by --image-size {result.options['image-size']}; taken: {spread} pixels")
+        )
+    totals = result.totals
+    if totals.get("measured_s") is not None:
+        count = f"{totals['num_measured']} training rows" + (
+            f" ({totals['num_rows'] - totals['num_measured']} are missing)"
+            if totals["num_measured"] < totals["num_rows"]
+            else ""
+        )
+        what = f"one epoch of {totals['epoch_images']} images on each of {count}, one after the other"
+        rows.append(("total epoch time", f"measured {human_time(totals['measured_s'])}: {what}"))
+    both = speedup.totals
+    if totals.get("measured_s") is not None and both["second_s"] is not None:
+        rows.append(
+            (
+                "",
+                f"{speedup.second}: {human_time(both['second_s'])} for {both['num_rows']} of them, "
+                f"which take {human_time(both['first_s'])} here",
+            )
+        )
+    is_ladder = any(row["mode"] == "fit" for row in result.rows)
+    if speedup.points and not is_ladder:
+        rows.append(("speed-up", f"of {speedup.second} over {speedup.first}"))
+        if speedup.num_without:
+            rows.append(("", f"{speedup.num_without} of the measured rows have nothing to compare with"))
+    if is_ladder:
+        rows.append(
+            ("step", "one micro-batch, on whichever replica; the first epoch compiles and is not counted")
+        )
+    texts: Dict[str, List[str]] = {}
+    for row in result.rows:
+        for text in row["notes"]:
+            if text not in (row["error"], None):
+                texts.setdefault(text, []).append(row["id"])
+    for text, ids in texts.items():
+        which = "all rows" if len(ids) == len(result.rows) else _some(ids)
+        rows.append(("note", f"{which}: {text}"))
+    rows += [("failed", f"{row['id']}: {row['error']}") for row in result.rows if row["status"] == "failed"]
+    return rows
+
+
+def _some(names: List[str], count: int = 2) -> str:
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+def print_plan(plan: Any, as_json: bool) -> None:
+    """The rows that would run, for ``--print-config``."""
+    import json
+
+    if as_json:
+        print(json.dumps({"suite": plan.suite.name, "rows": [row.identity() for row in plan.rows]}, indent=2))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ipucnn.config.options import SPECS
+    from ipucnn.config.show import value_text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("row", "mode", "what differs from the defaults"):
+        table.add_column(name, overflow="fold")
+    for row in plan.rows:
+        given = [
+            f"{spec.key} {value_text(spec, getattr(row.resolved.config, spec.name))}"
+            for spec in SPECS
+            if row.resolved.given(spec.name) or spec.name in ("model_name", "seed")
+        ]
+        what = row.mode if row.engine == "session" else f"{row.mode}, {row.engine}"
+        table.add_row(Text(row.id), what, Text(", ".join(given)))
+    console(sys.stdout).print(table)
