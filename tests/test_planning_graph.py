@@ -1,5 +1,6 @@
 """The layer graph: what it says of networks, its JSON, its cache, and the same from both versions of Keras."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -12,10 +13,10 @@ import pytest
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
-from ipucnn.planning.extract import cache_folder, layer_graph
+from ipucnn.planning.extract import build_graph, cache_folder, graph_key, layer_graph
 from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.shipped import home_options, read_shipped, shipped_path
 
-GRAPHS_FILE = Path(__file__).parent / "data" / "planning_graphs.json"
 FAST = ["toy_model", "lenet", "cifar_resnet8", "resnet50", "xception", "mobilenetv3-small", "unet"]
 # Multiply-accumulates in 1e9 and all weights, moving statistics included, as Keras' documentation and the
 # papers give them (the layer graph counts moving statistics, the registry does not).
@@ -29,26 +30,50 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 def home_graph(name):
     record = get_model(name)
-    return layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
+    return layer_graph(record, home_options(record))
 
 
-def digest(graph):
-    return hashlib.sha256(graph.to_json().encode()).hexdigest()[:16]
+def unusual_graph(name):
+    """One that is not shipped."""
+    record = get_model(name)
+    return layer_graph(record, BuildOptions(record.input_shape, 7))
 
 
 def check(name):
-    """Totals against the registry's (which are tested against published ones), and the recorded graph.
+    """Totals against the registry's (which are tested against published ones), and the shipped graph.
 
-    The record was written under Keras 3; the same file is read by the tests under Keras 2.6.
+    That was written under Keras 3; the same file is read by the tests under Keras 2.6.
     """
     record = get_model(name)
     try:
-        graph = home_graph(name)
+        graph = build_graph(record, home_options(record))
     except MissingError as error:
         pytest.skip(error.message)
     assert graph.total_macs == record.macs
     assert graph.num_trainable == record.parameters
-    assert digest(graph) == json.loads(GRAPHS_FILE.read_text())[name]
+    assert graph == read_shipped(record, graph_key(record, home_options(record)))
+
+
+def test_each_model_has_a_shipped_graph_of_these_sources():
+    """If this fails: python -m ipucnn.planning.shipped"""
+    for record in list_models():
+        graph = read_shipped(record, graph_key(record, home_options(record)))
+        assert graph is not None, record.name
+        assert (graph.total_macs, graph.num_trainable) == (record.macs, record.parameters)
+
+
+def test_a_shipped_graph_of_something_else_or_a_damaged_one_is_not_used(tmp_path, monkeypatch):
+    record = get_model("lenet")
+    key, packed = graph_key(record, home_options(record)), shipped_path(record).read_bytes()
+    assert graph_key(record, BuildOptions(record.input_shape, 7)) != key
+    assert read_shipped(record, graph_key(record, BuildOptions(record.input_shape, 7))) is None
+    monkeypatch.setattr("ipucnn.planning.shipped.FOLDER", tmp_path)
+    assert read_shipped(record, key) is None
+    for bad in (packed[: len(packed) // 2], b"", b"not packed", gzip.compress(b"\xff\n{}")):
+        shipped_path(record).write_bytes(bad)
+        assert read_shipped(record, key) is None
+    shipped_path(record).write_bytes(packed)
+    assert read_shipped(record, key) is not None
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -253,14 +278,14 @@ def test_an_unknown_layer_name_gets_a_suggestion():
 
 
 def test_a_cached_graph_needs_no_tensorflow():
-    first = home_graph("lenet")
+    first = unusual_graph("lenet")
     code = (
         "import sys\n"
         "from ipucnn.models.build import BuildOptions\n"
         "from ipucnn.models.registry import get_model\n"
         "from ipucnn.planning.extract import layer_graph\n"
         "r = get_model('lenet')\n"
-        "g = layer_graph(r, BuildOptions(r.input_shape, r.num_classes, seed=7))\n"
+        "g = layer_graph(r, BuildOptions(r.input_shape, 7, seed=7))\n"
         "assert not any(m.split('.')[0] in ('tensorflow', 'keras') for m in sys.modules)\n"
         "print(g.to_json(), end='')\n"
     )
@@ -274,7 +299,7 @@ def entries(folder):
 
 def test_damaged_cache_entries_are_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))
-    graph = home_graph("lenet")
+    graph = unusual_graph("lenet")
     (entry,) = entries(tmp_path)
     good = entry.read_bytes()
     # A valid graph with one digit changed, half an entry, not text, nothing, a valid entry of another schema.
@@ -285,7 +310,7 @@ def test_damaged_cache_entries_are_built_again(tmp_path, monkeypatch):
             bad = good.replace(b'"macs": 4', b'"macs": 5', 1)
         assert bad != good
         entry.write_bytes(bad)
-        assert home_graph("lenet") == graph
+        assert unusual_graph("lenet") == graph
         assert entry.read_bytes() == good and entries(tmp_path) == [entry]
 
 
@@ -293,8 +318,8 @@ def test_each_option_that_matters_has_its_entry(tmp_path, monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))
     record = get_model("toy_model")
     for options in (
-        BuildOptions((32, 32, 3), 10),
-        BuildOptions((32, 32, 3), 10, seed=3, batch_size=4, norm="none"),
+        BuildOptions((32, 32, 3), 12),
+        BuildOptions((32, 32, 3), 12, seed=3, batch_size=4, norm="none"),
         BuildOptions((32, 32, 3), 11),
         BuildOptions((32, 34, 3), 10),
     ):
@@ -306,7 +331,7 @@ def test_each_option_that_matters_has_its_entry(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "file"))
-    assert home_graph("lenet").model == "lenet"
+    assert unusual_graph("lenet").model == "lenet"
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch):
@@ -317,9 +342,3 @@ def test_the_cache_folder_follows_the_environment(monkeypatch):
     assert cache_folder() == Path("/two/ipucnn/graphs")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "ipucnn" / "graphs"
-
-
-if __name__ == "__main__":
-    # Writes the record of all graphs again (under the newest Keras, which has all networks).
-    recorded = {record.name: digest(home_graph(record.name)) for record in list_models()}
-    GRAPHS_FILE.write_text(json.dumps(recorded, indent=1) + "\n")

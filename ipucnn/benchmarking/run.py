@@ -14,7 +14,7 @@ from ipucnn.benchmarking.statistics import paired_ratio, throughput
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import EXIT_BUG, ConfigurationError, UserError
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.splits import settle_splits
+from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.training.batching import divisors
 from ipucnn.training.optimizers import make_settings as optimizer_settings
 from ipucnn.training.program import Program, make_layout, make_program
@@ -81,6 +81,7 @@ class Benchmark:
         self.loss_name = run_setup.loss_name(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         make_layout(config)
+        check_named_splits(resolved)
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
         self.program = self._program(None)

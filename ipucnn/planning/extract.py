@@ -1,4 +1,4 @@
-"""Layer graphs of registered models, cached so that only the first call needs TensorFlow."""
+"""Layer graphs of registered models: shipped with the package, or cached, or built with TensorFlow."""
 
 import hashlib
 import json
@@ -13,30 +13,51 @@ from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graph import SCHEMA_VERSION, LayerGraph
 from ipucnn.planning.keras_graph import graph_of
+from ipucnn.planning.shipped import read_shipped
 
-__all__ = ["cache_folder", "cache_path", "graph_of", "layer_graph"]
+__all__ = ["build_graph", "cache_folder", "cache_path", "graph_key", "graph_of", "known_graph", "layer_graph"]
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
-    """The layer graph of a registered model, from the cache or by building the model.
+    """The layer graph of a registered model: the shipped one, from the cache, or by building the model.
 
     Raises:
         ConfigurationError: an option the network can't have.
         MissingError: the installed Keras lacks the network.
     """
-    check_options(record, options)
-    path = cache_path(record, options)
-    cached = _read_cached(path)
-    if cached is not None:
-        return cached
-    graph = graph_of(build_model(record, options), record.name)
-    _write_cached(path, graph)
+    graph = known_graph(record, options)
+    if graph is None:
+        graph = build_graph(record, options)
+        _write_cached(cache_path(record, options), graph)
     return graph
+
+
+def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:
+    """The layer graph where it needs no TensorFlow: shipped or cached; None otherwise.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+    """
+    check_options(record, options)
+    shipped = read_shipped(record, graph_key(record, options))
+    return shipped if shipped is not None else _read_cached(cache_path(record, options))
+
+
+def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
+    """The layer graph of the network as built now.
+
+    Raises:
+        ConfigurationError: an option the network can't have.
+        MissingError: the installed Keras lacks the network.
+    """
+    return graph_of(build_model(record, options), record.name)
 
 
 def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
     """The file that holds the graph once it was built."""
-    return cache_folder() / f"{record.name}-{_key(record, options)}.json"
+    versions = [ipucnn.__version__, _version("tensorflow"), _version("keras")]
+    key = hashlib.sha256(json.dumps([versions, graph_key(record, options)]).encode()).hexdigest()[:24]
+    return cache_folder() / f"{record.name}-{key}.json"
 
 
 def cache_folder() -> Path:
@@ -55,13 +76,11 @@ def _version(package: str) -> Optional[str]:
         return None
 
 
-def _key(record: ModelRecord, options: BuildOptions) -> str:
-    """Digest of everything that the graph depends on."""
+def graph_key(record: ModelRecord, options: BuildOptions) -> str:
+    """Digest of everything that the graph depends on but the versions of TensorFlow and Keras."""
     digest = hashlib.sha256()
     described = {
-        "ipucnn": ipucnn.__version__,
         "schema_version": SCHEMA_VERSION,
-        "keras": [_version("tensorflow"), _version("keras")],
         "model": record.name,
         "norm": options.norm or record.default_norm,
         # Neither the weights' values nor the moving statistics' momentum nor epsilon are in the graph.
@@ -83,7 +102,7 @@ def _key(record: ModelRecord, options: BuildOptions) -> str:
     for source in sorted([*sources, *(package / "models").rglob("*.py")]):
         digest.update(f"\0{source.relative_to(package).as_posix()}\0".encode())
         digest.update(source.read_bytes())
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()
 
 
 def _read_cached(path: Path) -> Optional[LayerGraph]:

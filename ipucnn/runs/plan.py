@@ -40,15 +40,17 @@ class NothingFits(InfeasibleError):
 
 
 def load_graph(request: PlanRequest, note: Note) -> LayerGraph:
-    """The network's layer graph, from the cache or by building the network."""
-    from ipucnn.planning.extract import cache_path, layer_graph
+    """The network's layer graph: shipped, from the cache, or by building the network."""
+    from ipucnn.planning.extract import known_graph, layer_graph
 
-    if not cache_path(request.record, request.options).is_file():
+    graph = known_graph(request.record, request.options)
+    if graph is None:
         note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
         from ipucnn.sessions.host.environment import import_tensorflow
 
         import_tensorflow()
-    return layer_graph(request.record, request.options)
+        graph = layer_graph(request.record, request.options)
+    return graph
 
 
 def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> PipelinePlan:

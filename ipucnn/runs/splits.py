@@ -2,11 +2,11 @@
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.planning.splits import check_splits
 from ipucnn.training.program import Program
 
-__all__ = ["choose_splits", "optimizer_slots", "plan_differences", "settle_splits"]
+__all__ = ["check_named_splits", "choose_splits", "optimizer_slots", "plan_differences", "settle_splits"]
 
 # Where nothing says which machine a run will have.
 DEFAULT_SYSTEM = "pod16"
@@ -40,6 +40,26 @@ def settle_splits(program: Program, model: Any, resolved: Any, saved: Optional[D
         splits, origin = choose_splits(model, resolved.record.name, program, resolved.config)
     check_splits(splits, canonical_names(model))
     return program.with_splits(splits, origin)
+
+
+def check_named_splits(resolved: Any) -> None:
+    """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
+
+    A network's layers are the same at every input size; with other layers than the shipped graph's (another norm)
+    nothing is known yet, and :func:`settle_splits` checks them on the built network.
+
+    Raises:
+        ConfigurationError: an unknown layer, or splits out of order.
+    """
+    from ipucnn.planning.extract import known_graph
+    from ipucnn.runs.setup import network_options
+
+    config, record = resolved.config, resolved.record
+    if not config.pipeline_splits or list(config.pipeline_splits) == [AUTO]:
+        return
+    graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
+    if graph is not None:
+        check_splits(config.pipeline_splits, [layer.name for layer in graph.layers])
 
 
 def choose_splits(model: Any, name: str, program: Program, config: RunConfig) -> Tuple[Tuple[str, ...], str]:

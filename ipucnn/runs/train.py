@@ -17,7 +17,7 @@ from ipucnn.runs.interrupts import InterruptGuard
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
-from ipucnn.runs.splits import plan_differences, settle_splits
+from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.sessions.session import CompilationReport, ValidationDue
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_layout, make_program
@@ -56,6 +56,7 @@ class TrainingRun:
         self.folder = start.folder
         self._check_flags()
         make_layout(config)  # before data is touched; the rest of the Program needs the size of the data set
+        check_named_splits(resolved)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
