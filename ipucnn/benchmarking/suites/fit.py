@@ -201,7 +201,7 @@ class Fit:
                 "macs_per_sample": compilation.macs_per_sample,
                 "compile_s": compilation.trace_s + session.first_update_s,
             },
-            f"session, {steps} micro-batches per replica and execution",
+            f"session, executions of {steps} micro-batch{'es' if steps > 1 else ''} per replica",
         )
 
     def _keras(
