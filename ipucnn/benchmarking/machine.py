@@ -1,9 +1,10 @@
 """What the machine can do at best, and how much memory the process took."""
 
+import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 _SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
 PEAK_METHOD = (
@@ -53,6 +54,38 @@ class MatmulReference:
     def peak(self) -> Dict[str, Any]:
         """``flop_per_s`` of the fastest product so far, and the ``method``."""
         return {"flop_per_s": 2.0 * self.size**3 / self.best_s, "method": PEAK_METHOD.format(n=self.size)}
+
+
+class Occupation:
+    """How much of the processors others took since this was made: other processes, other virtual machines."""
+
+    def __init__(self) -> None:
+        self._before = _processor_seconds()
+        self._own = time.process_time()
+
+    def others_share(self) -> Optional[float]:
+        """0 to 1 of all processors; None where the system (other than Linux) does not tell."""
+        now = _processor_seconds()
+        if now is None or self._before is None:
+            return None
+        busy, total = (after - before for after, before in zip(now, self._before))
+        own = time.process_time() - self._own
+        return min(1.0, max(0.0, busy - own) / total) if total > 0 else None
+
+
+def _processor_seconds() -> Optional[Tuple[float, float]]:
+    """(busy, all) seconds of all processors since the system started; what a hypervisor took counts as busy."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        # user nice system idle iowait irq softirq steal; guest time is part of user time (proc(5)).
+        ticks = [int(value) for value in fields[1:9]]
+        per_s = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError, IndexError):
+        return None
+    if fields[0] != "cpu" or len(ticks) < 8:
+        return None
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / per_s, sum(ticks) / per_s
 
 
 def reset_peak_memory() -> bool:

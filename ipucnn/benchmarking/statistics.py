@@ -90,8 +90,8 @@ def _resamples(num: int, seed: int) -> Any:
     return np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, num))
 
 
-def _bounds(values: Any) -> Tuple[float, float]:
-    tail = 50.0 * (1.0 - CONFIDENCE)
+def _bounds(values: Any, confidence: float = CONFIDENCE) -> Tuple[float, float]:
+    tail = 50.0 * (1.0 - confidence)
     lower, upper = np.percentile(values, [tail, 100.0 - tail])
     return float(lower), float(upper)
 
@@ -131,20 +131,55 @@ def paired_ratio(
     return Interval(value, *_bounds(first / second))
 
 
-def unpaired_ratio(now: Sequence[float], before: Sequence[float], seed: int = 0) -> Interval:
+def paired_difference(
+    samples: Tuple[Sequence[float], Optional[Sequence[float]]],
+    seconds: Tuple[Sequence[float], Optional[Sequence[float]]],
+    seed: int = 0,
+) -> Interval:
+    """Seconds per sample of the first side less those of the second, measured in turns; of None: less nothing.
+
+    Total over total, and a bootstrap over rounds, as in :func:`paired_ratio`.  May be negative by chance.
+    """
+    n: List[Any] = [np.asarray(side, float) for side in samples if side is not None]
+    t: List[Any] = [np.asarray(side, float) for side in seconds if side is not None]
+    signs = (1.0, -1.0)
+    value = sum(sign * float(b.sum() / a.sum()) for sign, a, b in zip(signs, n, t))
+    if len(n[0]) < 2:
+        return Interval(value, None, None)
+    picks = _resamples(len(n[0]), seed)
+    costs = sum(sign * (b[picks].sum(axis=1) / a[picks].sum(axis=1)) for sign, a, b in zip(signs, n, t))
+    return Interval(value, *_bounds(costs))
+
+
+def unpaired_ratio(
+    now: Sequence[float], before: Sequence[float], seed: int = 0, confidence: float = CONFIDENCE
+) -> Interval:
     """How many times as fast ``now`` is: median cost before over median cost now, each resampled by itself.
+
+    Neighbouring executions may be alike, so blocks of about the cube root of their number are drawn, around the
+    circle (Politis and Romano 1992).
 
     Args:
         now, before: cost of a sample in each execution; see ``regression`` for what of.
+        seed: of the resamples.
+        confidence: of the interval.
     """
     a: Any = np.asarray(now, float)
     b: Any = np.asarray(before, float)
     value = float(np.median(b) / np.median(a))
     if len(a) < 2 or len(b) < 2:
         return Interval(value, None, None)
-    first = np.median(a[_resamples(len(a), seed)], axis=1)
-    second = np.median(b[_resamples(len(b), seed + 1)], axis=1)
-    return Interval(value, *_bounds(second / first))
+    first = np.median(a[_block_resamples(len(a), seed)], axis=1)
+    second = np.median(b[_block_resamples(len(b), seed + 1)], axis=1)
+    return Interval(value, *_bounds(second / first, confidence))
+
+
+def _block_resamples(num: int, seed: int) -> Any:
+    """int [resamples, num]: runs of neighbours, the first following the last."""
+    length = max(1, round(num ** (1.0 / 3.0)))
+    starts = np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, -(-num // length)))
+    runs = (starts[:, :, np.newaxis] + np.arange(length)) % num
+    return runs.reshape(NUM_RESAMPLES, -1)[:, :num]
 
 
 def is_steady(seconds_per_sample: Sequence[float]) -> bool:

@@ -10,10 +10,19 @@ from ipucnn.config.signature import with_run_options
 
 PANEL = "Measuring"
 MODE = typer.Option(
-    False,
+    None,
+    "--mode",
+    metavar="MODE",
+    help="training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
+    "[default: inference]",
+    show_default=False,
+    rich_help_panel=PANEL,
+)
+TRAINING = typer.Option(
+    None,
     "--training/--inference",
     "--train/--infer",
-    help="Measure weight updates, or forward passes.  [default: inference]",
+    help="Measure weight updates, or forward passes.  [default: inference; training in modes data and end-to-end]",
     show_default=False,
     rich_help_panel=PANEL,
 )
@@ -78,7 +87,8 @@ def benchmark(
     resolved: Resolved,
     verbose: bool,
     json_output: bool,
-    training: bool = MODE,
+    mode: Optional[str] = MODE,
+    training: Optional[bool] = TRAINING,
     compare_with: Optional[str] = COMPARE,
     executions: int = EXECUTIONS,
     min_time: float = MIN_TIME,
@@ -99,6 +109,7 @@ def benchmark(
 
     settings = make_settings(
         training=training,
+        mode=mode,
         executions=executions,
         min_time_s=min_time,
         max_time_s=max_time,
