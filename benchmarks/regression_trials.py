@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 
-from ipucnn.benchmarking.measure import Limits, Side, measure
+from ipucnn.benchmarking.measure import Limits, Reference, Side, measure
 from ipucnn.benchmarking.machine import Occupation
 from ipucnn.benchmarking.regression import Gate
 from ipucnn.benchmarking.report import execution_rows
@@ -23,10 +23,10 @@ ALLOWED = 0.05
 class Slowed(Side):
     """A side that does ``extra`` percent more work in an execution than it reports."""
 
-    def __init__(self, side, extra):
+    def __init__(self, side, extra, units=None):
         self._side, self._extra = side, extra
         self.name, self.samples_per_unit = side.name, side.samples_per_unit
-        self.granule = side.granule * 10
+        self.granule, self.fixed_units = side.granule * 10, units
 
     def execute(self, num_units):
         self._side.execute(num_units + num_units * self._extra // 100)
@@ -49,8 +49,12 @@ def make_side(model, training):
     work = Benchmark(resolve("benchmark", flags, model=model), make_settings(training=training))
     session = create_session("cpu")
     network = build(work.setup)
-    report = BenchmarkReport(model, None, work.settings.mode, "", 1, [], {}, {}, {})
+    report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {})
     return work._compile(session, network, report)[0][0], Yardstick(session.place)
+
+
+def text(ratio):
+    return f"{ratio['value']:.3f} [{ratio['lower']:.3f} {ratio['upper']:.3f}]"
 
 
 def main():
@@ -60,7 +64,7 @@ def main():
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--inference", action="store_true")
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=4.0, help="least time of a measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="least time of a measurement")
     parser.add_argument("--most", type=float, default=20.0, help="most time of an undecided one")
     parser.add_argument("--execution-s", type=float, default=0.1)
     arguments = parser.parse_args()
@@ -77,8 +81,17 @@ def main():
             more["is_decided"] = lambda m: gate.is_decided(
                 execution_rows(m[0].executions), occupied.others_share()
             )
-        done = measure([Slowed(side, extra)], limits, reference=yardstick, **more)
+        # As `ipucnn benchmark --baseline` does: executions and yardstick are as long as the baseline's.
+        units = None if gate is None else length[0]
+        done = measure([Slowed(side, extra, units)], limits, reference=Fixed() if gate else yardstick, **more)
+        length[0] = done.measurements[0].units
         return execution_rows(done.measurements[0].executions), occupied.others_share()
+
+    class Fixed(Reference):
+        def __call__(self):
+            return yardstick()
+
+    length = [None]
 
     def rate(rows):
         return sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
@@ -98,8 +111,11 @@ def main():
             ratios[extra].append(result["ratio"]["value"])
             verdicts[extra].append(result["verdict"])
             raw = rate(now) / rate(rows)
+            cpu = result["ratio_by_processor_time"]
             line.append(
-                f"+{extra} %: {result['ratio']['value']:.3f} {result['verdict']} ({len(now)}, raw {raw:.2f})"
+                f"+{extra} %: {text(result['ratio'])} {result['verdict']} (by time {text(result['ratio_by_time'])}"
+                + (f", processor time {text(cpu)}" if cpu else "")
+                + f", {len(now)} executions, raw {raw:.2f})"
             )
         load = os.getloadavg()[0]
         print(

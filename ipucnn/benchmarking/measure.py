@@ -50,7 +50,13 @@ class Side:
 
 
 class Reference:
-    """Work that is always the same, done before, between and after rounds to tell how fast the machine is."""
+    """Work that is always the same, done before, between and after rounds to tell how fast the machine is.
+
+    Attributes:
+        repetitions: of it at a time.
+    """
+
+    repetitions = 1
 
     def suit(self, execution_s: float) -> None:
         """Told once how long an execution takes, so that the work can be about as long."""
@@ -77,7 +83,7 @@ class Limits:
     min_time_s: float = 10.0
     max_time_s: float = 150.0
     max_warmup_s: float = 15.0
-    execution_s: float = 0.2
+    execution_s: float = 0.1
 
 
 @dataclass(frozen=True)

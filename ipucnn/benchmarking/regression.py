@@ -6,20 +6,23 @@ it, in both reports.  Each such quotient is of one short moment; their median ov
 what else ran, where a quotient of medians does.
 
 Where others take part of the processors, waiting for one counts as time, and how much a program waits depends on its
-threads.  So on a busy machine processor time, which goes on only while the process runs, must say the same.
+threads and on luck.  So on a busy machine processor time, which goes on only while the process runs, counts too: the
+two are weighted by their precision.  By itself it would not do: it does not see a program that waits for something,
+and threads that look for work take some where the processors are free.
 """
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ipucnn.benchmarking.statistics import CONFIDENCE, Interval, unpaired_ratio
+from ipucnn.benchmarking.statistics import CONFIDENCE, Interval, Ratio, unpaired_ratio
 from ipucnn.benchmarking.yardstick import METHOD as YARDSTICK
 from ipucnn.errors import ConfigurationError
 
 METHOD = (
     "median over executions of time per sample / time of " + YARDSTICK + "; the interval is a 95 % bootstrap of "
     "blocks of executions; slower if all of it is below 1 - allowed, not slower if all of it is above, else "
-    "inconclusive; where others took more than 5 % of the processors in either run, slower only if the same quotient "
-    "of processor times says so too"
+    "inconclusive; where others took more than 5 % of the processors in either run, the same quotient of processor "
+    "times counts too, each weighted by the inverse of its variance, and if the two contradict each other nothing is "
+    "decided"
 )
 SLOWER, NOT_SLOWER, INCONCLUSIVE = "slower", "not slower", "inconclusive"
 # Measuring ends early only if an interval of this confidence has decided, looked at now and then: the more
@@ -106,25 +109,27 @@ class Gate:
         self._baseline, self._where, self._allowed, self._seed = baseline, where, allowed, seed
         self._next_look = LEAST_EXECUTIONS
 
-    def _ratio(self, executions: List[Dict[str, Any]], clock: str, confidence: float) -> Interval:
-        before = costs(self._baseline["executions"], clock)
-        return unpaired_ratio(costs(executions, clock), before, self._seed, confidence)
-
     def _verdict(
         self, executions: List[Dict[str, Any]], others_share: Optional[float], confidence: float = CONFIDENCE
-    ) -> Tuple[str, Interval, Optional[Interval]]:
-        """The verdict, the ratio of speeds, and that by processor time if the machine was busy."""
-        ratio = self._ratio(executions, "wall", confidence)
-        verdict = judge(ratio, self._allowed)
+    ) -> Tuple[str, Ratio]:
+        """The verdict, and the ratio of speeds by time and, if a machine was busy, by processor time."""
+        clocks = ["wall"]
         shares = [others_share, self._baseline["measured"].get("others_share")]
-        on_cpu = self._baseline.get("device", {}).get("kind", "cpu") == "cpu"
         # Where the system does not tell, the machine is taken for quiet.
-        if not on_cpu or max(share or 0.0 for share in shares) <= QUIET_SHARE:
-            return verdict, ratio, None
-        by_cpu = self._ratio(executions, "cpu", confidence)
-        if verdict == SLOWER and judge(by_cpu, self._allowed) != SLOWER:
+        on_cpu = self._baseline.get("device", {}).get("kind", "cpu") == "cpu"
+        if on_cpu and max(share or 0.0 for share in shares) > QUIET_SHARE:
+            clocks.append("cpu")
+        before = self._baseline["executions"]
+        ratio = unpaired_ratio(
+            [costs(executions, clock) for clock in clocks],
+            [costs(before, clock) for clock in clocks],
+            self._seed,
+            confidence,
+        )
+        verdict = judge(ratio.together, self._allowed)
+        if {judge(each, self._allowed) for each in ratio.each} >= {SLOWER, NOT_SLOWER}:
             verdict = INCONCLUSIVE
-        return verdict, ratio, by_cpu
+        return verdict, ratio
 
     def is_decided(self, executions: List[Dict[str, Any]], others_share: Optional[float]) -> bool:
         """Whether measuring may stop; looks only now and then."""
@@ -135,12 +140,14 @@ class Gate:
 
     def compare(self, executions: List[Dict[str, Any]], others_share: Optional[float]) -> Dict[str, Any]:
         """``regression`` of a report, of its executions and what others took of the processors meanwhile."""
-        verdict, ratio, by_cpu = self._verdict(executions, others_share)
+        verdict, ratio = self._verdict(executions, others_share)
+        by_cpu = ratio.each[1].to_dict() if len(ratio.each) > 1 else None
         return {
             "baseline": self._where,
             "baseline_images_per_s": self._baseline["measured"]["images_per_s"]["value"],
-            "ratio": ratio.to_dict(),
-            "ratio_by_processor_time": by_cpu.to_dict() if by_cpu is not None else None,
+            "ratio": ratio.together.to_dict(),
+            "ratio_by_time": ratio.each[0].to_dict(),
+            "ratio_by_processor_time": by_cpu,
             "allowed": self._allowed,
             "verdict": verdict,
             "regressed": verdict == SLOWER,

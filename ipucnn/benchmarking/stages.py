@@ -4,11 +4,12 @@ Each stage is measured with all those before it, from the pipeline that training
 What a stage costs by itself is the difference to the one before.
 """
 
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipucnn.benchmarking.measure import Execution, Side
 from ipucnn.benchmarking.report import execution_rows
-from ipucnn.benchmarking.statistics import paired_difference, throughput
+from ipucnn.benchmarking.statistics import paired_difference, paired_share, throughput
 from ipucnn.datasets.base import ArrayExamples, DataSource
 
 METHOD = (
@@ -27,12 +28,8 @@ _WHAT_FILES = {
     "augment": "a random crop resized and mirrored instead of the centre",
     "batch": "channels, range, labels, batches of {batch}",
 }
-# Elements that are taken off the clock before each execution: from then on all threads are at work.
-_LEAD_ELEMENTS = 2
-_LEAD_SAMPLES = 8
-
-MakeStage = Callable[[str, int], Any]
-"""(stage, first sample) -> infinite tf.data.Dataset."""
+MakeStage = Callable[[str], Any]
+"""stage -> infinite tf.data.Dataset up to it."""
 
 
 def stage_names(augment: bool) -> List[str]:
@@ -73,36 +70,38 @@ class Drain:
 class PipelineStage(Side):
     """The pipeline up to a stage; a unit is one sample.
 
-    Every execution goes on in the data set where the last one ended, with a pipeline of its own that was running
-    before the clock starts: nothing lies ready in buffers, and nothing runs on while other sides have their turn.
+    A pipeline makes elements ready while nobody asks for them.  These are taken off the clock before an execution,
+    and after it, off the clock too, the pipeline gets the time to make new ones: it then stands still while others
+    have their turn.
 
     Args:
         name: of the stage.
-        make: the data set up to the stage, from a sample on.
+        make: the data set up to the stage.
+        buffered: elements that it has ready or under way at most.
     """
 
     samples_per_unit = 1
 
-    def __init__(self, name: str, make: MakeStage) -> None:
-        self.name, self._make, self._drain = name, make, Drain()
-        self.granule = samples_of_element(make(name, 0), name)
-        self._position = 0
-        self._iterator: Optional[Any] = None
+    def __init__(self, name: str, make: MakeStage, buffered: int) -> None:
+        self.name, self._buffered, self._drain = name, buffered, Drain()
+        dataset = make(name)
+        self.granule = samples_of_element(dataset, name)
+        self._iterator = iter(dataset)
+        self._element_s = 0.0
 
     def prepare(self, num_units: int) -> None:
-        """Starts a pipeline and takes the first elements off the clock."""
-        lead = max(_LEAD_ELEMENTS, _LEAD_SAMPLES // self.granule)
-        self._iterator = iter(self._make(self.name, self._position))
-        self._drain(self._iterator, lead)
-        self._position += lead * self.granule + num_units
+        """Takes what lies ready."""
+        self._drain(self._iterator, self._buffered)
 
     def execute(self, num_units: int) -> None:
         """Takes so many samples."""
-        self._drain(self._iterator, num_units // self.granule)
+        elements, started = num_units // self.granule, time.perf_counter()
+        self._drain(self._iterator, elements)
+        self._element_s = (time.perf_counter() - started) / elements
 
     def check(self) -> None:
-        """Ends the pipeline, which stops its threads; errors in the data were raised by taking them."""
-        self._iterator = None
+        """Waits until the buffers are full again; errors in the data were raised by taking them."""
+        time.sleep(self._buffered * self._element_s)
 
 
 def samples_of_element(dataset: Any, stage: str) -> int:
@@ -169,4 +168,28 @@ def _feeds(prediction: Dict[str, Any], measured: Dict[str, Any]) -> Dict[str, An
         "precision": prediction["precision"],
         "images_per_s_per_ipu": each,
         "num_ipus": {key: None if value is None else value / each for key, value in measured.items()},
+    }
+
+
+END_TO_END_METHOD = (
+    "1 - time per image on a constant batch / time per image on the data, in turns; what the pipeline costs is waiting "
+    "for it and, on a CPU, the cores that it takes"
+)
+
+
+def data_share(executions: Sequence[Sequence[Execution]], seed: int) -> Dict[str, Any]:
+    """``end_to_end`` of a report, of the executions on data, on a constant batch, and of the pipeline alone."""
+    samples = [[float(e.samples) for e in rows] for rows in executions]
+    seconds = [[e.wall_s for e in rows] for rows in executions]
+    return {
+        "method": END_TO_END_METHOD,
+        "data_share": paired_share((samples[0], samples[1]), (seconds[0], seconds[1]), seed).to_dict(),
+        "constant_batch": {
+            "images_per_s": throughput(samples[1], seconds[1], seed).to_dict(),
+            "executions": execution_rows(list(executions[1])),
+        },
+        "pipeline": {
+            "images_per_s": throughput(samples[2], seconds[2], seed).to_dict(),
+            "executions": execution_rows(list(executions[2])),
+        },
     }

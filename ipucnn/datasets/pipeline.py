@@ -88,7 +88,7 @@ def train_batches(
         start_sample=start_sample,
         shuffle=shuffle,
     )
-    parallel = _parallel_calls(num_parallel)
+    parallel = parallel_calls(num_parallel)
     augment = augment and STAGES.index(until) >= STAGES.index("augment")
     if isinstance(examples, ArrayExamples):
         augmentation = AUGMENTATIONS[info.augmentation if augment else "none"]
@@ -174,7 +174,7 @@ def eval_batches(
     is_real = indices < len(examples)
     indices = np.where(is_real, indices, 0)
     rows = tf.data.Dataset.from_tensor_slices((indices.astype(np.int64), is_real))
-    parallel = _parallel_calls(num_parallel)
+    parallel = parallel_calls(num_parallel)
 
     def masked(values: Any, real: Any) -> Any:
         keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
@@ -293,10 +293,18 @@ def _require_examples(examples: Examples, info: DatasetInfo) -> None:
         raise DataError(f"data set {info.name} in {info.location} has no images for this")
 
 
-def _parallel_calls(num_parallel: Optional[int]) -> int:
+def parallel_calls(num_parallel: Optional[int]) -> int:
+    """How many elements are prepared at once of what ``--pipeline-num-parallel`` asks for."""
     if num_parallel is None:
         return tf.data.AUTOTUNE
     return max(1, min(num_parallel, 2 * (os.cpu_count() or 1)))
+
+
+def buffered_elements(batch_size: int, input_shape: InputShape, num_parallel: Optional[int]) -> int:
+    """How many batches :func:`train_batches` has ready or under way at most, if nobody takes any."""
+    calls = max(parallel_calls(num_parallel), os.cpu_count() or 1)
+    group = max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // _batch_bytes(batch_size, input_shape)))
+    return _prefetch(batch_size, input_shape) + calls * group
 
 
 def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:
