@@ -12,8 +12,8 @@ import os
 import statistics
 import time
 
-from ipucnn.benchmarking.measure import Limits, Reference, Side, measure
 from ipucnn.benchmarking.machine import Occupation
+from ipucnn.benchmarking.measure import Limits, Reference, Side, measure
 from ipucnn.benchmarking.regression import Gate
 from ipucnn.benchmarking.report import execution_rows
 

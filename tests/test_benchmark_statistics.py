@@ -222,7 +222,9 @@ def test_on_a_busy_machine_time_alone_decides_nothing():
     assert busy["verdict"] == "inconclusive" and busy["ratio_by_processor_time"]["value"] == 1.0
     busy_then = Gate(report(before, others=0.5), "b", 0.05).compare(waits, 0.0)
     assert busy_then["verdict"] == "inconclusive"
-    both = Gate(report(before), "b", 0.05).compare(rows_of([1.3 * s for s in steady], [1.3 * s for s in steady]), 0.5)
+    both = Gate(report(before), "b", 0.05).compare(
+        rows_of([1.3 * s for s in steady], [1.3 * s for s in steady]), 0.5
+    )
     assert both["verdict"] == "slower"
 
 

@@ -18,7 +18,9 @@ from ipucnn.benchmarking.yardstick import METHOD as YARDSTICK
 from ipucnn.errors import ConfigurationError
 
 METHOD = (
-    "median over executions of time per sample / time of " + YARDSTICK + "; the interval is a 95 % bootstrap of "
+    "median over executions of time per sample / time of "
+    + YARDSTICK
+    + "; the interval is a 95 % bootstrap of "
     "blocks of executions; slower if all of it is below 1 - allowed, not slower if all of it is above, else "
     "inconclusive; where others took more than 5 % of the processors in either run, the same quotient of processor "
     "times counts too, each weighted by the inverse of its variance, and if the two contradict each other nothing is "

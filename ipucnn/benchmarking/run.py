@@ -246,9 +246,7 @@ class Benchmark:
             def is_decided(measurements: Sequence[Measurement]) -> bool:
                 if gate is None:
                     return True
-                return gate.is_decided(
-                    execution_rows(measurements[0].executions), occupation.others_share()
-                )
+                return gate.is_decided(execution_rows(measurements[0].executions), occupation.others_share())
 
             measured = measure(
                 sides,
@@ -383,7 +381,9 @@ class Benchmark:
             self.program = session.program
             element = self.program.fused_micro_batches * self.program.micro_batch_size
             fixed = None if self.steps is None else self.program.weight_updates_per_execution
-            side: Any = sides.SessionTraining(session, self.dataset(0, element), fixed, lead=self._lead(element))
+            side: Any = sides.SessionTraining(
+                session, self.dataset(0, element), fixed, lead=self._lead(element)
+            )
         else:
             self.program = self.program.with_fused(self._fused_inference(session, model))
             element = self.program.fused_micro_batches * self.program.micro_batch_size

@@ -132,7 +132,7 @@ def pipeline_figures(
         batch_size, num_parallel: of the pipeline.
         seed: of the bootstrap.
     """
-    stages = []
+    stages: List[Dict[str, Any]] = []
     for index, (name, rows) in enumerate(zip(names, executions)):
         samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
         before = executions[index - 1] if index else None

@@ -201,12 +201,12 @@ def unpaired_ratio(
         alone = [Interval(float(np.exp(v)), None, None) for v in values]
         return Ratio(alone[0], alone, [1.0] + [0.0] * (len(alone) - 1))
     picks_a, picks_b = _block_resamples(a.shape[1], seed), _block_resamples(b.shape[1], seed + 1)
-    resampled: Any = np.stack([np.median(y[picks_b], axis=1) - np.median(x[picks_a], axis=1) for x, y in zip(a, b)])
+    resampled: Any = np.stack(
+        [np.median(y[picks_b], axis=1) - np.median(x[picks_a], axis=1) for x, y in zip(a, b)]
+    )
     precisions = 1.0 / (resampled.var(axis=1) + 1e-12)
     weights = precisions / precisions.sum()
-    each = [
-        Interval(float(np.exp(v)), *_bounds(np.exp(r), confidence)) for v, r in zip(values, resampled)
-    ]
+    each = [Interval(float(np.exp(v)), *_bounds(np.exp(r), confidence)) for v, r in zip(values, resampled)]
     together = Interval(float(np.exp(weights @ values)), *_bounds(np.exp(weights @ resampled), confidence))
     return Ratio(together, each, [float(w) for w in weights])
 

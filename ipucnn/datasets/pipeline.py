@@ -303,7 +303,9 @@ def parallel_calls(num_parallel: Optional[int]) -> int:
 def buffered_elements(batch_size: int, input_shape: InputShape, num_parallel: Optional[int]) -> int:
     """How many batches :func:`train_batches` has ready or under way at most, if nobody takes any."""
     calls = max(parallel_calls(num_parallel), os.cpu_count() or 1)
-    group = max(1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // _batch_bytes(batch_size, input_shape)))
+    group = max(
+        1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // _batch_bytes(batch_size, input_shape))
+    )
     return _prefetch(batch_size, input_shape) + calls * group
 
 
