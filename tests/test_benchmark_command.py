@@ -358,7 +358,7 @@ PIPELINES = {
     "random": ("lenet", ["--host-generated-data", "--no-augment"]),
     "membranes": (
         "unet",
-        ["--dataset", "membranes", "--image-size", "92", "--base-filters", "2", "--augment"],
+        ["--dataset", "membranes", "--image-size", "188", "--base-filters", "2", "--augment"],
     ),
     "imagefolder": ("lenet", ["--augment", "--image-size", "28"]),
 }

@@ -9,8 +9,10 @@ from typing import Any, Dict, Optional, Tuple
 _SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
 # Products timed before the executions, and again after them.
 _PRODUCTS = 10
-PEAK_METHOD = "the fastest of 20 float32 products of two {n}x{n} matrices, half before and half after the executions, "
+PEAK_METHOD = (
+    "the fastest of 20 float32 products of two {n}x{n} matrices, half before and half after the executions, "
     "2 x {n}^3 FLOP each"
+)
 
 
 class MatmulPeak:

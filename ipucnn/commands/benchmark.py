@@ -141,7 +141,9 @@ def _end(report: Any, path: Path) -> None:
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
+    from ipucnn.benchmarking.regression import INCONCLUSIVE
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
+    from ipucnn.reports.console import note
 
     if report.void is not None:
         hints = [line[6:] for line in report.notes if line.startswith("hint: ")]
@@ -156,6 +158,11 @@ def _end(report: Any, path: Path) -> None:
         stopped.exit_code = EXIT_SIGINT
         raise stopped
     slower = report.regression
+    if slower is not None and slower["verdict"] == INCONCLUSIVE:
+        note(
+            f"whether this is slower than {slower['baseline']} is inconclusive: take a longer --max-time, a baseline "
+            "with a longer --min-time, or a quieter machine"
+        )
     if slower is not None and slower["regressed"]:
         raise ThresholdError(
             f"{1 - slower['ratio']['value']:.1%} slower than {slower['baseline']}, "
