@@ -1,6 +1,6 @@
 """How often the regression gate is wrong: the same work measured twice, and with a slowdown put in.
 
-Usage: python benchmarks/regression_trials.py [--model lenet] [--inference] [--trials 40] [--seconds 4]
+Usage: python benchmarks/regression_trials.py [--model lenet] [--inference] [--trials 40] [--executions 60]
 
 Each trial measures a baseline, then the work again as it is, then with a tenth more work in every execution (eleven
 units for ten that are reported), with the code of `ipucnn benchmark --baseline`.  Printed is in how many trials a
@@ -65,12 +65,13 @@ def main():
     parser.add_argument("--inference", action="store_true")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=5.0, help="least time of a measurement")
-    parser.add_argument("--most", type=float, default=20.0, help="most time of an undecided one")
-    parser.add_argument("--execution-s", type=float, default=0.1)
+    parser.add_argument("--executions", type=int, default=60, help="least executions of a measurement")
+    parser.add_argument("--most", type=float, default=60.0, help="most time of an undecided one")
+    parser.add_argument("--execution-s", type=float, default=0.05)
     arguments = parser.parse_args()
     side, yardstick = make_side(arguments.model, not arguments.inference)
     limits = Limits(
-        min_executions=20, min_time_s=arguments.seconds, max_time_s=arguments.most, max_warmup_s=1.0,
+        min_executions=arguments.executions, min_time_s=arguments.seconds, max_time_s=arguments.most, max_warmup_s=1.0,
         execution_s=arguments.execution_s,
     )  # fmt: skip
 
