@@ -517,6 +517,7 @@ class Benchmark:
             other = measurements[1].executions
             samples = [e.samples for e in executions], [e.samples for e in other]
             seconds = [e.wall_s for e in executions], [e.wall_s for e in other]
+            on_cpu = [e.cpu_s for e in executions], [e.cpu_s for e in other]
             result.comparison = {
                 "with": rival[0],
                 "description": rival[1],
@@ -524,6 +525,9 @@ class Benchmark:
                 "steady": measurements[1].steady,
                 "images_per_s": throughput(samples[1], seconds[1], self.seed).to_dict(),
                 "ratio": paired_ratio(samples, seconds, self.seed).to_dict(),
+                "ratio_by_processor_time": paired_ratio(samples, on_cpu, self.seed).to_dict()
+                if result.device["kind"] == "cpu"
+                else None,
             }
 
     def _fill_stages(self, result: BenchmarkReport, measurements: List[Measurement]) -> None:

@@ -205,6 +205,14 @@ def facts(report: Any) -> List[Tuple[str, str]]:
     if report.comparison is not None:
         ratio = report.comparison["ratio"]
         rows.append(("session / keras", f"{_interval(ratio)} times the images/s, in turns in one process"))
+        by_cpu = report.comparison["ratio_by_processor_time"]
+        if by_cpu is not None and ((measured or {}).get("others_share") or 0.0) > QUIET_SHARE:
+            rows.append(
+                (
+                    "the same",
+                    f"{_interval(by_cpu)} by processor time, which does not count waiting for others",
+                )
+            )
         rows.append(("keras is", report.comparison["description"]))
     if report.regression is not None:
         r = report.regression
