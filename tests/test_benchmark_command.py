@@ -217,7 +217,7 @@ def test_a_device_error_voids_the_result(monkeypatch):
 
 
 def test_a_baseline_is_held(capsys):
-    small = [*SMALL, *QUICK, "--max-time", "6"]
+    small = [*SMALL, *QUICK, "--max-time", "3"]
     assert call(capsys, *small, "--run-dir", "base")[0] == 0
     path = Path("base/report.json")
     before = json.loads(path.read_text())
