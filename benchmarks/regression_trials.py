@@ -1,43 +1,46 @@
 """How often the regression gate is wrong: the same work measured twice, and with a slowdown put in.
 
-Usage: python benchmarks/regression_trials.py [--model lenet] [--trials 40] [--executions 20]
+Usage: python benchmarks/regression_trials.py [--model lenet] [--inference] [--trials 40] [--executions 60]
 
-Each trial measures a baseline and then the work again, with the same code as `ipucnn benchmark --baseline`; once as
-it is, once with every execution made longer.  Printed is in how many trials a regression of more than 5 % was
-reported, and how the ratios spread.
+Each trial measures a baseline, then the work again as it is, then with a tenth more work in every execution (eleven
+units for ten that are reported), with the code of `ipucnn benchmark --baseline`.  Printed is in how many trials a
+regression of more than 5 % was reported, how often nothing was decided, and how the ratios spread.
 """
 
 import argparse
+import os
 import statistics
 import time
 
-from ipucnn.benchmarking.measure import Limits, Side, measure
-from ipucnn.benchmarking.regression import compare
+from ipucnn.benchmarking.machine import Occupation
+from ipucnn.benchmarking.measure import Limits, Reference, Side, measure
+from ipucnn.benchmarking.regression import Gate
 from ipucnn.benchmarking.report import execution_rows
+
+ALLOWED = 0.05
 
 
 class Slowed(Side):
-    """A side whose executions reach only a share of their speed; the rest of the time it sleeps."""
+    """A side that does ``extra`` percent more work in an execution than it reports."""
 
-    def __init__(self, side, speed):
-        self._side, self._speed = side, speed
-        self.name, self.samples_per_unit, self.granule = side.name, side.samples_per_unit, side.granule
+    def __init__(self, side, extra, units=None):
+        self._side, self._extra = side, extra
+        self.name, self.samples_per_unit = side.name, side.samples_per_unit
+        self.granule, self.fixed_units = side.granule * 10, units
 
     def execute(self, num_units):
-        started = time.perf_counter()
-        self._side.execute(num_units)
-        time.sleep((time.perf_counter() - started) * (1 / self._speed - 1))
+        self._side.execute(num_units + num_units * self._extra // 100)
 
     def check(self):
         self._side.check()
 
 
 def make_side(model, training):
-    """The benchmark's own side and reference for a network on generated data."""
-    from ipucnn.benchmarking.machine import MatmulReference
+    """The benchmark's own side and yardstick for a network on generated data."""
     from ipucnn.benchmarking.report import BenchmarkReport
     from ipucnn.benchmarking.run import Benchmark
     from ipucnn.benchmarking.settings import make_settings
+    from ipucnn.benchmarking.yardstick import Yardstick
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
@@ -46,8 +49,12 @@ def make_side(model, training):
     work = Benchmark(resolve("benchmark", flags, model=model), make_settings(training=training))
     session = create_session("cpu")
     network = build(work.setup)
-    report = BenchmarkReport(model, None, work.settings.mode, "", 1, [], {}, {}, {})
-    return work._compile(session, network, report)[0][0], MatmulReference(session.place)
+    report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {})
+    return work._compile(session, network, report)[0][0], Yardstick(session.place)
+
+
+def text(ratio):
+    return f"{ratio['value']:.3f} [{ratio['lower']:.3f} {ratio['upper']:.3f}]"
 
 
 def main():
@@ -55,37 +62,72 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="lenet")
-    parser.add_argument("--training", action="store_true")
+    parser.add_argument("--inference", action="store_true")
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--executions", type=int, default=20)
-    parser.add_argument("--execution-s", type=float, default=0.25)
+    parser.add_argument("--seconds", type=float, default=5.0, help="least time of a measurement")
+    parser.add_argument("--executions", type=int, default=60, help="least executions of a measurement")
+    parser.add_argument("--most", type=float, default=60.0, help="most time of an undecided one")
+    parser.add_argument("--execution-s", type=float, default=0.05)
     arguments = parser.parse_args()
-    side, reference = make_side(arguments.model, arguments.training)
+    side, yardstick = make_side(arguments.model, not arguments.inference)
     limits = Limits(
-        min_executions=arguments.executions, min_time_s=0, max_warmup_s=1, execution_s=arguments.execution_s
-    )
+        min_executions=arguments.executions, min_time_s=arguments.seconds, max_time_s=arguments.most, max_warmup_s=1.0,
+        execution_s=arguments.execution_s,
+    )  # fmt: skip
 
-    def executions(speed):
-        chosen = side if speed == 1.0 else Slowed(side, speed)
-        return execution_rows(measure([chosen], limits, reference=reference).measurements[0].executions)
+    def executions(extra, gate=None):
+        """Rows of executions, and what others took of the processors."""
+        occupied, more = Occupation(), {}
+        if gate is not None:
+            more["is_decided"] = lambda m: gate.is_decided(
+                execution_rows(m[0].executions), occupied.others_share()
+            )
+        # As `ipucnn benchmark --baseline` does: executions and yardstick are as long as the baseline's.
+        units = None if gate is None else length[0]
+        done = measure([Slowed(side, extra, units)], limits, reference=Fixed() if gate else yardstick, **more)
+        length[0] = done.measurements[0].units
+        return execution_rows(done.measurements[0].executions), occupied.others_share()
 
-    ratios, found = {1.0: [], 0.9: []}, {1.0: 0, 0.9: 0}
+    class Fixed(Reference):
+        def __call__(self):
+            return yardstick()
+
+    length = [None]
+
+    def rate(rows):
+        return sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
+
+    ratios, verdicts = {0: [], 10: []}, {0: [], 10: []}
     for trial in range(arguments.trials):
-        rows = executions(1.0)
-        speed = sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
-        baseline = {"executions": rows, "measured": {"images_per_s": {"value": speed}}}
-        for share in found:
-            result = compare(baseline, "baseline", executions(share), 0.05, trial)
-            ratios[share].append(result["ratio"]["value"])
-            found[share] += result["regressed"]
+        started = time.perf_counter()
+        rows, share = executions(0)
+        figures = {"images_per_s": {"value": rate(rows)}, "others_share": share}
+        baseline = {"executions": rows, "measured": figures}
+        line, shares = [], [share]
+        for extra in verdicts:
+            gate = Gate(baseline, "baseline", ALLOWED, trial)
+            now, share = executions(extra, gate)
+            result = gate.compare(now, share)
+            shares.append(share)
+            ratios[extra].append(result["ratio"]["value"])
+            verdicts[extra].append(result["verdict"])
+            raw = rate(now) / rate(rows)
+            cpu = result["ratio_by_processor_time"]
+            line.append(
+                f"+{extra} %: {text(result['ratio'])} {result['verdict']} (by time {text(result['ratio_by_time'])}"
+                + (f", processor time {text(cpu)}" if cpu else "")
+                + f", {len(now)} executions, raw {raw:.2f})"
+            )
+        load = os.getloadavg()[0]
         print(
-            f"trial {trial + 1}:",
-            {share: f"{values[-1]:.3f}" for share, values in ratios.items()},
+            f"trial {trial + 1}: {'; '.join(line)}; {time.perf_counter() - started:.0f} s, load {load:.1f}, others "
+            f"{statistics.mean(s or 0.0 for s in shares):.0%}",
             flush=True,
         )
-    for share, number in found.items():
-        values = ratios[share]
-        print(f"speed x {share}: regression in {number} of {arguments.trials}; ratios {min(values):.3f} to "
+    for extra, found in verdicts.items():
+        values = ratios[extra]
+        counts = ", ".join(f"{found.count(v)} {v}" for v in ("slower", "not slower", "inconclusive"))
+        print(f"{extra} % more work: of {len(found)} trials {counts}; ratios {min(values):.3f} to "
               f"{max(values):.3f}, median {statistics.median(values):.3f}")  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ipucnn.benchmarking import statistics
-from ipucnn.benchmarking.regression import compare
+from ipucnn.benchmarking.regression import Gate
 
 times = st.floats(1e-3, 10.0)
 
@@ -115,42 +115,130 @@ def test_spread():
     assert statistics.spread([2.0])["coefficient_of_variation"] is None
 
 
-def executions(random, speed, count=30, weather=1.0):
-    """Executions of a machine whose speed drifts, the reference product with it."""
-    drift = weather * random.uniform(0.9, 1.1, count)
-    noise = random.normal(1.0, 0.04, count)
+def test_the_difference_of_two_costs_is_paired():
+    random = np.random.RandomState(6)
+    weather = random.uniform(1, 3, size=30)
+    long, short = 1.2 * weather, 1.0 * weather
+    counts = [4] * 30
+    found = statistics.paired_difference((counts, counts), (long, short))
+    assert found.value == pytest.approx((long.sum() - short.sum()) / 120)
+    assert found.lower <= found.value <= found.upper
+    naive = sorted(
+        (long[p].mean() - short[p].mean()) / 4 for p in np.random.RandomState(7).randint(0, 30, (4000, 30))
+    )
+    assert found.lower == pytest.approx(naive[100], rel=0.05)
+    assert found.upper == pytest.approx(naive[3899], rel=0.05)
+    alone = statistics.paired_difference((counts, None), (long, None))
+    assert alone.value == pytest.approx(long.sum() / 120)
+    assert statistics.paired_difference(([4], [4]), ([2.0], [1.0])) == (0.25, None, None)
+
+
+def test_a_share_of_time():
+    found = statistics.paired_share(([10] * 9, [20] * 9), ([4.0] * 9, [6.0] * 9))
+    assert found == pytest.approx((0.25, 0.25, 0.25))
+    assert statistics.paired_share(([1], [1]), ([4.0], [3.0])) == (0.25, None, None)
+
+
+def test_measures_are_weighted_by_their_precision():
+    random = np.random.RandomState(8)
+    rough, fine = random.normal(0, 0.2, 60), random.normal(0, 0.02, 60)
+    before = [np.exp(random.normal(0, 0.2, 60)), np.exp(random.normal(0, 0.02, 60))]
+    ratio = statistics.unpaired_ratio([np.exp(rough) * 1.25, np.exp(fine) * 1.25], before)
+    assert ratio.weights[1] > 0.9 and sum(ratio.weights) == pytest.approx(1.0)
+    expected = np.median(before[1]) / np.median(np.exp(fine) * 1.25)
+    assert ratio.each[1].value == pytest.approx(expected, rel=1e-3)
+    assert ratio.together.lower < 0.8 < ratio.together.upper
+    assert ratio.together.upper - ratio.together.lower < ratio.each[0].upper - ratio.each[0].lower
+
+
+def test_blocks_widen_the_interval_of_what_drifts():
+    """Neighbours that are alike say less than as many independent executions."""
+    steps = np.random.RandomState(9).normal(0, 0.1, 16)
+    drifting = np.exp(np.repeat(steps, 8))
+    shuffled = np.random.RandomState(10).permutation(drifting)
+    widths = [
+        np.diff(statistics.unpaired_ratio([costs], [costs[::-1]]).together[1:])[0]
+        for costs in (drifting, shuffled)
+    ]
+    assert widths[0] > 1.3 * widths[1]
+
+
+def executions(random, speed, count=40, busy=0.0):
+    """Executions of a machine whose speed drifts, the yardstick with it.
+
+    ``busy``: others take part of it, so that times scatter widely, to the long side; processor times hardly.
+    """
+    drift = np.exp(np.cumsum(random.normal(0, 0.05, count)))
+    noise = random.normal(1.0, 0.03, count) + busy * random.exponential(0.6, count)
+    cpu_noise = random.normal(1.0, 0.02, count)
+    yard = 1.0 + busy * random.exponential(0.6, count)
     return [
-        {"samples": 10, "wall_s": 10 / speed * d * e, "reference_s": 0.02 * d} for d, e in zip(drift, noise)
+        {
+            "samples": 10,
+            "wall_s": 10 / speed * d * e,
+            "cpu_s": 10 / speed * d * c,
+            "reference_s": 0.02 * d * y,
+            "reference_cpu_s": 0.02 * d,
+        }
+        for d, e, c, y in zip(drift, noise, cpu_noise, yard)
     ]
 
 
-def report(rows):
+def report(rows, others=0.0):
     total = sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
-    return {"executions": rows, "measured": {"images_per_s": {"value": total}}}
+    return {"executions": rows, "measured": {"images_per_s": {"value": total}, "others_share": others}}
 
 
+@pytest.mark.parametrize("busy", [0.0, 0.6])
 @pytest.mark.parametrize("slowdown, at_least, at_most", [(0.0, 0, 1), (0.10, 36, 40)])
-def test_regressions_are_found_and_not_invented(slowdown, at_least, at_most):
-    """40 simulated trials; the machine as a whole is up to 40 % slower the second time, which must not count."""
+def test_regressions_are_found_and_not_invented(slowdown, at_least, at_most, busy):
+    """40 simulated trials; the machine as a whole drifts far more than what is looked for."""
     random = np.random.RandomState(4)
     found = 0
     for trial in range(40):
-        before = executions(random, 100.0)
-        now = executions(random, 100.0 * (1 - slowdown), weather=random.uniform(0.8, 1.4))
-        found += compare(report(before), "b.json", now, 0.05, trial)["regressed"]
+        before = executions(random, 100.0, busy=busy)
+        speed = random.uniform(0.5, 2.0)  # all that the machine does is faster or slower the second time
+        now = executions(random, 100.0 * speed * (1 - slowdown), busy=busy)
+        for row in now:
+            row["reference_s"] /= speed
+            row["reference_cpu_s"] /= speed
+        found += Gate(report(before, busy), "b.json", 0.05, trial).compare(now, busy)["regressed"]
     assert at_least <= found <= at_most
 
 
-def test_a_comparison_without_reference_says_so():
-    random = np.random.RandomState(5)
-    rows = [{**row, "reference_s": None} for row in executions(random, 100.0)]
-    result = compare(report(rows), "b.json", rows, 0.05)
-    assert result["relative_to_reference"] is False and not result["regressed"]
-    assert result["ratio"]["value"] == 1.0
+def rows_of(walls, cpus):
+    return [
+        {"samples": 1, "wall_s": w, "cpu_s": c, "reference_s": 1.0, "reference_cpu_s": 1.0}
+        for w, c in zip(walls, cpus)
+    ]
 
 
-def test_few_noisy_executions_prove_no_regression():
-    before = [{"samples": 1, "wall_s": t, "reference_s": None} for t in (0.5, 1.0, 1.5)]
-    now = [{"samples": 1, "wall_s": t, "reference_s": None} for t in (0.6, 1.1, 1.6)]
-    result = compare(report(before), "b.json", now, 0.05)
-    assert result["ratio"]["value"] < 0.95 and result["ratio"]["upper"] > 1 and not result["regressed"]
+def test_on_a_busy_machine_time_alone_decides_nothing():
+    steady = [1.0 + 0.001 * i for i in range(30)]
+    before, waits = rows_of(steady, steady), rows_of([1.3 * s for s in steady], steady)
+    quiet = Gate(report(before), "b", 0.05).compare(waits, 0.01)
+    assert quiet["verdict"] == "slower" and quiet["ratio_by_processor_time"] is None
+    busy = Gate(report(before), "b", 0.05).compare(waits, 0.5)
+    assert busy["verdict"] == "inconclusive" and busy["ratio_by_processor_time"]["value"] == 1.0
+    busy_then = Gate(report(before, others=0.5), "b", 0.05).compare(waits, 0.0)
+    assert busy_then["verdict"] == "inconclusive"
+    both = Gate(report(before), "b", 0.05).compare(
+        rows_of([1.3 * s for s in steady], [1.3 * s for s in steady]), 0.5
+    )
+    assert both["verdict"] == "slower"
+
+
+def test_few_noisy_executions_prove_nothing():
+    before, now = rows_of((0.5, 1.0, 1.5), (1, 1, 1)), rows_of((0.6, 1.1, 1.6), (1, 1, 1))
+    result = Gate(report(before), "b.json", 0.05).compare(now, 0.0)
+    assert result["ratio"]["value"] < 0.95 and result["ratio"]["upper"] > 1
+    assert result["verdict"] == "inconclusive" and not result["regressed"]
+
+
+def test_a_gate_looks_now_and_then():
+    """Between two looks nothing is decided: looking after every execution would find what chance shows once."""
+    steady = [1.0 + 0.001 * i for i in range(100)]
+    gate = Gate(report(rows_of(steady, steady)), "b", 0.05)
+    now = rows_of([2 * s for s in steady], steady)
+    looks = [n for n in range(1, 100) if gate.is_decided(now[:n], 0.0)]
+    assert looks[0] == 20 and 3 <= len(looks) <= 8

@@ -156,6 +156,27 @@ def test_padding_changes_the_loss_of_the_last_update_if_it_counts(tmp_path):
     assert abs(losses.mean() - losses[:5].mean()) > 1e-3
 
 
+@pytest.mark.parametrize("fused", [1, 3])
+def test_masks_are_padded_as_classes_are(fused):
+    """Segmentation with cross-entropy: the weighted loss, scaled as a weight update scales it, is that of the real
+    images alone, computed here pixel by pixel; so are its gradients by the logits, and padding has none."""
+    random = np.random.RandomState(3)
+    logits = tf.constant(random.normal(size=(6, 5, 4, 2)), tf.float32)
+    labels = random.randint(0, 2, (6, 5, 4)).astype(np.int32)
+    real = np.array([1, 1, 1, 1, 0, 0], np.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        values = make_loss("cross_entropy")(logits, labels, fused, tf.constant(real * 6 / 4))
+        loss = tf.reduce_mean(values)
+    raw = logits.numpy().astype(np.float64)
+    shares = np.exp(raw) / np.exp(raw).sum(-1, keepdims=True)
+    picked = np.take_along_axis(shares, labels[..., np.newaxis], -1)[..., 0]
+    np.testing.assert_allclose(float(loss), -np.log(picked[:4]).mean(), rtol=1e-5)
+    expected = (shares - np.eye(2)[labels]) / (4 * 5 * 4)
+    expected[4:] = 0.0
+    np.testing.assert_allclose(tape.gradient(loss, logits).numpy(), expected, rtol=1e-4, atol=1e-7)
+
+
 def test_a_padded_run_continues_to_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = {**OPTIONS, "limit_eval": "20", "dropout": "0.3", "augment": True}

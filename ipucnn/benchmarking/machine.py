@@ -1,18 +1,22 @@
 """What the machine can do at best, and how much memory the process took."""
 
+import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 _SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
+# Products timed before the executions, and again after them.
+_PRODUCTS = 10
 PEAK_METHOD = (
-    "the fastest of all float32 products of two {n}x{n} matrices made in this process, 2 x {n}^3 FLOP each"
+    "the fastest of 20 float32 products of two {n}x{n} matrices, half before and half after the executions, "
+    "2 x {n}^3 FLOP each"
 )
 
 
-class MatmulReference:
-    """A matrix product on the session's device: the yardstick of peak and drift.
+class MatmulPeak:
+    """A matrix product on the session's device: what it can do at best.
 
     The matrices are as small as still take 10 ms, at least 1024 on a side.
 
@@ -25,34 +29,60 @@ class MatmulReference:
 
         self._place = place
         self._product = tf.function(lambda a, b: tf.reduce_sum(tf.matmul(a, b)), autograph=False)
-        self.size, self.best_s = _SMALLEST, float("inf")
+        self.size = _SMALLEST
         while True:
             with tf.device(place):
                 self._factors = [tf.random.stateless_uniform([self.size] * 2, [i, 0]) for i in (1, 2)]
-            self._run()
-            self.best_s = float("inf")
-            seconds = min(self() for _ in range(3))
-            if seconds >= _LEAST_S or self.size >= _LARGEST:
+            self._time()
+            self.best_s = min(self._time() for _ in range(_PRODUCTS))
+            if self.best_s >= _LEAST_S or self.size >= _LARGEST:
                 return
             self.size *= 2
 
-    def _run(self) -> None:
+    def _time(self) -> float:
         import tensorflow as tf
 
+        started = time.perf_counter()
         with tf.device(self._place):
             self._product(*self._factors).numpy()
+        return time.perf_counter() - started
 
-    def __call__(self) -> float:
-        """Does one product and returns its seconds."""
-        started = time.perf_counter()
-        self._run()
-        spent = time.perf_counter() - started
-        self.best_s = min(self.best_s, spent)
-        return spent
-
-    def peak(self) -> Dict[str, Any]:
-        """``flop_per_s`` of the fastest product so far, and the ``method``."""
+    def measure(self) -> Dict[str, Any]:
+        """``flop_per_s`` of the fastest product, of some now and those at the beginning, and the ``method``."""
+        self.best_s = min(self.best_s, *(self._time() for _ in range(_PRODUCTS)))
         return {"flop_per_s": 2.0 * self.size**3 / self.best_s, "method": PEAK_METHOD.format(n=self.size)}
+
+
+class Occupation:
+    """How much of the processors others took since this was made: other processes, other virtual machines."""
+
+    def __init__(self) -> None:
+        self._before = _processor_seconds()
+        self._own = time.process_time()
+
+    def others_share(self) -> Optional[float]:
+        """0 to 1 of all processors; None where the system (other than Linux) does not tell."""
+        now = _processor_seconds()
+        if now is None or self._before is None:
+            return None
+        busy, total = (after - before for after, before in zip(now, self._before))
+        own = time.process_time() - self._own
+        return min(1.0, max(0.0, busy - own) / total) if total > 0 else None
+
+
+def _processor_seconds() -> Optional[Tuple[float, float]]:
+    """(busy, all) seconds of all processors since the system started; what a hypervisor took counts as busy."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        # user nice system idle iowait irq softirq steal; guest time is part of user time (proc(5)).
+        ticks = [int(value) for value in fields[1:9]]
+        per_s = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError, IndexError):
+        return None
+    if fields[0] != "cpu" or len(ticks) < 8:
+        return None
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / per_s, sum(ticks) / per_s
 
 
 def reset_peak_memory() -> bool:

@@ -7,7 +7,7 @@ round in alternating order, so that what slows the machine down for a while slow
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking.statistics import is_steady
 
@@ -23,7 +23,7 @@ class Side:
     """What is measured.
 
     Attributes:
-        name: "session" or "keras".
+        name: "session", "keras" or what else tells it from the others.
         samples_per_unit: samples of one unit of work.
         granule: an execution is a multiple of so many units.
         fixed_units: units of an execution if they are prescribed, else None.
@@ -33,6 +33,9 @@ class Side:
     samples_per_unit = 1
     granule = 1
     fixed_units: Optional[int] = None
+
+    def prepare(self, num_units: int) -> None:
+        """Brings about the steady state that an execution of so many units starts from, off the clock."""
 
     def execute(self, num_units: int) -> None:
         """Runs ``num_units`` units and has the result on the host when it returns; this is timed."""
@@ -46,6 +49,23 @@ class Side:
         """
 
 
+class Reference:
+    """Work that is always the same, done before, between and after rounds to tell how fast the machine is.
+
+    Attributes:
+        repetitions: of it at a time.
+    """
+
+    repetitions = 1
+
+    def suit(self, execution_s: float) -> None:
+        """Told once how long an execution takes, so that the work can be about as long."""
+
+    def __call__(self) -> Tuple[float, float]:
+        """Does the work and returns the seconds and the processor seconds that one repetition of it took."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long to measure.
@@ -55,6 +75,7 @@ class Limits:
         max_time_s: of everything, from ``started`` on.  A third of it is kept for the measured executions,
             however long compiling takes, and at least ``MIN_ROUNDS`` of them are made whatever they take.
         max_warmup_s: of each side, after which warm-up ends, steady or not; at least one execution is made.
+            It also ends when the measured executions need what is left of ``max_time_s``.
         execution_s: what an execution is made to last, if one unit takes less.
     """
 
@@ -62,16 +83,24 @@ class Limits:
     min_time_s: float = 10.0
     max_time_s: float = 150.0
     max_warmup_s: float = 15.0
-    execution_s: float = 0.5
+    execution_s: float = 0.1
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One timed execution; ``reference_s`` is the reference work's time around it, None where there is none."""
+    """One timed execution.
+
+    Attributes:
+        samples: computed by it.
+        wall_s, cpu_s: its time, and that of all processors for all threads of the process.
+        reference_s, reference_cpu_s: means of the reference's before and after it; None without one.
+    """
 
     samples: int
     wall_s: float
+    cpu_s: float = 0.0
     reference_s: Optional[float] = None
+    reference_cpu_s: Optional[float] = None
 
 
 @dataclass
@@ -80,6 +109,7 @@ class Measurement:
 
     Attributes:
         first_s: time of its first execution, of one granule of units, which may compile.
+        warm_s: time of the last warm-up execution.
         units: of an execution once warm.
         steady: whether warm-up ended because times no longer changed.
         executions: measured ones.
@@ -88,6 +118,7 @@ class Measurement:
     side: Side
     first_s: float = 0.0
     warmup_s: float = 0.0
+    warm_s: float = 0.0
     warmup_executions: int = 0
     units: int = 0
     steady: bool = False
@@ -107,9 +138,11 @@ def measure(
     sides: Sequence[Side],
     limits: Limits,
     report: Report = lambda phase, done, of, figures: None,
-    reference: Optional[Callable[[], float]] = None,
+    reference: Optional[Reference] = None,
     clock: Callable[[], float] = time.perf_counter,
+    cpu_clock: Callable[[], float] = time.process_time,
     started: Optional[float] = None,
+    is_decided: Callable[[Sequence[Measurement]], bool] = lambda measurements: True,
 ) -> Session:
     """Warms the sides up one by one, then measures them in turns.
 
@@ -117,9 +150,10 @@ def measure(
         sides: at least one.
         limits: how long.
         report: told of progress.
-        reference: does a fixed piece of work and returns its seconds; called before, between and after rounds.
-        clock: seconds.
+        reference: called before, between and after rounds.
+        clock, cpu_clock: seconds, and processor seconds of the process.
         started: when the benchmark began, by that clock; None: now.
+        is_decided: asked after each round from the least number on; False goes on until ``max_time_s`` is over.
 
     Returns:
         What was measured; an interrupt (KeyboardInterrupt) ends it with the finished rounds.
@@ -131,18 +165,22 @@ def measure(
     began = clock() if started is None else started
     try:
         for measurement in session.measurements:
-            _warm_up(measurement, limits, report, clock)
+            _warm_up(measurement, limits, report, clock, limits.max_time_s - (clock() - began), len(sides))
+        if reference is not None:
+            reference.suit(sum(m.warm_s for m in session.measurements))
         left_s = max(limits.max_time_s - (clock() - began), limits.max_time_s / 3)
-        _rounds(session, limits, report, reference, clock, left_s)
+        _rounds(session, limits, report, reference, (clock, cpu_clock), left_s, is_decided)
     except KeyboardInterrupt:
         session.interrupted = True
     return session
 
 
-def _time(side: Side, units: int, clock: Callable[[], float]) -> float:
-    before = clock()
+def _time(side: Side, units: int, clocks: Sequence[Callable[[], float]]) -> List[float]:
+    """What an execution took by each of the clocks."""
+    side.prepare(units)
+    before = [clock() for clock in clocks]
     side.execute(units)
-    spent = clock() - before
+    spent = [clock() - start for clock, start in zip(clocks, before)]
     side.check()
     return spent
 
@@ -151,17 +189,33 @@ def _whole(units: int, granule: int) -> int:
     return max(granule, units // granule * granule)
 
 
-def _warm_up(m: Measurement, limits: Limits, report: Report, clock: Callable[[], float]) -> None:
+def _warm_up(
+    m: Measurement,
+    limits: Limits,
+    report: Report,
+    clock: Callable[[], float],
+    left_s: float,
+    num_sides: int,
+) -> None:
+    """Ends after ``max_warmup_s``, or when the executions of ``num_sides`` sides need what is left of ``left_s``."""
     side = m.side
+    began = clock()
     m.units = side.fixed_units or side.granule
     report(f"{side.name}: first execution", 0, 1, "")
-    m.first_s = _time(side, m.units, clock)
+    m.first_s = _time(side, m.units, [clock])[0]
     report(f"{side.name}: first execution", 1, 1, f"{m.first_s:.2f} s, compiling included")
     started, spent = clock(), 0.0
     costs: List[float] = []
-    while not m.steady and (not costs or m.warmup_s + spent <= limits.max_warmup_s):
-        spent = _time(side, m.units, clock)
+
+    def has_time() -> bool:
+        needed = limits.min_executions * num_sides * spent
+        ends = clock() + spent - began + needed <= left_s
+        return m.warmup_s + spent <= limits.max_warmup_s and ends
+
+    while not m.steady and (not costs or has_time()):
+        spent = _time(side, m.units, [clock])[0]
         m.warmup_executions += 1
+        m.warm_s = spent
         costs.append(spent / m.units)
         if side.fixed_units is None and spent < limits.execution_s / 2:
             grown = m.units * min(_GROWTH, limits.execution_s / max(spent, 1e-9))
@@ -178,11 +232,12 @@ def _rounds(
     session: Session,
     limits: Limits,
     report: Report,
-    reference: Optional[Callable[[], float]],
-    clock: Callable[[], float],
+    reference: Optional[Reference],
+    clocks: Tuple[Callable[[], float], Callable[[], float]],
     left_s: float,
+    is_decided: Callable[[Sequence[Measurement]], bool],
 ) -> None:
-    count = len(session.measurements)
+    count, clock = len(session.measurements), clocks[0]
     began = clock()
     rounds: int = 0
     before = reference() if reference is not None else None
@@ -192,20 +247,22 @@ def _rounds(
         order = range(count) if rounds % 2 == 0 else range(count - 1, -1, -1)
         for i in order:
             m = session.measurements[i]
-            turn[i] = (m.units * m.side.samples_per_unit, _time(m.side, m.units, clock))
+            turn[i] = (m.units * m.side.samples_per_unit, *_time(m.side, m.units, clocks))
         after = reference() if reference is not None else None
-        around = (before + after) / 2 if before is not None and after is not None else None
+        around: List[Optional[float]] = [None, None]
+        if before is not None and after is not None:
+            around = [(a + b) / 2 for a, b in zip(before, after)]
         # Only whole rounds count, so that sides stay paired.
-        for m, (samples, spent) in zip(session.measurements, turn):
-            m.executions.append(Execution(samples, spent, around))
+        for m, times in zip(session.measurements, turn):
+            m.executions.append(Execution(*times, *around))
         before = after
         rounds += 1
         spent_s, round_s = clock() - began, clock() - start
         enough = rounds >= limits.min_executions and spent_s >= limits.min_time_s
         session.out_of_time = spent_s + round_s > left_s and rounds >= MIN_ROUNDS
         left_rounds = math.ceil((limits.min_time_s - spent_s) / max(round_s, 1e-9))
-        left = max(limits.min_executions - rounds, left_rounds, 0)
-        if enough or session.out_of_time:
+        left = max(limits.min_executions - rounds, left_rounds, 1)
+        if session.out_of_time or (enough and is_decided(session.measurements)):
             session.out_of_time = not enough
             report("measured", rounds, rounds, _speeds(session))
             return

@@ -7,9 +7,10 @@ from typing import Any, Dict, List, Optional
 
 from ipucnn.benchmarking import statistics
 from ipucnn.benchmarking.measure import Execution
+from ipucnn.benchmarking.regression import costs
 from ipucnn.errors import DataError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KIND = "ipucnn benchmark"
 SCHEMA = Path(__file__).with_name("schema.json")
 
@@ -26,6 +27,7 @@ class BenchmarkReport:
     model: str
     preset: Optional[str]
     mode: str
+    scope: str
     started: str
     seed: int
     input_shape: List[int]
@@ -42,9 +44,12 @@ class BenchmarkReport:
     measured: Optional[Dict[str, Any]] = None
     comparison: Optional[Dict[str, Any]] = None
     predicted: List[Dict[str, Any]] = field(default_factory=list)
+    data_pipeline: Optional[Dict[str, Any]] = None
+    end_to_end: Optional[Dict[str, Any]] = None
     regression: Optional[Dict[str, Any]] = None
     notes: List[str] = field(default_factory=list)
     void: Optional[str] = None
+    traceback: Optional[str] = None
     interrupted: bool = False
     exit_code: int = 0
 
@@ -91,7 +96,8 @@ def read_report(path: Path) -> Dict[str, Any]:
     if data.get("void") or data.get("measured") is None:
         raise DataError(f"{path}: {data.get('void') or 'nothing was measured'}", "make it again")
     try:
-        [float(e["wall_s"]) / float(e["samples"]) for e in data["executions"]]
+        for clock in ("wall", "cpu"):
+            costs(data["executions"], clock)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         raise DataError(f"{path} is damaged: its executions cannot be read", "make it again") from None
     return data
@@ -102,10 +108,11 @@ def measured_figures(
     *,
     seed: int,
     step_samples: int,
-    flop_per_image: float,
+    flop_per_image: Optional[float],
     peak: Optional[Dict[str, Any]],
     peak_memory_bytes: Optional[int],
     device_peak_memory_bytes: Optional[int],
+    others_share: Optional[float],
 ) -> Dict[str, Any]:
     """``measured`` of a report.
 
@@ -113,12 +120,13 @@ def measured_figures(
         executions: at least one.
         seed: of the bootstrap.
         step_samples: of a weight update, or of one micro-batch on each replica in inference.
-        flop_per_image: of the mode.
-        peak: of ``MatmulReference.peak``.
+        flop_per_image: of the mode; None where nothing is computed.
+        peak: of ``MatmulPeak.measure``.
+        others_share: of the processors, that other processes took meanwhile.
     """
     samples, seconds = [e.samples for e in executions], [e.wall_s for e in executions]
     speed = statistics.throughput(samples, seconds, seed)
-    flop_per_s = speed.value * flop_per_image
+    flop_per_s = speed.value * flop_per_image if flop_per_image is not None else None
     return {
         "images_per_s": speed.to_dict(),
         "step_s": step_samples / speed.value,
@@ -131,9 +139,10 @@ def measured_figures(
         "flop_per_image": flop_per_image,
         "flop_per_s": flop_per_s,
         "matmul_peak": peak,
-        "share_of_matmul_peak": flop_per_s / peak["flop_per_s"] if peak else None,
+        "share_of_matmul_peak": flop_per_s / peak["flop_per_s"] if peak and flop_per_s else None,
         "peak_memory_bytes": peak_memory_bytes,
         "device_peak_memory_bytes": device_peak_memory_bytes,
+        "others_share": others_share,
     }
 
 

@@ -1,15 +1,27 @@
 """One benchmark from configuration to report: data, build, compile, warm-up, measured executions, prediction."""
 
 import contextlib
+import functools
 import random
 import time
+import traceback
 from dataclasses import asdict, replace
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking import regression
-from ipucnn.benchmarking.measure import Limits, Measurement, Report, measure
+from ipucnn.benchmarking.measure import Limits, Measurement, Reference, Report, measure
 from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, measured_figures, read_report
-from ipucnn.benchmarking.settings import DATA_KINDS, DEVICE_GENERATED, REAL, BenchmarkSettings, data_kind
+from ipucnn.benchmarking.settings import (
+    DATA,
+    DATA_KINDS,
+    DEVICE_GENERATED,
+    END_TO_END,
+    REAL,
+    BenchmarkSettings,
+    check_data,
+    data_kind,
+)
+from ipucnn.benchmarking.stages import data_share
 from ipucnn.benchmarking.statistics import paired_ratio, throughput
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import EXIT_BUG, ConfigurationError, UserError
@@ -76,6 +88,7 @@ class Benchmark:
             resolved = replace(resolved, config=config)
         self.resolved, config = resolved, resolved.config
         self.kind = data_kind(config)
+        check_data(settings, self.kind)
         check_device(config.device)
         run_setup.check_supported(config)
         self.loss_name = run_setup.loss_name(config, resolved.record.task)
@@ -139,6 +152,7 @@ class Benchmark:
             config,
             num_epochs=1,
             weight_updates_per_epoch=updates,
+            pad_dataset=False,
             steps_per_execution=None,
             logs_per_epoch=1.0,
             validation=False,
@@ -181,10 +195,16 @@ class Benchmark:
     def dataset(self, first_update: int, samples_per_element: int) -> Any:
         """Infinite training batches, for the session; without order or augmentation in inference."""
         from ipucnn.benchmarking.sides import constant_batch
+
+        batches = self.pipeline(samples_per_element)
+        return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
+
+    def pipeline(self, samples_per_element: int, until: str = "batch") -> Any:
+        """The input pipeline up to a stage."""
         from ipucnn.datasets.pipeline import train_batches
 
         config = self.resolved.config
-        batches = train_batches(
+        return train_batches(
             self.setup.source,
             batch_size=samples_per_element,
             samples_per_epoch=max(1, self.setup.source.info.num_train),
@@ -195,8 +215,8 @@ class Benchmark:
             shuffle=config.shuffle and self.settings.training,
             num_parallel=config.pipeline_num_parallel,
             output_shape=self.setup.output_shape,
+            until=until,
         )
-        return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
 
     def run(self, report: Report = _silent) -> BenchmarkReport:
         """Builds, compiles, measures, predicts."""
@@ -213,21 +233,45 @@ class Benchmark:
             regression.check_same_run(
                 self.baseline, str(self.settings.baseline), result.program, result.device
             )
+        gate = self._gate()
         machine.reset_peak_memory()
-        report("building the network", 0, 0, "")
-        started = time.perf_counter()
-        model = run_setup.build(self.setup)
-        result.phases["build_s"] = time.perf_counter() - started
-        self.program = settle_splits(self.program, model, self.resolved, None)
-        result.program = self.program.to_dict()
-        self._predict(model, result)
         with _void_on_error(result), data_errors():
-            reference = machine.MatmulReference(session.place)
+            report("building the network", 0, 0, "")
+            started = time.perf_counter()
+            model = run_setup.build(self.setup)
+            result.phases["build_s"] = time.perf_counter() - started
+            self.program = settle_splits(self.program, model, self.resolved, None)
+            result.program = self.program.to_dict()
+            self._predict(model, result)
+            peak = machine.MatmulPeak(session.place) if self.settings.scope != DATA else None
             report("compiling", 0, 0, "")
-            sides, rival = self._compile(session, model, result)
-            measured = measure(sides, self.settings.limits, report, reference, started=began)
+            sides, rival = self._sides(session, model, result)
+            if self.baseline is not None:
+                # A call has a cost of its own: executions of another length have another cost per sample.
+                sides[0].fixed_units = self.baseline["execution"]["samples"] // sides[0].samples_per_unit
+            yardstick = self._yardstick(session.place)
+            occupation = machine.Occupation()
+
+            def is_decided(measurements: Sequence[Measurement]) -> bool:
+                if gate is None:
+                    return True
+                return gate.is_decided(execution_rows(measurements[0].executions), occupation.others_share())
+
+            measured = measure(
+                sides,
+                self.settings.limits,
+                report,
+                yardstick,
+                started=began,
+                is_decided=is_decided,
+            )
             result.interrupted = measured.interrupted
-            self._fill(result, measured.measurements, rival, reference)
+            others_share = occupation.others_share()
+            self._fill(result, measured.measurements, rival, peak, others_share)
+            if result.execution is not None and yardstick is not None:
+                result.execution["reference_repetitions"] = yardstick.repetitions
+            if gate is not None and result.measured is not None:
+                result.regression = gate.compare(result.executions, others_share)
             if measured.out_of_time:
                 done, wanted = len(result.executions), self.settings.limits.min_executions
                 if done < wanted:
@@ -237,12 +281,27 @@ class Benchmark:
                     )
         return result
 
+    def _yardstick(self, place: str) -> Optional[Reference]:
+        from ipucnn.benchmarking.yardstick import Yardstick
+
+        if self.settings.scope == DATA:
+            return None
+        before = self.baseline["execution"]["reference_repetitions"] if self.baseline is not None else None
+        return Yardstick(place, before)
+
+    def _gate(self) -> Optional[regression.Gate]:
+        if self.baseline is None:
+            return None
+        where, allowed = str(self.settings.baseline), self.settings.max_regression
+        return regression.Gate(self.baseline, where, allowed, self.seed)
+
     def _empty_report(self, device: Any, environment: Dict[str, Any]) -> BenchmarkReport:
         info, limits = self.setup.source.info, self.settings.limits
         return BenchmarkReport(
             model=self.resolved.record.name,
             preset=self.resolved.preset,
             mode=self.settings.mode,
+            scope=self.settings.scope,
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             seed=self.seed,
             input_shape=list(self.setup.input_shape),
@@ -285,6 +344,35 @@ class Benchmark:
         for precision in dict.fromkeys((config.precision, "16.16")):
             result.predicted.append(predict_ipu(graph, wanted, precision))
 
+    def _sides(
+        self, session: Any, model: Any, result: BenchmarkReport
+    ) -> Tuple[List[Any], Optional[Tuple[str, str]]]:
+        """The sides to measure, and (name, description) of the one that the session is compared with."""
+        if self.settings.scope == DATA:
+            return list(reversed(self._stages(self.program.micro_batch_size))), None
+        measured, rival = self._compile(session, model, result)
+        if self.settings.scope == END_TO_END:
+            element = self.program.fused_micro_batches * self.program.micro_batch_size
+            measured += [self._constant(session, element), self._stages(element)[-1]]
+        return measured, rival
+
+    def _stages(self, samples_per_element: int) -> List[Any]:
+        """The input pipeline up to each of its stages."""
+        from ipucnn.benchmarking.stages import PipelineStage, stage_names
+
+        augment = self.resolved.config.augment and self.settings.training
+        buffered = self._buffered(samples_per_element)
+        return [
+            PipelineStage(name, functools.partial(self.pipeline, samples_per_element), buffered)
+            for name in stage_names(augment)
+        ]
+
+    def _buffered(self, samples_per_element: int) -> int:
+        from ipucnn.datasets.pipeline import buffered_elements
+
+        config = self.resolved.config
+        return buffered_elements(samples_per_element, self.setup.input_shape, config.pipeline_num_parallel)
+
     def _compile(
         self, session: Any, model: Any, result: BenchmarkReport
     ) -> Tuple[List[Any], Optional[Tuple[str, str]]]:
@@ -302,7 +390,9 @@ class Benchmark:
             self.program = session.program
             element = self.program.fused_micro_batches * self.program.micro_batch_size
             fixed = None if self.steps is None else self.program.weight_updates_per_execution
-            side: Any = sides.SessionTraining(session, self.dataset(0, element), fixed)
+            side: Any = sides.SessionTraining(
+                session, self.dataset(0, element), fixed, lead=self._lead(element)
+            )
         else:
             self.program = self.program.with_fused(self._fused_inference(session, model))
             element = self.program.fused_micro_batches * self.program.micro_batch_size
@@ -315,12 +405,13 @@ class Benchmark:
                 self.program.micro_batch_size,
                 self.program.fused_micro_batches,
                 None if self.steps is None else self.steps * self.program.num_replicas,
+                lead=self._lead(element),
             )
         result.program = self.program.to_dict()
         result.compilation = {
             **{k: v for k, v in compilation.to_dict().items() if k not in ("device", "first_update_s")},
             "first_execution_s": None,
-            "cached": False,
+            "cached": None,  # TensorFlow keeps no executables
             "predicted_memory": [
                 {"system": p["system"], "precision": p["precision"], "ipus": p["memory"]}
                 for p in result.predicted
@@ -332,6 +423,25 @@ class Benchmark:
             return [side], None
         rival, description = self._keras(model)
         return [side, rival], ("keras", description)
+
+    def _lead(self, samples_per_element: int) -> int:
+        """Elements to compute off the clock: while others have their turn, the pipeline fills its buffers."""
+        alone = self.settings.scope != END_TO_END and self.settings.compare_with is None
+        return 0 if alone or self.kind != REAL else self._buffered(samples_per_element)
+
+    def _constant(self, session: Any, samples_per_element: int) -> Any:
+        """The session's work on a constant batch, without input pipeline."""
+        from ipucnn.benchmarking import sides
+
+        batch = sides.constant_batch(self.pipeline(samples_per_element))
+        if self.settings.training:
+            side: Any = sides.SessionTraining(session, batch)
+        else:
+            p = self.program
+            images = sides.images_only(batch)
+            side = sides.SessionInference(session, images, p.micro_batch_size, p.fused_micro_batches)
+        side.name = "constant batch"
+        return side
 
     def _fused_inference(self, session: Any, model: Any) -> int:
         from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
@@ -368,17 +478,18 @@ class Benchmark:
         result: BenchmarkReport,
         measurements: List[Measurement],
         rival: Optional[Tuple[str, str]],
-        reference: Any,
+        peak: Any,
+        others_share: Optional[float],
     ) -> None:
         """Puts what was measured into the report."""
         from ipucnn.benchmarking import machine
 
         own = measurements[0]
         executions = own.executions
-        assert result.compilation is not None
         if own.first_s:
-            result.compilation["first_execution_s"] = own.first_s
-            result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
+            if result.compilation is not None:
+                result.compilation["first_execution_s"] = own.first_s
+                result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
             result.phases["first_execution_s"] = own.first_s
             result.phases["warmup_s"] = own.warmup_s
             result.warmup = {
@@ -392,22 +503,30 @@ class Benchmark:
         if not executions:
             return
         result.phases["measured_s"] = sum(m.wall_s for each in measurements for m in each.executions)
-        self._final_program(result, own)
-        macs = result.compilation["macs_per_sample"]
+        macs = 0
+        if result.compilation is not None:
+            self._final_program(result, own)
+            macs = result.compilation["macs_per_sample"]
         result.measured = measured_figures(
             executions,
             seed=self.seed,
             step_samples=self._step_samples(),
             # A training step counts as three forward passes: forward, and the products of the two gradients.
-            flop_per_image=2.0 * macs * (3 if self.settings.training else 1),
-            peak=reference.peak(),
+            flop_per_image=2.0 * macs * (3 if self.settings.training else 1) if macs else None,
+            peak=peak.measure() if peak is not None else None,
             peak_memory_bytes=machine.peak_memory_bytes(),
             device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
+            others_share=others_share,
         )
-        if rival is not None:
+        if self.settings.scope == DATA:
+            self._fill_stages(result, measurements)
+        elif self.settings.scope == END_TO_END:
+            result.end_to_end = data_share([m.executions for m in measurements], self.seed)
+        elif rival is not None:
             other = measurements[1].executions
             samples = [e.samples for e in executions], [e.samples for e in other]
             seconds = [e.wall_s for e in executions], [e.wall_s for e in other]
+            on_cpu = [e.cpu_s for e in executions], [e.cpu_s for e in other]
             result.comparison = {
                 "with": rival[0],
                 "description": rival[1],
@@ -415,15 +534,25 @@ class Benchmark:
                 "steady": measurements[1].steady,
                 "images_per_s": throughput(samples[1], seconds[1], self.seed).to_dict(),
                 "ratio": paired_ratio(samples, seconds, self.seed).to_dict(),
+                "ratio_by_processor_time": paired_ratio(samples, on_cpu, self.seed).to_dict()
+                if result.device["kind"] == "cpu"
+                else None,
             }
-        if self.baseline is not None:
-            result.regression = regression.compare(
-                self.baseline,
-                str(self.settings.baseline),
-                result.executions,
-                self.settings.max_regression,
-                self.seed,
-            )
+
+    def _fill_stages(self, result: BenchmarkReport, measurements: List[Measurement]) -> None:
+        from ipucnn.benchmarking.stages import pipeline_figures
+        from ipucnn.datasets.pipeline import parallel_calls
+
+        ordered = measurements[::-1]
+        result.data_pipeline = pipeline_figures(
+            self.setup.source,
+            [m.side.name for m in ordered],
+            [m.executions for m in ordered],
+            result.predicted,
+            batch_size=self.program.micro_batch_size,
+            num_parallel=parallel_calls(self.resolved.config.pipeline_num_parallel),
+            seed=self.seed,
+        )
 
     def _final_program(self, result: BenchmarkReport, own: Measurement) -> None:
         """Program and execution as they were measured."""
@@ -448,7 +577,7 @@ class Benchmark:
 
 @contextlib.contextmanager
 def _void_on_error(result: BenchmarkReport) -> Iterator[None]:
-    """Turns what goes wrong on the device into a void report."""
+    """Turns whatever goes wrong from here on into a void report."""
     import tensorflow as tf
 
     try:
@@ -457,11 +586,14 @@ def _void_on_error(result: BenchmarkReport) -> Iterator[None]:
         result.void, result.exit_code = error.message, error.exit_code
         if error.hint:
             result.notes.append(f"hint: {error.hint}")
-    except tf.errors.OpError as error:
-        lines = str(error.message).strip().splitlines() or [type(error).__name__]
-        result.void, result.exit_code = f"{type(error).__name__}: {lines[0]}", EXIT_BUG
+    except Exception as error:
+        text = str(error.message if isinstance(error, tf.errors.OpError) else error)
+        lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
+        result.void, result.exit_code = f"{type(error).__name__}: {lines[0].strip()}", EXIT_BUG
+        result.traceback = traceback.format_exc()
     if result.void is not None:
         result.measured = result.comparison = result.regression = None
+        result.data_pipeline = result.end_to_end = None
 
 
 __all__ = ["Benchmark", "Limits", "run_benchmark"]

@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
 from ipucnn.config import values
 from ipucnn.errors import ConfigurationError, did_you_mean
 
 TRAINING, INFERENCE = "training", "inference"
+SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
+MODES = (TRAINING, INFERENCE, DATA, END_TO_END)
 RIVALS = ("keras",)
+# A call of Keras' fit takes some 50 ms whatever it does: executions long enough that this hardly counts.
+COMPARED_EXECUTION_S = 2.0
 HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
 DATA_KINDS = {
     HOST_GENERATED: "random images, generated once on the host and fed through the input pipeline",
@@ -24,6 +28,8 @@ class BenchmarkSettings:
 
     Attributes:
         mode: TRAINING or INFERENCE.
+        scope: SESSION: the network on its data; DATA: the input pipeline that feeds it, alone; END_TO_END: the
+            network on its data, beside the network on a constant batch and the pipeline alone.
         limits: how long to measure.
         compare_with: "keras" or None.
         system: IPU machine to predict for, None for the smallest that suits.
@@ -32,6 +38,7 @@ class BenchmarkSettings:
     """
 
     mode: str = INFERENCE
+    scope: str = SESSION
     limits: Limits = field(default_factory=Limits)
     compare_with: Optional[str] = None
     system: Optional[str] = None
@@ -53,7 +60,8 @@ def data_kind(config: Any) -> str:
 
 def make_settings(
     *,
-    training: bool = False,
+    training: Optional[bool] = None,
+    mode: Optional[str] = None,
     executions: int = Limits.min_executions,
     min_time_s: float = Limits.min_time_s,
     max_time_s: float = Limits.max_time_s,
@@ -64,9 +72,22 @@ def make_settings(
 ) -> BenchmarkSettings:
     """Checked settings from what was typed.
 
+    Args:
+        training: ``--training`` (True) or ``--inference`` (False); None: what ``mode`` implies.
+        mode: one of ``MODES``.
+        executions, min_time_s, max_time_s: see ``Limits``.
+        compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
+
     Raises:
         ConfigurationError: naming the option, its value and the nearest legal one.
     """
+    work, scope = work_and_scope(training, mode)
+    for option, given in (("--compare-with", compare_with), ("--baseline", baseline)):
+        if given and scope != SESSION:
+            raise ConfigurationError(
+                f"{option} compares the network's speed, and --mode {scope} measures something else",
+                f"drop {option}, or use --mode {work}",
+            )
     if executions < MIN_ROUNDS:
         raise ConfigurationError(
             f"--executions {executions}: fewer than {MIN_ROUNDS} show no spread",
@@ -95,13 +116,50 @@ def make_settings(
         )
     share = _share(max_regression) if max_regression is not None else BenchmarkSettings.max_regression
     return BenchmarkSettings(
-        mode=TRAINING if training else INFERENCE,
-        limits=Limits(min_executions=executions, min_time_s=min_time_s, max_time_s=max_time_s),
+        mode=work,
+        scope=scope,
+        limits=Limits(
+            min_executions=executions,
+            min_time_s=min_time_s,
+            max_time_s=max_time_s,
+            execution_s=COMPARED_EXECUTION_S if compare_with else Limits.execution_s,
+        ),
         compare_with=compare_with.lower() if compare_with else None,
         system=system,
         baseline=Path(baseline).expanduser() if baseline else None,
         max_regression=share,
     )
+
+
+def work_and_scope(training: Optional[bool], mode: Optional[str]) -> Tuple[str, str]:
+    """(TRAINING or INFERENCE, scope) of ``--mode`` and ``--training`` or ``--inference``."""
+    flag = None if training is None else TRAINING if training else INFERENCE
+    if mode is None:
+        return flag or INFERENCE, SESSION
+    name = mode.lower().replace("_", "-")
+    if name not in MODES:
+        raise ConfigurationError(
+            f"--mode {mode}: there is no such mode",
+            did_you_mean(mode, MODES) or f"use one of {', '.join(MODES)}",
+        )
+    if name in (DATA, END_TO_END):
+        return flag or TRAINING, name
+    if flag not in (None, name):
+        raise ConfigurationError(f"--mode {name} and --{flag} contradict each other", "drop one of them")
+    return name, SESSION
+
+
+def check_data(settings: BenchmarkSettings, kind: str) -> None:
+    """Refuses to measure an input pipeline that is not there.
+
+    Raises:
+        ConfigurationError: the data are a constant batch.
+    """
+    if settings.scope != SESSION and kind == DEVICE_GENERATED:
+        raise ConfigurationError(
+            f"--mode {settings.scope} measures the input pipeline, and --device-generated-data has none",
+            "use --host-generated-data, or a data set",
+        )
 
 
 def _share(text: str) -> float:

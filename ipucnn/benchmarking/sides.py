@@ -24,15 +24,25 @@ class SessionTraining(Side):
         session: compiled for a Program.
         dataset: of the elements it wants.
         fixed_updates: weight updates of an execution, None to choose by time.
+        lead: elements to compute off the clock before each execution.
     """
 
     name = "session"
 
-    def __init__(self, session: Session, dataset: Any, fixed_updates: Optional[int] = None) -> None:
+    def __init__(
+        self, session: Session, dataset: Any, fixed_updates: Optional[int] = None, lead: int = 0
+    ) -> None:
         assert session.program is not None
+        per_update = session.program.num_micro_batches // session.program.fused_micro_batches
+        self._lead = -(-lead // per_update)
         self._session, self._batches = session, iter(dataset)
         self.samples_per_unit = session.program.global_batch_size
         self.fixed_units = fixed_updates
+
+    def prepare(self, num_units: int) -> None:
+        """Uses up what the pipeline made ready while other sides had their turn."""
+        if self._lead:
+            self._session.execute(self._batches, self._lead)
 
     def execute(self, num_units: int) -> None:
         """The session itself refuses losses that are not finite."""
@@ -48,6 +58,7 @@ class SessionInference(Side):
         micro_batch_size: samples.
         fused: micro-batches computed as one.
         fixed_micro_batches: of an execution over all replicas, None to choose by time.
+        lead: elements to compute off the clock before each execution.
     """
 
     name = "session"
@@ -59,11 +70,18 @@ class SessionInference(Side):
         micro_batch_size: int,
         fused: int,
         fixed_micro_batches: Optional[int] = None,
+        lead: int = 0,
     ) -> None:
         self._session, self._batches = session, iter(images)
         self.samples_per_unit, self.granule = micro_batch_size, fused
         self.fixed_units = fixed_micro_batches
+        self._lead = lead
         self._logits: List[Any] = []
+
+    def prepare(self, num_units: int) -> None:
+        """Uses up what the pipeline made ready while other sides had their turn."""
+        if self._lead:
+            self._session.predict(itertools.islice(self._batches, self._lead))
 
     def execute(self, num_units: int) -> None:
         """Logits of ``num_units`` micro-batches, on the host."""
@@ -192,7 +210,10 @@ def keras_model(
         return own(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
     made = classes[wanted](learning_rate, **params)
-    copy.compile(made, loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
+    # XLA on CPUs compiles for minutes and multiplies more slowly than oneDNN; Keras 2.6 has no such argument.
+    without_xla = {"jit_compile": False} if KERAS_3 else {}
+    accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+    copy.compile(made, loss, metrics=[accuracy], **without_xla)
     name = type(made).__name__
     description = f"Keras {keras.__version__} fit, {name}"
     if accumulate > 1:

@@ -90,8 +90,8 @@ def _resamples(num: int, seed: int) -> Any:
     return np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, num))
 
 
-def _bounds(values: Any) -> Tuple[float, float]:
-    tail = 50.0 * (1.0 - CONFIDENCE)
+def _bounds(values: Any, confidence: float = CONFIDENCE) -> Tuple[float, float]:
+    tail = 50.0 * (1.0 - confidence)
     lower, upper = np.percentile(values, [tail, 100.0 - tail])
     return float(lower), float(upper)
 
@@ -131,20 +131,92 @@ def paired_ratio(
     return Interval(value, *_bounds(first / second))
 
 
-def unpaired_ratio(now: Sequence[float], before: Sequence[float], seed: int = 0) -> Interval:
-    """How many times as fast ``now`` is: median cost before over median cost now, each resampled by itself.
+def paired_share(
+    samples: Tuple[Sequence[float], Sequence[float]],
+    seconds: Tuple[Sequence[float], Sequence[float]],
+    seed: int = 0,
+) -> Interval:
+    """What share of the first side's time the second does not need: 1 - cost of the second / cost of the first."""
+    ratio = paired_ratio(samples, seconds, seed)
+    if ratio.lower is None or ratio.upper is None:
+        return Interval(1.0 - ratio.value, None, None)
+    return Interval(1.0 - ratio.value, 1.0 - ratio.upper, 1.0 - ratio.lower)
+
+
+def paired_difference(
+    samples: Tuple[Sequence[float], Optional[Sequence[float]]],
+    seconds: Tuple[Sequence[float], Optional[Sequence[float]]],
+    seed: int = 0,
+) -> Interval:
+    """Seconds per sample of the first side less those of the second, measured in turns; of None: less nothing.
+
+    Total over total, and a bootstrap over rounds, as in :func:`paired_ratio`.  May be negative by chance.
+    """
+    n: List[Any] = [np.asarray(side, float) for side in samples if side is not None]
+    t: List[Any] = [np.asarray(side, float) for side in seconds if side is not None]
+    signs = (1.0, -1.0)
+    value = sum(sign * float(b.sum() / a.sum()) for sign, a, b in zip(signs, n, t))
+    if len(n[0]) < 2:
+        return Interval(value, None, None)
+    picks = _resamples(len(n[0]), seed)
+    costs = sum(sign * (b[picks].sum(axis=1) / a[picks].sum(axis=1)) for sign, a, b in zip(signs, n, t))
+    return Interval(value, *_bounds(costs))
+
+
+class Ratio(NamedTuple):
+    """How many times as fast something is, by several measures of the same and by all of them together.
+
+    Attributes:
+        together: the measures' logarithms weighted by their precision.
+        each: of each measure.
+        weights: of each measure, 1 in sum.
+    """
+
+    together: Interval
+    each: List[Interval]
+    weights: List[float]
+
+
+def unpaired_ratio(
+    now: Sequence[Sequence[float]],
+    before: Sequence[Sequence[float]],
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+) -> Ratio:
+    """How many times as fast ``now`` is: median cost before over median cost now.
+
+    Executions are resampled on either side by itself, with all their measures.  Neighbours may be alike, so blocks
+    of about the cube root of their number are drawn, around the circle (Politis and Romano 1992).  Measures are
+    put together with the inverse of their variances over the resamples, as independent estimates of one quantity.
 
     Args:
-        now, before: cost of a sample in each execution; see ``regression`` for what of.
+        now, before: for each measure the cost of a sample in each execution; see ``regression`` for what of.
+        seed: of the resamples.
+        confidence: of the intervals.
     """
-    a: Any = np.asarray(now, float)
-    b: Any = np.asarray(before, float)
-    value = float(np.median(b) / np.median(a))
-    if len(a) < 2 or len(b) < 2:
-        return Interval(value, None, None)
-    first = np.median(a[_resamples(len(a), seed)], axis=1)
-    second = np.median(b[_resamples(len(b), seed + 1)], axis=1)
-    return Interval(value, *_bounds(second / first))
+    a: Any = np.log(np.asarray(now, float))
+    b: Any = np.log(np.asarray(before, float))
+    values = np.median(b, axis=1) - np.median(a, axis=1)
+    if a.shape[1] < 2 or b.shape[1] < 2:
+        alone = [Interval(float(np.exp(v)), None, None) for v in values]
+        return Ratio(alone[0], alone, [1.0] + [0.0] * (len(alone) - 1))
+    picks_a, picks_b = _block_resamples(a.shape[1], seed), _block_resamples(b.shape[1], seed + 1)
+    resampled: Any = np.stack(
+        [np.median(y[picks_b], axis=1) - np.median(x[picks_a], axis=1) for x, y in zip(a, b)]
+    )
+    precisions = 1.0 / (resampled.var(axis=1) + 1e-12)
+    weights = precisions / precisions.sum()
+    each = [Interval(float(np.exp(v)), *_bounds(np.exp(r), confidence)) for v, r in zip(values, resampled)]
+    together = Interval(float(np.exp(weights @ values)), *_bounds(np.exp(weights @ resampled), confidence))
+    return Ratio(together, each, [float(w) for w in weights])
+
+
+def _block_resamples(num: int, seed: int) -> Any:
+    """int [resamples, num]: runs of neighbours, the first following the last."""
+    length = max(1, round(num ** (1.0 / 3.0)))
+    starts = np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, -(-num // length)))
+    runs = (starts[:, :, np.newaxis] + np.arange(length)) % num
+    return runs.reshape(NUM_RESAMPLES, -1)[:, :num]
 
 
 def is_steady(seconds_per_sample: Sequence[float]) -> bool:

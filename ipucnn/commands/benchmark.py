@@ -11,9 +11,18 @@ from ipucnn.config.signature import with_run_options
 PANEL = "Measuring"
 MODE = typer.Option(
     None,
+    "--mode",
+    metavar="MODE",
+    help="training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
+    "[default: inference]",
+    show_default=False,
+    rich_help_panel=PANEL,
+)
+TRAINING = typer.Option(
+    None,
     "--training/--inference",
     "--train/--infer",
-    help="Measure weight updates, or forward passes.  [default: inference]",
+    help="Measure weight updates, or forward passes.  [default: inference; training in modes data and end-to-end]",
     show_default=False,
     rich_help_panel=PANEL,
 )
@@ -108,7 +117,8 @@ def benchmark(
     request: RunRequest,
     verbose: bool,
     json_output: bool,
-    training: Optional[bool] = MODE,
+    mode: Optional[str] = MODE,
+    training: Optional[bool] = TRAINING,
     compare_with: Optional[str] = COMPARE,
     executions: Optional[int] = EXECUTIONS,
     min_time: Optional[float] = MIN_TIME,
@@ -140,11 +150,10 @@ def benchmark(
     if suite is not None or request.is_wildcard:
         from ipucnn.commands.benchmark_suite import benchmark_suite
 
-        mode = None if training is None else "training" if training else "inference"
         benchmark_suite(
             request,
             suite,
-            mode=mode,
+            mode=_suite_mode(training, mode),
             measuring=measuring,
             rows=rows or [],
             resume=resume,
@@ -154,7 +163,28 @@ def benchmark(
         )
         return
     _check_no_suite({"--rows": rows, "--resume": resume, "--versus": versus})
-    _benchmark_one(request, bool(training), measuring, verbose, json_output)
+    measuring.update({"mode": mode, "training": training})
+    _benchmark_one(request, measuring, verbose, json_output)
+
+
+def _suite_mode(training: Optional[bool], mode: Optional[str]) -> Optional[str]:
+    """training or inference, if it was typed.
+
+    Raises:
+        ConfigurationError: a mode that suites do not have.
+    """
+    from ipucnn.benchmarking.settings import SESSION, work_and_scope
+    from ipucnn.errors import ConfigurationError
+
+    if training is None and mode is None:
+        return None
+    work, scope = work_and_scope(training, mode)
+    if scope != SESSION:
+        raise ConfigurationError(
+            f"--mode {mode}: suites and wildcards measure training and inference",
+            "name one network, or use --mode training",
+        )
+    return work
 
 
 def _check_no_suite(flags: Dict[str, Any]) -> None:
@@ -169,9 +199,7 @@ def _check_no_suite(flags: Dict[str, Any]) -> None:
             )
 
 
-def _benchmark_one(
-    request: RunRequest, training: bool, measuring: Dict[str, Any], verbose: bool, json_output: bool
-) -> None:
+def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool, json_output: bool) -> None:
     resolved = request.resolve()
     if request.print_config:
         request.show(resolved, json_output)
@@ -182,7 +210,7 @@ def _benchmark_one(
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import note
 
-    settings = make_settings(training=training, **measuring)
+    settings = make_settings(**measuring)
     folder = check_folder(resolved)
     work = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
@@ -206,7 +234,9 @@ def _end(report: Any, path: Path) -> None:
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
+    from ipucnn.benchmarking.regression import INCONCLUSIVE
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
+    from ipucnn.reports.console import note
 
     if report.void is not None:
         hints = [line[6:] for line in report.notes if line.startswith("hint: ")]
@@ -221,6 +251,11 @@ def _end(report: Any, path: Path) -> None:
         stopped.exit_code = EXIT_SIGINT
         raise stopped
     slower = report.regression
+    if slower is not None and slower["verdict"] == INCONCLUSIVE:
+        note(
+            f"whether this is slower than {slower['baseline']} is inconclusive: take a longer --max-time, a baseline "
+            "with a longer --min-time, or a quieter machine"
+        )
     if slower is not None and slower["regressed"]:
         raise ThresholdError(
             f"{1 - slower['ratio']['value']:.1%} slower than {slower['baseline']}, "

@@ -25,6 +25,8 @@ InputShape = Tuple[int, int, int]
 LARGE_BATCH_BYTES = 64 * 2**20
 SMALLEST_GROUP = 64
 LARGEST_GROUP_BYTES = 4 * 2**20
+STAGES = ("read", "decode", "augment", "batch")
+"""What a training sample goes through, in this order; see ``until`` of :func:`train_batches`."""
 
 
 def train_batches(
@@ -42,6 +44,7 @@ def train_batches(
     num_parallel: Optional[int] = None,
     output_shape: Optional[Tuple[int, int]] = None,
     weigh_padding: bool = False,
+    until: str = "batch",
 ) -> tf.data.Dataset:
     """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
 
@@ -62,6 +65,10 @@ def train_batches(
         output_shape: (h', w') of the logits of a segmentation network: masks are cropped to it.
         weigh_padding: batches are (images, labels, weights float32 [batch]): 1 for the first permutation of an
             epoch, 0 for what further ones fill it up with.
+        until: the stage to stop after, to measure it; what is delivered is then not for a network.  Of arrays:
+            "read" gathers stored pixels, "decode" makes floats of the network's size, "augment" augments, and
+            "batch" does the rest.  Of files, single samples until "batch": "read" delivers bytes, "decode" the
+            centre of the image, "augment" a random crop instead.
 
     A file that cannot be decoded raises when its batch is asked for; wrap the loop in
     :func:`data_errors` to get a DataError.
@@ -81,7 +88,8 @@ def train_batches(
         start_sample=start_sample,
         shuffle=shuffle,
     )
-    parallel = _parallel_calls(num_parallel)
+    parallel = parallel_calls(num_parallel)
+    augment = augment and STAGES.index(until) >= STAGES.index("augment")
     if isinstance(examples, ArrayExamples):
         augmentation = AUGMENTATIONS[info.augmentation if augment else "none"]
         stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
@@ -90,11 +98,15 @@ def train_batches(
             epochs, turns, indices = split_ticket(tickets, rounds)
             random = draws(seed, epochs, turns, indices, augmentation.num_draws)
             images, labels = tf.gather(stored_images, indices), tf.gather(stored_labels, indices)
+            if until == "read":
+                return images, labels
             if not augmentation.after_resize:
                 images, labels = augmentation.apply(images, labels, random)
             images = prepare_size(images, input_shape)
             if augmentation.after_resize:
                 images, labels = augmentation.apply(images, labels, random)
+            if until != "batch":
+                return images, labels
             images = prepare_range(images, input_shape, input_range, info)
             labels = prepare_labels(labels, input_shape, output_shape)
             return (images, labels, _first_round(turns)) if weigh_padding else (images, labels)
@@ -107,6 +119,8 @@ def train_batches(
             return tuple(tf.reshape(x, [group, batch_size, *x.shape[1:]]) for x in prepare(tickets))
 
         batches = order.batch(group * batch_size, drop_remainder=True)
+        if until != "batch":
+            return _map(batches, prepare, parallel)
         batches = _map(batches, prepare if group == 1 else prepare_group, parallel)
         if group > 1:
             batches = batches.unbatch()
@@ -124,7 +138,11 @@ def train_batches(
         def finish(images: Any, *rest: Any) -> Tuple[Any, ...]:
             return (prepare_range(prepare_size(images, input_shape), input_shape, input_range, info), *rest)
 
+        if until == "read":
+            return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)
         batches = _map(order, decode, parallel)
+        if until != "batch":
+            return batches
         batches = batches.batch(batch_size, drop_remainder=True)
         batches = _map(batches, finish, parallel)
     return batches.prefetch(_prefetch(batch_size, input_shape))
@@ -156,7 +174,7 @@ def eval_batches(
     is_real = indices < len(examples)
     indices = np.where(is_real, indices, 0)
     rows = tf.data.Dataset.from_tensor_slices((indices.astype(np.int64), is_real))
-    parallel = _parallel_calls(num_parallel)
+    parallel = parallel_calls(num_parallel)
 
     def masked(values: Any, real: Any) -> Any:
         keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
@@ -228,6 +246,18 @@ def data_errors() -> Iterator[None]:
         raise DataError(found.group(1), found.group(2) or None) from None
 
 
+def _read_in_python(examples: Any, index: Any) -> Any:
+    """The bytes of one encoded image, as a string."""
+
+    def read(position: Any) -> Any:
+        try:
+            return examples.encoded(int(position))
+        except DataError as error:
+            raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{error.hint or ''}\x1f") from error
+
+    return tf.numpy_function(read, [index], tf.string)
+
+
 def _decode_in_python(
     examples: Any, info: DatasetInfo, input_shape: InputShape, random: Any, index: Any
 ) -> Any:
@@ -263,10 +293,20 @@ def _require_examples(examples: Examples, info: DatasetInfo) -> None:
         raise DataError(f"data set {info.name} in {info.location} has no images for this")
 
 
-def _parallel_calls(num_parallel: Optional[int]) -> int:
+def parallel_calls(num_parallel: Optional[int]) -> int:
+    """How many elements are prepared at once of what ``--pipeline-num-parallel`` asks for."""
     if num_parallel is None:
         return tf.data.AUTOTUNE
     return max(1, min(num_parallel, 2 * (os.cpu_count() or 1)))
+
+
+def buffered_elements(batch_size: int, input_shape: InputShape, num_parallel: Optional[int]) -> int:
+    """How many batches :func:`train_batches` has ready or under way at most, if nobody takes any."""
+    calls = max(parallel_calls(num_parallel), os.cpu_count() or 1)
+    group = max(
+        1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // _batch_bytes(batch_size, input_shape))
+    )
+    return _prefetch(batch_size, input_shape) + calls * group
 
 
 def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:

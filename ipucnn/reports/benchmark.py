@@ -4,8 +4,19 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ipucnn.benchmarking.regression import QUIET_SHARE
 from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
 
+_VERDICTS = {
+    "slower": "slower than allowed",
+    "not slower": "not slower than allowed",
+    "inconclusive": "inconclusive, which takes more time (--max-time) or a quieter machine to decide",
+}
+_CACHED = {
+    True: ", executable from the cache",
+    False: ", executable not in the cache",
+    None: "; the host keeps no executables in a cache",
+}
 # Lines of progress in a pipe are at least so far apart, but for the ends of phases.
 _EVERY_S = 15.0
 
@@ -180,7 +191,7 @@ def facts(report: Any) -> List[Tuple[str, str]]:
                 "compile time",
                 f"{human_time(compilation['trace_s'])} tracing"
                 + (f", {human_time(first)} first execution" if first else "")
-                + (", from the cache" if compilation["cached"] else ", not cached"),
+                + _CACHED[compilation["cached"]],
             )
         )
     if report.warmup is not None:
@@ -189,19 +200,37 @@ def facts(report: Any) -> List[Tuple[str, str]]:
         rows.append(("warm-up", f"{warm['executions']} executions, {human_time(warm['seconds'])}, {how}"))
     if measured is not None:
         rows += _spread_rows(measured)
+    if report.end_to_end is not None:
+        rows += _end_to_end_rows(report.end_to_end)
     if report.comparison is not None:
         ratio = report.comparison["ratio"]
         rows.append(("session / keras", f"{_interval(ratio)} times the images/s, in turns in one process"))
+        by_cpu = report.comparison["ratio_by_processor_time"]
+        if by_cpu is not None and ((measured or {}).get("others_share") or 0.0) > QUIET_SHARE:
+            rows.append(
+                (
+                    "the same",
+                    f"{_interval(by_cpu)} by processor time, which does not count waiting for others",
+                )
+            )
         rows.append(("keras is", report.comparison["description"]))
     if report.regression is not None:
         r = report.regression
-        verdict = "slower than allowed" if r["regressed"] else "no regression shown"
         rows.append(
             (
                 "baseline",
-                f"{_interval(r['ratio'])} times its speed: {verdict} ({r['allowed']:.1%} may be lost)",
+                f"{_interval(r['ratio'])} times its speed: {_VERDICTS[r['verdict']]} "
+                f"({r['allowed']:.1%} may be lost)",
             )
         )
+        if r["ratio_by_processor_time"]:
+            rows.append(
+                (
+                    "baseline by",
+                    f"time {_interval(r['ratio_by_time'])}, processor time "
+                    f"{_interval(r['ratio_by_processor_time'])}: the machine was busy, so both count",
+                )
+            )
     for prediction in report.predicted:
         for text in prediction["notes"]:
             rows.append((f"predicted, {prediction['precision']}", text))
@@ -213,7 +242,9 @@ def facts(report: Any) -> List[Tuple[str, str]]:
 
 def _program_line(program: Dict[str, Any], execution: Optional[Dict[str, Any]], mode: str) -> str:
     replicas = f" x {program['num_replicas']} replica(s)"
-    if mode == "training":
+    if execution is None:
+        line = f"{mode}, micro-batches of {program['micro_batch_size']}"
+    elif mode == "training":
         line = (
             f"training: global batch {program['global_batch_size']} = micro-batch {program['micro_batch_size']} x "
             f"{program['gradient_accumulation_count']} accumulated{replicas}"
@@ -250,10 +281,94 @@ def _spread_rows(measured: Dict[str, Any]) -> List[Tuple[str, str]]:
         ),
         ("percentiles", "; ".join(latency)),
     ]
+    if measured["others_share"] is not None:
+        quiet = "" if measured["others_share"] <= QUIET_SHARE else ": no quiet machine"
+        rows.append(("others took", f"{measured['others_share']:.0%} of the processors meanwhile{quiet}"))
     if measured["matmul_peak"]:
         peak = measured["matmul_peak"]
         rows.append(("peak", f"{human_count(peak['flop_per_s'])}FLOP/s: {peak['method']}"))
     return rows
+
+
+def _end_to_end_rows(found: Dict[str, Any]) -> List[Tuple[str, str]]:
+    share = found["data_share"]
+    text = f"{share['value']:.1%}"
+    if share["lower"] is not None:
+        text += f" ({share['lower']:.1%} to {share['upper']:.1%})"
+    return [
+        ("data cost", f"{text} of the time: waiting for the input pipeline, and the cores that it takes"),
+        ("without", f"{_interval(found['constant_batch']['images_per_s'])} images/s on a constant batch"),
+        ("pipeline", f"{_interval(found['pipeline']['images_per_s'])} images/s alone"),
+    ]
+
+
+def stage_rows(found: Dict[str, Any]) -> List[List[str]]:
+    """Of each stage of the input pipeline: name, images/s up to it, interval, own time per image, what it does."""
+    return [
+        [
+            stage["name"],
+            _number(stage["images_per_s"]["value"]),
+            _bounds(stage["images_per_s"]),
+            _signed_time(stage["own_s_per_image"]["value"]),
+            stage["what"],
+        ]
+        for stage in found["stages"]
+    ]
+
+
+def _signed_time(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} us" if abs(seconds) < 1e-3 else f"{1e3 * seconds:.2f} ms"
+
+
+def _print_pipeline(out: Any, report: Any) -> None:
+    """The table of stages, and of the IPUs that the pipeline could feed."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    found = report.data_pipeline
+    name = f"{report.data['name']}: input pipeline of {report.model}, {report.mode}"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=name, title_justify="left", title_style="bold")
+    titles = ("measured\nup to", "images/s", "95 % interval", "own time\nper image", "what is done")
+    for index, title in enumerate(titles):
+        table.add_column(Text(title), justify="right" if 0 < index < 4 else "left", overflow="fold")
+    for row in stage_rows(found):
+        table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
+    out.print(table)
+    if not found["feeds"]:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, title in enumerate(
+        ("predicted", "images/s of one IPU", "IPUs the pipeline could feed", "95 % interval")
+    ):
+        table.add_column(Text(title), justify="right" if index else "left")
+    for feed in found["feeds"]:
+        number = feed["num_ipus"]
+        table.add_row(
+            Text(f"{feed['system']}, {feed['precision']}", style="bold"),
+            _number(feed["images_per_s_per_ipu"]),
+            _number(number["value"]),
+            _bounds(number),
+        )
+    out.print(table)
+
+
+def _print_figures(out: Any, report: Any) -> None:
+    """The table of figures, measured and predicted side by side."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    titles, rows = columns(report)
+    what = f"{report.model}: {report.mode}" + (", end to end" if report.scope == "end-to-end" else "")
+    if report.interrupted:
+        what += ", interrupted"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=what, title_justify="left", title_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
+    out.print(table)
 
 
 def print_benchmark(report: Any) -> None:
@@ -263,16 +378,10 @@ def print_benchmark(report: Any) -> None:
     from rich.text import Text
 
     out = console(sys.stdout)
-    titles, rows = columns(report)
-    what = f"{report.model}: {report.mode}"
-    if report.interrupted:
-        what += ", interrupted"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=what, title_justify="left", title_style="bold")
-    for index, title in enumerate(titles):
-        table.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
-    out.print(table)
+    if report.data_pipeline is not None:
+        _print_pipeline(out, report)
+    else:
+        _print_figures(out, report)
     details = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     details.add_column(no_wrap=True)
     details.add_column(overflow="fold")

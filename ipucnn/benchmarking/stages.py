@@ -1,0 +1,195 @@
+"""The input pipeline alone, stage by stage: how fast samples are read, decoded, augmented and batched.
+
+Each stage is measured with all those before it, from the pipeline that training uses, cut off after the stage.
+What a stage costs by itself is the difference to the one before.
+"""
+
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ipucnn.benchmarking.measure import Execution, Side
+from ipucnn.benchmarking.report import execution_rows
+from ipucnn.benchmarking.statistics import paired_difference, paired_share, throughput
+from ipucnn.datasets.base import ArrayExamples, DataSource
+
+METHOD = (
+    "each stage is measured together with those before it, in turns; its own time per image is the difference to "
+    "the one before, with all threads of the pipeline at work"
+)
+_WHAT_ARRAYS = {
+    "read": "stored pixels gathered from memory, in the order of the epoch",
+    "decode": "to floats of the network's size (the set is stored decoded)",
+    "augment": "augmentation",
+    "batch": "channels, range, labels, batches of {batch}",
+}
+_WHAT_FILES = {
+    "read": "bytes of the encoded images, in the order of the epoch",
+    "decode": "decoded, the centre resized to the network's size",
+    "augment": "a random crop resized and mirrored instead of the centre",
+    "batch": "channels, range, labels, batches of {batch}",
+}
+MakeStage = Callable[[str], Any]
+"""stage -> infinite tf.data.Dataset up to it."""
+
+
+def stage_names(augment: bool) -> List[str]:
+    """The stages of a pipeline with or without augmentation, in order."""
+    return ["read", "decode", "augment", "batch"] if augment else ["read", "decode", "batch"]
+
+
+def describe_stage(name: str, source: DataSource, batch_size: int) -> str:
+    """What happens in a stage, in words."""
+    texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
+    return texts[name].format(batch=batch_size)
+
+
+class Drain:
+    """Takes elements of data sets inside one TensorFlow function: no Python between elements."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        def take(iterator: Any, count: Any) -> Any:
+            def body(i: Any, seen: Any) -> Any:
+                first = tf.nest.flatten(iterator.get_next())[0]
+                # The sum depends on the element, so that it is made and not only skipped.
+                return i + 1, seen + tf.size(first, out_type=tf.int64)
+
+            start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+            return tf.while_loop(lambda i, _: i < count, body, start, parallel_iterations=1)[1]
+
+        self._take = tf.function(take, autograph=False)
+
+    def __call__(self, iterator: Any, num_elements: int) -> None:
+        """Returns when so many elements were delivered."""
+        import tensorflow as tf
+
+        self._take(iterator, tf.constant(num_elements, tf.int64)).numpy()
+
+
+class PipelineStage(Side):
+    """The pipeline up to a stage; a unit is one sample.
+
+    A pipeline makes elements ready while nobody asks for them.  These are taken off the clock before an execution,
+    and after it, off the clock too, the pipeline gets the time to make new ones: it then stands still while others
+    have their turn.
+
+    Args:
+        name: of the stage.
+        make: the data set up to the stage.
+        buffered: elements that it has ready or under way at most.
+    """
+
+    samples_per_unit = 1
+
+    def __init__(self, name: str, make: MakeStage, buffered: int) -> None:
+        self.name, self._buffered, self._drain = name, buffered, Drain()
+        dataset = make(name)
+        self.granule = samples_of_element(dataset, name)
+        self._iterator = iter(dataset)
+        self._element_s = 0.0
+
+    def prepare(self, num_units: int) -> None:
+        """Takes what lies ready."""
+        self._drain(self._iterator, self._buffered)
+
+    def execute(self, num_units: int) -> None:
+        """Takes so many samples."""
+        elements, started = num_units // self.granule, time.perf_counter()
+        self._drain(self._iterator, elements)
+        self._element_s = (time.perf_counter() - started) / elements
+
+    def check(self) -> None:
+        """Waits until the buffers are full again; errors in the data were raised by taking them."""
+        time.sleep(self._buffered * self._element_s)
+
+
+def samples_of_element(dataset: Any, stage: str) -> int:
+    """Samples of one element: single files until the last stage, batches otherwise."""
+    spec = dataset.element_spec
+    images = spec[0] if isinstance(spec, tuple) else spec
+    whole = stage == "batch" or images.shape.rank == 4
+    return int(images.shape[0]) if whole else 1
+
+
+def pipeline_figures(
+    source: DataSource,
+    names: Sequence[str],
+    executions: Sequence[Sequence[Execution]],
+    predicted: Sequence[Dict[str, Any]],
+    *,
+    batch_size: int,
+    num_parallel: Optional[int],
+    seed: int,
+) -> Dict[str, Any]:
+    """``data_pipeline`` of a report.
+
+    Args:
+        source: the data set.
+        names: of the stages measured.
+        executions: of each stage, paired by round.
+        predicted: the predicted columns.
+        batch_size, num_parallel: of the pipeline.
+        seed: of the bootstrap.
+    """
+    stages: List[Dict[str, Any]] = []
+    for index, (name, rows) in enumerate(zip(names, executions)):
+        samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
+        before = executions[index - 1] if index else None
+        own = paired_difference(
+            (samples, [e.samples for e in before] if before else None),
+            (seconds, [e.wall_s for e in before] if before else None),
+            seed,
+        )
+        stages.append(
+            {
+                "name": name,
+                "what": describe_stage(name, source, batch_size),
+                "images_per_s": throughput(samples, seconds, seed).to_dict(),
+                "own_s_per_image": own.to_dict(),
+                "executions": execution_rows(list(rows)),
+            }
+        )
+    last = stages[-1]["images_per_s"] if stages else None
+    return {
+        "method": METHOD,
+        "batch_size": batch_size,
+        "num_parallel": num_parallel,
+        "stages": stages,
+        "feeds": [_feeds(p, last) for p in predicted if last and p["images_per_s"]],
+    }
+
+
+def _feeds(prediction: Dict[str, Any], measured: Dict[str, Any]) -> Dict[str, Any]:
+    """How many IPUs take the images as fast as the pipeline delivers them."""
+    each = prediction["images_per_s"] / prediction["num_ipus"]
+    return {
+        "system": prediction["system"],
+        "precision": prediction["precision"],
+        "images_per_s_per_ipu": each,
+        "num_ipus": {key: None if value is None else value / each for key, value in measured.items()},
+    }
+
+
+END_TO_END_METHOD = (
+    "1 - time per image on a constant batch / time per image on the data, in turns; what the pipeline costs is waiting "
+    "for it and, on a CPU, the cores that it takes"
+)
+
+
+def data_share(executions: Sequence[Sequence[Execution]], seed: int) -> Dict[str, Any]:
+    """``end_to_end`` of a report, of the executions on data, on a constant batch, and of the pipeline alone."""
+    samples = [[float(e.samples) for e in rows] for rows in executions]
+    seconds = [[e.wall_s for e in rows] for rows in executions]
+    return {
+        "method": END_TO_END_METHOD,
+        "data_share": paired_share((samples[0], samples[1]), (seconds[0], seconds[1]), seed).to_dict(),
+        "constant_batch": {
+            "images_per_s": throughput(samples[1], seconds[1], seed).to_dict(),
+            "executions": execution_rows(list(executions[1])),
+        },
+        "pipeline": {
+            "images_per_s": throughput(samples[2], seconds[2], seed).to_dict(),
+            "executions": execution_rows(list(executions[2])),
+        },
+    }
