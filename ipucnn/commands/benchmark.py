@@ -145,7 +145,7 @@ def benchmark(
         "baseline": baseline,
         "max_regression": max_regression,
     }
-    measuring = {name: value for name, value in given.items() if value is not None}
+    measuring: Dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is not None or request.is_wildcard:
         from ipucnn.commands.benchmark_suite import benchmark_suite
