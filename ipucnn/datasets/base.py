@@ -38,6 +38,8 @@ class DatasetInfo:
         mean, std: per stored channel, in 0..255 units, of the whole training set.
         warnings: what the user should know (a partial set, skipped files), one line each.
         augmentation: which training augmentation fits; a key of ``augmentation.AUGMENTATIONS``.
+        tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
+        own_split: which examples are for evaluation was decided here, not by who published the set.
     """
 
     name: str
@@ -52,6 +54,8 @@ class DatasetInfo:
     std: Tuple[float, ...]
     warnings: Tuple[str, ...] = ()
     augmentation: str = "none"
+    tiled: bool = False
+    own_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,8 @@ def array_source(
     augmentation: str,
     task: str = "classification",
     warnings: Sequence[str] = (),
+    tiled: bool = False,
+    own_split: bool = False,
 ) -> DataSource:
     """A source of in-memory examples; shape, counts, mean and std are taken from the training images."""
     mean, std = channel_statistics(train.images)
@@ -264,5 +270,7 @@ def array_source(
         std=std,
         warnings=tuple(warnings),
         augmentation=augmentation,
+        tiled=tiled,
+        own_split=own_split,
     )
     return DataSource(info, train, evaluation)
