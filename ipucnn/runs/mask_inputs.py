@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.tiff import PIXELS
 from ipucnn.errors import DataError
 from ipucnn.runs.image_inputs import read_regular
 from ipucnn.text import printable
@@ -17,21 +18,6 @@ __all__ = ["VOLUME_ENDINGS", "PageSource", "array_pages", "file_pages", "is_volu
 
 VOLUME_ENDINGS = (".tif", ".tiff")
 HINT = "save it as 8-bit grey: TIFF (of one or many pages), PNG or JPEG"
-# What Pillow calls the pixels of files that are refused.
-_REFUSED = {
-    "RGB": "colour",
-    "RGBA": "colour",
-    "CMYK": "colour",
-    "YCbCr": "colour",
-    "LAB": "colour",
-    "LA": "grey and transparency",
-    "I;16": "16 bits per pixel",
-    "I;16B": "16 bits per pixel",
-    "I;16L": "16 bits per pixel",
-    "I;16N": "16 bits per pixel",
-    "I": "32 bits per pixel",
-    "F": "floating-point pixels",
-}
 
 
 @dataclass(frozen=True)
@@ -130,7 +116,7 @@ def _decode(image: Any, number: int, where: str, channels: int) -> Any:
     except Exception as error:
         raise DataError(f"{where} is damaged: {error}", "get the file again") from error
     if page.mode != ("L" if channels == 1 else "RGB"):
-        found = _REFUSED.get(page.mode, "grey" if page.mode == "L" else f"pixels of mode {page.mode}")
+        found = PIXELS.get(page.mode, "grey" if page.mode == "L" else f"pixels of mode {page.mode}")
         wanted = "8-bit grey" if channels == 1 else "8-bit colour"
         raise DataError(f"{where} has {found}; the network takes {wanted}", HINT)
     if not pixels.size:

@@ -17,11 +17,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.shapes import nearest_legal_sizes, output_shape
 from ipucnn.runs.subject import Subject
 
-__all__ = ["OUTPUTS", "TiledNetwork", "check_tile_size", "choose_tile", "mirrored", "tile_corners"]
+__all__ = ["OUTPUTS", "TiledNetwork", "check_tile_size", "choose_tile"]
 
 OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
@@ -29,35 +30,11 @@ OUTPUTS = (68, 132, 260, 516)
 BATCH_PIXELS = 700 * 700
 
 
-def mirrored(first: int, count: int, length: int) -> Any:
-    """int64 [count]: where the places ``first .. first + count - 1`` lie on an axis mirrored at both its ends.
-
-    The ends themselves are not doubled.
-    """
-    if length == 1:
-        return np.zeros(count, np.int64)
-    turn: Any = np.arange(first, first + count) % (2 * length - 2)
-    return np.minimum(turn, 2 * length - 2 - turn)
-
-
-def tile_corners(length: int, output: int, step: int) -> List[int]:
-    """Where along an axis outputs begin that cover it: multiples of ``step``, without gaps.
-
-    Args:
-        length: of the axis.
-        output: of a tile, at least ``step`` (or at least ``length``).
-    """
-    if output >= length:
-        return [0]
-    stride = output // step * step
-    return list(range(0, length - output + stride, stride))
-
-
 def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
     """The output size with which an image takes the fewest input pixels; of equal ones the smallest."""
 
     def cost(output: int) -> int:
-        count = len(tile_corners(height, output, step)) * len(tile_corners(width, output, step))
+        count = len(tile_starts(height, output, step)) * len(tile_starts(width, output, step))
         return count * (output + margin) ** 2
 
     return min(sorted(outputs), key=cost)
@@ -130,7 +107,7 @@ class TiledNetwork:
         height, width = image.shape[:2]
         output = self._output(image.shape)
         session = self._session(output)
-        rows, columns = (tile_corners(length, output, self._step) for length in (height, width))
+        rows, columns = (tile_starts(length, output, self._step) for length in (height, width))
         corners = [(row, column) for row in rows for column in columns]
         batch = min(len(corners), max(1, BATCH_PIXELS // (output + self._margin) ** 2))
         result: Any = None
@@ -152,7 +129,7 @@ class TiledNetwork:
     def _tile(self, image: Any, corner: Tuple[int, int], output: int) -> Any:
         """uint8 [input, input, channels]: a tile's output place and its surroundings."""
         rows, columns = (
-            mirrored(first - self._margin // 2, output + self._margin, length)
+            mirror(np.arange(output + self._margin) + first - self._margin // 2, length)
             for first, length in zip(corner, image.shape[:2])
         )
         return image[rows[:, None], columns]
