@@ -116,6 +116,8 @@ def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights
     """
     path = Path(target).expanduser()
     try:
+        if weights is not None and weights.lower() == IMAGENET:
+            return "classification"
         if weights is not None or (which is not None and _is_network(target)):
             return get_model(target).task
         if is_keras_file(path):
