@@ -218,7 +218,7 @@ def test_bad_pairs(tmp_path):
         for part in ("images", "masks"):
             small.save(folder / part / "cell1.png")
 
-    check("sizes", other_size, "all images of a set have one size")
+    check("sizes", other_size, "is 20x20 pixels, but .*cell0.png is 40x40")
 
 
 def test_pairs_and_volumes_are_for_segmentation(folder):

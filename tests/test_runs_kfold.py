@@ -42,7 +42,9 @@ def test_every_example_is_held_out_once(whole):
     assert held_out == list(range(90)) and report["missing"] == []
     assert [(row["train"], row["evaluation"]) for row in report["folds"]] == [(60, 30)] * 3
     for row in report["folds"]:
-        assert (whole / row["run"] / "report.json").is_file() and (whole / row["run"] / "config.yml").is_file()
+        assert (whole / row["run"] / "report.json").is_file() and (
+            whole / row["run"] / "config.yml"
+        ).is_file()
 
 
 def test_mean_and_deviation_are_those_of_the_folds(whole):
