@@ -33,7 +33,9 @@ def check(config: RunConfig) -> None:
         )
     if config.fold is not None and (config.kfold is None or config.fold > config.kfold):
         if config.kfold is None:
-            raise ConfigurationError(f"--fold {config.fold} without --kfold", "for example --kfold 5 --fold 5")
+            raise ConfigurationError(
+                f"--fold {config.fold} without --kfold", "for example --kfold 5 --fold 5"
+            )
         raise ConfigurationError(
             f"--fold {config.fold} of --kfold {config.kfold}", f"folds are numbered from 1 to {config.kfold}"
         )

@@ -143,11 +143,16 @@ Examples = Union[ArrayExamples, FileExamples, EncodedExamples]
 
 @dataclass(frozen=True)
 class DataSource:
-    """An opened data set: its facts and its two lots of examples."""
+    """An opened data set: its facts and its two lots of examples.
+
+    Attributes:
+        held_out: of a fold of a cross-validation, the numbers of the examples in ``eval`` among all.
+    """
 
     info: DatasetInfo
     train: Examples
     eval: Examples
+    held_out: Tuple[int, ...] = ()
 
 
 def fingerprint(source: DataSource) -> str:
@@ -239,7 +244,8 @@ def limit_source(
         train = train.subset(np.sort(permutation(len(train), seed, LIMIT, 0)[:num_train]))
     if num_eval < len(evaluation):
         evaluation = evaluation.subset(np.sort(permutation(len(evaluation), seed, LIMIT, 1)[:num_eval]))
-    return DataSource(replace(source.info, num_train=num_train, num_eval=num_eval), train, evaluation)
+    info = replace(source.info, num_train=num_train, num_eval=num_eval)
+    return replace(source, info=info, train=train, eval=evaluation)
 
 
 def array_source(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
-from ipucnn.datasets import cifar, idx, imagefolder, imagemasks, isbi2012
+from ipucnn.datasets import cifar, idx, imagefolder, isbi2012
 
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""

@@ -1,7 +1,7 @@
 """Cross-validation: which examples a fold trains on and which it is evaluated on.  No TensorFlow."""
 
 from dataclasses import replace
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -52,15 +52,12 @@ def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
     examples = pool(source)
     if num_folds > len(examples):
         raise ConfigurationError(
-            f"--kfold {num_folds}: {source.info.name} has {len(examples)} examples", f"--kfold {len(examples)} or less"
+            f"--kfold {num_folds}: {source.info.name} has {len(examples)} examples",
+            f"--kfold {len(examples)} or less",
         )
-    held_out = fold_of_each(examples, num_folds) == fold
-    train, evaluation = (examples.subset(np.nonzero(part)[0]) for part in (~held_out, held_out))
+    is_held_out = fold_of_each(examples, num_folds) == fold
+    held_out = np.nonzero(is_held_out)[0]
+    train, evaluation = examples.subset(np.nonzero(~is_held_out)[0]), examples.subset(held_out)
     mean, std = channel_statistics(train.images)
     info = replace(source.info, num_train=len(train), num_eval=len(evaluation), mean=mean, std=std)
-    return DataSource(info, train, evaluation)
-
-
-def held_out_range(source: DataSource, num_folds: int, fold: int) -> Tuple[int, ...]:
-    """The numbers of the examples a fold is evaluated on, from 0 in the order of the pool."""
-    return tuple(int(i) for i in np.nonzero(fold_of_each(pool(source), num_folds) == fold)[0])
+    return DataSource(info, train, evaluation, tuple(int(i) for i in held_out))

@@ -62,7 +62,9 @@ def _read_mask(path: Path) -> Any:
             image.load()
             mode, pixels = image.mode, np.array(image)
     except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
-        raise DataError(f"mask {path} cannot be decoded: {error}", "masks are 8-bit grey PNG or TIFF") from error
+        raise DataError(
+            f"mask {path} cannot be decoded: {error}", "masks are 8-bit grey PNG or TIFF"
+        ) from error
     if mode not in ("L", "1", "P"):
         raise DataError(f"mask {path} has pixels of mode {mode}", "masks are 8-bit grey PNG or TIFF")
     return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels
@@ -79,7 +81,7 @@ def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
         if alone:
             some = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
             warnings.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
-    pairs = []
+    pairs: List[Tuple[Any, Any]] = []
     for name in names:
         image, mask = _read(images[name], 1), _read_mask(masks[name])
         if image.shape != mask.shape:

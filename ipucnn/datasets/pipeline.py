@@ -18,7 +18,7 @@ from ipucnn.datasets.augmentation import AUGMENTATIONS, draws
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, read_file
 from ipucnn.datasets.order import sample_order, split_ticket
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
-from ipucnn.datasets.tiles import IGNORED, counted, seen
+from ipucnn.datasets.tile_batches import evaluation_tiles
 from ipucnn.datasets.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import printable
@@ -170,12 +170,13 @@ def eval_batches(
     if info.tiled:
         size = (input_shape[0], input_shape[1])
         parallel = _parallel_calls(num_parallel)
-        batches = _tile_batches(examples, batch_size, size, output_shape or size, tile_step, parallel)
-        batches = _map(
-            batches,
-            lambda images, *rest: (prepare_range(images, input_shape, input_range, info), *rest),
-            parallel,
-        )
+        numbers, cut = evaluation_tiles(examples, batch_size, size, output_shape or size, tile_step)
+
+        def prepare_tiles(numbers: Any) -> Tuple[Any, Any, Any]:
+            images, labels, weights = cut(numbers)
+            return prepare_range(images, input_shape, input_range, info), labels, weights
+
+        batches = _map(tf.data.Dataset.from_tensor_slices(numbers), prepare_tiles, parallel)
         return batches.prefetch(_prefetch(batch_size, input_shape))
     num_batches = -(-len(examples) // batch_size)
     indices = np.arange(num_batches * batch_size).reshape(num_batches, batch_size)
@@ -212,44 +213,6 @@ def eval_batches(
         batches = _map(batches, finish, parallel)
         batches = batches.apply(tf.data.experimental.assert_cardinality(num_batches))
     return batches.prefetch(_prefetch(batch_size, input_shape))
-
-
-def _tile_batches(
-    examples: Any, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int, parallel: int
-) -> tf.data.Dataset:
-    """The tiles of all images: float32 [batch, *size, c] in 0..255, labels and weights."""
-    num, height, width, channels = examples.images.shape
-    places = counted((height, width), output, step)
-    rows, columns = seen((height, width), output, size, step)
-    top, left = (size[0] - output[0]) // 2, (size[1] - output[1]) // 2
-    shares = np.float32(places.sum(axis=(1, 2)) / (height * width))
-    num_batches = -(-num * len(places) // batch_size)
-    numbers = np.arange(num_batches * batch_size, dtype=np.int64).reshape(num_batches, batch_size)
-    stored = tf.constant(examples.images.reshape(-1, channels))
-    classes = tf.constant(np.ascontiguousarray(examples.labels).reshape(-1))
-    rows, columns = tf.constant(rows), tf.constant(columns)
-    counts, shares = tf.constant(places), tf.constant(shares)
-
-    def prepare(numbers: Any) -> Tuple[Any, Any, Any]:
-        is_real = numbers < num * len(places)
-        tile = numbers % len(places)
-        first = tf.where(is_real, numbers // len(places), 0) * (height * width)
-        pixels = (
-            first[:, tf.newaxis, tf.newaxis]
-            + tf.gather(rows, tile)[:, :, tf.newaxis] * width
-            + tf.gather(columns, tile)[:, tf.newaxis, :]
-        )
-        inner = pixels[:, top : top + output[0], left : left + output[1]]
-        real = is_real[:, tf.newaxis, tf.newaxis]
-        images = tf.cast(tf.gather(stored, pixels), tf.float32) * tf.cast(real[..., tf.newaxis], tf.float32)
-        labels = tf.cast(tf.gather(classes, inner), tf.int32)
-        labels = tf.where(tf.gather(counts, tile) & real, labels, IGNORED)
-        weights = tf.gather(shares, tile) * tf.cast(is_real, tf.float32)
-        images.set_shape((batch_size, *size, channels))
-        labels.set_shape((batch_size, *output))
-        return images, labels, weights
-
-    return _map(tf.data.Dataset.from_tensor_slices(numbers), prepare, parallel)
 
 
 def load_images(

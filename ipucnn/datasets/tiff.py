@@ -1,5 +1,6 @@
 """Volumes: multi-page TIFF files of 8-bit grey slices, all of one size.  No TensorFlow."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def read_volume(path: Path) -> Any:
     Raises:
         DataError: absent, no TIFF, a damaged page, other than 8-bit grey, or pages of different sizes.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of what it then fails on
+        return _read(path)
+
+
+def _read(path: Path) -> Any:
     from PIL import Image
 
     try:

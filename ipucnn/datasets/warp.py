@@ -29,9 +29,7 @@ _ANGLES = np.arange(_NUM_ANGLES) * (2 * np.pi / _NUM_ANGLES)
 # Tables: TensorFlow's own sine and quantiles may round differently in and out of a vector loop.
 _COSINES, _SINES = np.cos(_ANGLES).astype(np.float32), np.sin(_ANGLES).astype(np.float32)
 _NUM_QUANTILES = 4096
-_QUANTILES = np.float32(
-    [NormalDist().inv_cdf((i + 0.5) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES)]
-)
+_QUANTILES = np.float32([NormalDist().inv_cdf((i + 0.5) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES)])
 _ZOOMS = np.float32([(1 + MAX_ZOOM) ** (i / 512 - 1) for i in range(1025)])
 
 
@@ -108,7 +106,13 @@ def _starts(random: Any, size: int, tile: int) -> Any:
 
 
 def training_tiles(
-    images: Any, masks: Any, which: Any, random: Any, size: Tuple[int, int], output: Tuple[int, int], elastic: bool
+    images: Any,
+    masks: Any,
+    which: Any,
+    random: Any,
+    size: Tuple[int, int],
+    output: Tuple[int, int],
+    elastic: bool,
 ) -> Tuple[Any, Any]:
     """Tiles at random places: float32 images [b, *size, c] in 0..255, and uint8 masks [b, *output].
 
@@ -124,7 +128,11 @@ def training_tiles(
     starts = [
         _starts(random[:, axis], images.shape[1 + axis], output[axis]) - margins[axis] for axis in (0, 1)
     ]
-    window = (slice(None), slice(margins[0], margins[0] + output[0]), slice(margins[1], margins[1] + output[1]))
+    window = (
+        slice(None),
+        slice(margins[0], margins[0] + output[0]),
+        slice(margins[1], margins[1] + output[1]),
+    )
     if not elastic:
         rows = tf.cast(starts[0], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[0])[:, tf.newaxis]
         columns = tf.cast(starts[1], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[1])
@@ -134,8 +142,8 @@ def training_tiles(
         return _shaped(tiles, found, images, size, output)
     rows, columns = _bent_places(random[:, TILE_DRAWS:], starts, size)
     tiles = _sample(images, which, rows, columns)
-    nearest = [tf.cast(tf.floor(places[window] + 0.5), tf.int32) for places in (rows, columns)]
-    found = tf.gather(tf.reshape(masks, [-1]), _flat(*nearest, which, images.shape))
+    near_rows, near_columns = (tf.cast(tf.floor(p[window] + 0.5), tf.int32) for p in (rows, columns))
+    found = tf.gather(tf.reshape(masks, [-1]), _flat(near_rows, near_columns, which, images.shape))
     light = _signed(random[:, TILE_DRAWS + 3 : TILE_DRAWS + 5])[:, :, tf.newaxis, tf.newaxis, tf.newaxis]
     contrast, brightness = 1.0 + MAX_CONTRAST * light[:, 0], (255.0 * MAX_BRIGHTNESS) * light[:, 1]
     tiles = (tiles - 127.5) * contrast + (127.5 + brightness)
@@ -164,7 +172,9 @@ def _bent_places(random: Any, starts: Any, size: Tuple[int, int]) -> Tuple[Any, 
     return rows, columns
 
 
-def _shaped(tiles: Any, masks: Any, images: Any, size: Tuple[int, int], output: Tuple[int, int]) -> Tuple[Any, Any]:
+def _shaped(
+    tiles: Any, masks: Any, images: Any, size: Tuple[int, int], output: Tuple[int, int]
+) -> Tuple[Any, Any]:
     tiles.set_shape([None, *size, images.shape[-1]])
     masks.set_shape([None, *output])
     return tiles, masks

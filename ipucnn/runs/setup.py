@@ -87,7 +87,8 @@ def _largest_tile(record: Any, side: int) -> int:
 def tile_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
     """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images."""
     sides = [
-        min(own, _largest_tile(record, int(side or 0))) for own, side in zip(record.input_shape, image_shape[:2])
+        min(own, _largest_tile(record, int(side or 0)))
+        for own, side in zip(record.input_shape, image_shape[:2])
     ]
     return sides[0], sides[1], record.input_shape[2]
 
@@ -104,7 +105,9 @@ def _check_tile(record: Any, info: Any, shape: Sequence[int], outputs: Sequence[
             raise DataError(
                 f"the images of {info.name} are {image} pixels {axis}, and the network predicts the inner {inner} "
                 f"of its {full}",
-                f"--image-size {smaller} or less" if smaller < full else "the data set's images are too small",
+                f"--image-size {smaller} or less"
+                if smaller < full
+                else "the data set's images are too small",
             )
 
 
