@@ -64,7 +64,7 @@ def test_there_are_examples():
     "page, line",
     [
         ("README.md", "plan-splits resnet50 --stages 4"),
-        ("docs/unet.md", "plan-splits unet --stages 4 --optimisations"),
+        ("docs/unet.md", "plan-splits unet --config unet@isbi2012-pod4 --optimisations"),
     ],
 )
 def test_pages_show_what_is_printed(page, line, capsys, monkeypatch):

@@ -125,7 +125,7 @@ def test_overlays_tint_what_is_shown_and_leave_the_rest():
     for row, column in np.ndindex(*page.shape):
         grey = int(page[row, column])
         if shown[row, column]:
-            expected = [round(0.45 * grey + 0.55 * tint) for tint in (230, 60, 40)]
+            expected = [round(0.4 * grey + 0.6 * tint) for tint in (213, 94, 0)]
             assert np.abs(drawn[row, column].astype(int) - expected).max() <= 1
         else:
             assert drawn[row, column].tolist() == [grey] * 3

@@ -9,14 +9,15 @@ import numpy as np
 from ipucnn.reports.console import console, human_time
 from ipucnn.reports.evaluate import plain_table, titled
 from ipucnn.reports.panel_sheet import Colour, PanelSheet
+from ipucnn.reports.predictions import FALSE, MISSED
 from ipucnn.runs.evaluate_masks import JudgedImage, mean_dice
 
 WORST = 6
 WORST_DRAWN = 12
 RIGHT_FOREGROUND: Colour = (255, 255, 255)
 RIGHT_BACKGROUND: Colour = (0, 0, 0)
-FALSE_FOREGROUND: Colour = (40, 110, 240)
-FALSE_BACKGROUND: Colour = (230, 60, 40)
+FALSE_FOREGROUND: Colour = MISSED
+FALSE_BACKGROUND: Colour = FALSE
 Row = Tuple[str, str, str]
 
 

@@ -17,8 +17,8 @@ __all__ = ["MaskFiles", "PageSpool", "check_folder", "overlay", "plan_files", "w
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
-OVERLAY_COLOUR = (230, 60, 40)
-OVERLAY_SHARE = 0.55
+OVERLAY_COLOUR = (213, 94, 0)
+OVERLAY_SHARE = 0.6
 
 
 class PageSpool:

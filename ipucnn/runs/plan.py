@@ -15,7 +15,7 @@ from ipucnn.planning.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan, read_plan
 from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
-from ipucnn.runs.plan_request import PlanRequest, check_system
+from ipucnn.runs.plan_request import ONE_PROPORTION, PlanRequest, check_system
 
 __all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_optimisations", "make_plan"]
 
@@ -133,6 +133,9 @@ def make_optimisations(
     planner = Planner(graph, request.system)
     candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
     shares = tuple(share / 100 for share in config.available_memory_proportion)
+    if len(shares) == request.settings.num_stages:
+        # Stages are predicted one by one here, each with its own.
+        request.assumed = [line for line in request.assumed if not line.startswith(ONE_PROPORTION)]
     base, found = optimisations(
         graph,
         candidate.splits,

@@ -7,9 +7,9 @@ ends, the image mirrored at its border, as often as it takes.
 What a tile's place does to a pixel: convolutions, norms with fixed statistics and activations treat all places
 alike, but each of the four poolings halves the image on a grid that starts at the tile's corner.  So a pixel's
 logits depend on what lies within 92 + 15 pixels of it and on the tile's corner modulo 2^4 = 16, the network's
-``size_step``, and on nothing else.  Here every tile's corner is a multiple of it away from the image's: whatever the tiles' size, the
-result is that of one pass over the whole image (up to the order in which floats are summed).  Outputs are 4 more
-than a multiple of 16 wide, so neighbouring tiles share 4 rows or columns, on which they agree.
+``size_step``, and on nothing else.  Here every tile's corner is a multiple of it away from the image's: whatever
+the tiles' size, the result is that of one pass over the whole image (up to the order in which floats are summed).
+Outputs are 4 more than a multiple of 16 wide: neighbouring tiles share 4 rows or columns, on which they agree.
 """
 
 from dataclasses import replace
