@@ -115,7 +115,7 @@ class WorstSheet(PanelSheet):
     """The contact sheet of the images with the lowest mean Dice, the worst first."""
 
     def __init__(self) -> None:
-        super().__init__(("image", "truth", "prediction", "difference"))
+        super().__init__(("image", "truth", "prediction", "difference"), side=256)
         self._judged: List[Tuple[float, JudgedImage]] = []
 
     def add_image(self, judged: JudgedImage) -> None:
