@@ -9,9 +9,8 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.digits import open_digits
-from ipucnn.datasets.folds import fold_of_each, pool
+from ipucnn.datasets.folds import fold_of_each, pool, select_fold
 from ipucnn.runs import kfold
-from ipucnn.runs.interrupts import Interrupted
 from ipucnn.runs.kfold import CrossValidation, FoldFinished, mean_and_deviation
 
 OPTIONS = [
@@ -38,13 +37,26 @@ def folds_of(folder):
 
 def test_every_example_is_held_out_once(whole):
     report = folds_of(whole)
-    held_out = sorted(i for row in report["folds"] for i in row["held_out"])
-    assert held_out == list(range(90)) and report["missing"] == []
+    held_out = [set(row["held_out"]) for row in report["folds"]]
+    assert [len(numbers) for numbers in held_out] == [30] * 3 and len(set.union(*held_out)) == 90
+    assert report["missing"] == []
     assert [(row["train"], row["evaluation"]) for row in report["folds"]] == [(60, 30)] * 3
     for row in report["folds"]:
         assert (whole / row["run"] / "report.json").is_file() and (
             whole / row["run"] / "config.yml"
         ).is_file()
+
+
+def test_folds_hold_out_every_example_once():
+    source = open_digits()
+    images = pool(source).images
+    parts = [select_fold(source, 4, fold) for fold in range(1, 5)]
+    assert sorted(i for part in parts for i in part.held_out) == list(range(1797))
+    for part in parts:
+        assert len(part.train) + len(part.eval) == 1797
+        np.testing.assert_array_equal(part.eval.images, images[list(part.held_out)])
+        rest = sorted(set(range(1797)) - set(part.held_out))
+        np.testing.assert_array_equal(part.train.images, images[rest])
 
 
 def test_mean_and_deviation_are_those_of_the_folds(whole):
@@ -102,14 +114,13 @@ def test_it_goes_on_at_the_fold_where_it_stopped(whole, tmp_path, monkeypatch, c
             yield event
 
     monkeypatch.setattr(kfold.TrainingRun, "_events", stopped)
-    with pytest.raises(Interrupted) as caught:
-        run(folder)
-    assert caught.value.exit_code == 130
-    assert f"--resume --run-dir {folder}" in caught.value.hint and "fold 2" in caught.value.message
+    capsys.readouterr()
+    assert run(folder) == 130
+    error = capsys.readouterr().err
+    assert f"--resume --run-dir {folder}" in error and "error: fold 2: interrupted" in error
     assert folds_of(folder)["missing"] == [2, 3]
     monkeypatch.setattr(kfold.TrainingRun, "_events", real)
     before = (folder / "fold-1" / "report.json").read_bytes()
-    capsys.readouterr()
     assert cli.run(["train", "--resume", "--run-dir", str(folder)]) == 0
     error = capsys.readouterr().err
     assert "fold-1 is finished" in error and "continuing after weight update" in error
@@ -136,7 +147,7 @@ def test_events_say_when_a_fold_is_done(tmp_path):
     [
         (["--fold", "4"], 2, "numbered from 1 to 3"),
         (["--kfold", "1"], 2, "--kfold"),
-        (["--kfold", "91"], 2, "has 90 examples"),
+        (["--kfold", "1798"], 2, "has 1797 examples"),
         (["--no-training"], 2, "nothing to do"),
         (["--checkpoint-dir", "elsewhere"], 2, "every fold"),
     ],

@@ -239,13 +239,15 @@ def limit_source(
     """
     num_train = parse_limit(limit_train, len(source.train), "--limit-train")
     num_eval = parse_limit(limit_eval, len(source.eval), "--limit-eval")
-    train, evaluation = source.train, source.eval
+    train, evaluation, held_out = source.train, source.eval, source.held_out
     if num_train < len(train):
         train = train.subset(np.sort(permutation(len(train), seed, LIMIT, 0)[:num_train]))
     if num_eval < len(evaluation):
-        evaluation = evaluation.subset(np.sort(permutation(len(evaluation), seed, LIMIT, 1)[:num_eval]))
+        kept = np.sort(permutation(len(evaluation), seed, LIMIT, 1)[:num_eval])
+        evaluation = evaluation.subset(kept)
+        held_out = tuple(held_out[i] for i in kept) if held_out else ()
     info = replace(source.info, num_train=num_train, num_eval=num_eval)
-    return replace(source, info=info, train=train, eval=evaluation)
+    return DataSource(info, train, evaluation, held_out)
 
 
 def array_source(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.errors import ConfigurationError, DataError
 
 Warn = Callable[[str], None]
@@ -111,6 +111,16 @@ def _check_tile(record: Any, info: Any, shape: Sequence[int], outputs: Sequence[
             )
 
 
+def _fold(source: Any, config: RunConfig, seed: int) -> Any:
+    """A fold of a data set; limits keep some of the fold's own examples."""
+    from ipucnn.datasets.base import limit_source
+    from ipucnn.datasets.folds import select_fold
+
+    assert config.kfold is not None and config.fold is not None
+    fold = select_fold(source, config.kfold, config.fold)
+    return limit_source(fold, config.limit_train, config.limit_eval, seed)
+
+
 def prepare(
     resolved: Resolved,
     seed: int,
@@ -138,19 +148,20 @@ def prepare(
         wanted = (*config.image_size, record.input_shape[2])
         validate_input_shape(record, wanted)
     if source is None:
+        folded = config.kfold is not None and config.fold is not None
+        if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
+            folded = False  # a fold's network on another data set: all of that
         source = open_dataset(
             resolved.choice,
             download=config.download,
-            limit_train=config.limit_train,
-            limit_eval=config.limit_eval,
+            limit_train=None if folded else config.limit_train,
+            limit_eval=None if folded else config.limit_eval,
             seed=seed,
             image_shape=wanted or record.input_shape,
             num_classes=record.num_classes,
         )
-    if config.kfold is not None and config.fold is not None:
-        from ipucnn.datasets.folds import select_fold
-
-        source = select_fold(source, config.kfold, config.fold)
+        if folded:
+            source = _fold(source, config, seed)
     if wanted is not None:
         shape = wanted
     elif source.info.tiled and resolved.choice.name != record.home_dataset:
