@@ -1,8 +1,8 @@
 """What each of the optimisations of Graphcore's public U-Net does to memory and throughput, by the planner's model.
 
-The README of that application names eleven of them.  Each one is an option here, or a part of the program; what is
-predicted is the program with this one alone the other way round.  What the model has no terms for is said to be "not
-modelled", with the reason: nothing is guessed.
+The README of that application names eleven of them.  Each one is an option here, or a part of the program;
+what is predicted is the program with this one alone the other way round.  What the model has no terms for is
+said to be "not modelled", with the reason: nothing is guessed.
 """
 
 import math
@@ -311,8 +311,8 @@ def crops_moved(graph: LayerGraph, splits: Sequence[str], early: bool) -> Tuple[
     """The network with each crop right after the layer that it crops (early), or right before its reader.
 
     Returns:
-        It and the splits, each opening its stage with the same layer apart from crops: a crop before its reader goes to
-        the reader's stage.
+        It and the splits, each opening its stage with the same layer apart from crops: a crop before its
+        reader goes to the reader's stage.
     """
     crops = {layer.name: layer for layer in graph.layers if layer.name.endswith(_CROP)}
     readers = {name: layer.name for layer in graph.layers for name in layer.inputs if name in crops}

@@ -49,8 +49,8 @@ class Masks:
     """What was segmented.
 
     Attributes:
-        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of the pixels
-            that are ``shown_name``, and ``files`` by kind.
+        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of
+            the pixels that are ``shown_name``, and ``files`` by kind.
         shown_name: of the class that reports count and colour.
         num_failed: inputs that could not be read.
         num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.

@@ -52,8 +52,8 @@ def file_pages(path: str, channels: int) -> PageSource:
 
     Args:
         path: any format that Pillow reads.
-        channels: of the network's input: 1 takes grey pages, 3 colour ones.  Nothing is converted: other pixels
-            than those that a network was trained with mean nothing to it.
+        channels: of the network's input: 1 takes grey pages, 3 colour ones.  Nothing is converted: other
+            pixels than those that a network was trained with mean nothing to it.
 
     Raises:
         DataError: no image, a page that is damaged or of another kind, or many pages in a file that is no TIFF.

@@ -1,15 +1,16 @@
 """Overlap-tile segmentation of images of any size (Ronneberger et al. 2015, section 2 and figure 2).
 
-An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs are
-laid over the image without gaps; each one's input is the output's place and what lies around it, and where that
-ends, the image mirrored at its border, as often as it takes.
+An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs
+are laid over the image without gaps; each one's input is the output's place and what lies around it, and
+where that ends, the image mirrored at its border, as often as it takes.
 
-What a tile's place does to a pixel: convolutions, norms with fixed statistics and activations treat all places
-alike, but each of the four poolings halves the image on a grid that starts at the tile's corner.  So a pixel's
-logits depend on what lies within 92 + 15 pixels of it and on the tile's corner modulo 2^4 = 16, the network's
-``size_step``, and on nothing else.  Here every tile's corner is a multiple of it away from the image's: whatever
-the tiles' size, the result is that of one pass over the whole image (up to the order in which floats are summed).
-Outputs are 4 more than a multiple of 16 wide: neighbouring tiles share 4 rows or columns, on which they agree.
+What a tile's place does to a pixel: convolutions, norms with fixed statistics and activations treat all
+places alike, but each of the four poolings halves the image on a grid that starts at the tile's corner.  So a
+pixel's logits depend on what lies within 92 + 15 pixels of it and on the tile's corner modulo 2^4 = 16, the
+network's ``size_step``, and on nothing else.  Here every tile's corner is a multiple of it away from the
+image's: whatever the tiles' size, the result is that of one pass over the whole image (up to the order in
+which floats are summed). Outputs are 4 more than a multiple of 16 wide: neighbouring tiles share 4 rows or
+columns, on which they agree.
 """
 
 from dataclasses import replace
@@ -64,8 +65,8 @@ class TiledNetwork:
 
     Args:
         subject: the network and its weights.
-        tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm, whose
-            statistics are each tile's own, then takes the size it was trained with.
+        tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm,
+            whose statistics are each tile's own, then takes the size it was trained with.
         verbose: let TensorFlow speak.
 
     Attributes:

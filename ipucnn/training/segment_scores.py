@@ -1,18 +1,19 @@
 """The ISBI 2012 challenge's scores of a membrane segmentation: V^Rand and V^Info, foreground-restricted.
 
 Arganda-Carreras et al. 2015, "Crowdsourcing the creation of image segmentation algorithms for connectomics",
-Frontiers in Neuroanatomy 9:142.  A segmentation is the set of 4-connected components of the pixels that are cell.  With
-T the components of the truth, S those of the prediction, over the n pixels that are cell in the truth (the
-membrane of the truth is left out, hence foreground-restricted):
+Frontiers in Neuroanatomy 9:142.  A segmentation is the set of 4-connected components of the pixels that are
+cell.  With T the components of the truth, S those of the prediction, over the n pixels that are cell in the
+truth (the membrane of the truth is left out, hence foreground-restricted):
 
-  V^Rand  two pixels drawn at random are in one component.  split = P(in one of S | in one of T), which pieces of cells
-          lower; merge = P(in one of T | in one of S), which cells that flow together lower.
+  V^Rand  two pixels drawn at random are in one component.  split = P(in one of S | in one of T), which pieces
+          of cells lower; merge = P(in one of T | in one of S), which cells that flow together lower.
   V^Info  I(S; T) is the information that S and T share.  split = I / H(S), merge = I / H(T).
 
-The score of both is the harmonic mean of split and merge.  Where the prediction has membrane in a cell of the truth,
-each pixel is a component of its own, as in the challenge's script (RandError, VariationOfInformation of Fiji's
-Trainable Segmentation).  As there, pairs of V^Rand are counted over all images together, and V^Info is the mean over
-images.  The script for the final leader board thins the membranes first; these scores do not.
+The score of both is the harmonic mean of split and merge.  Where the prediction has membrane in a cell of the
+truth, each pixel is a component of its own, as in the challenge's script (RandError, VariationOfInformation
+of Fiji's Trainable Segmentation).  As there, pairs of V^Rand are counted over all images together, and V^Info
+is the mean over images.  The script for the final leader board thins the membranes first; these scores
+do not.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -96,8 +97,8 @@ class SegmentScores:
             truth: [h, w], nonzero where there is cell.
 
         Returns:
-            ``rand`` and ``info`` of this image alone at threshold 0.5; None if its truth has no cell, in which case it
-            counts nowhere.
+            ``rand`` and ``info`` of this image alone at threshold 0.5; None if its truth has no cell, in
+            which case it counts nowhere.
         """
         truth = np.asarray(truth) > 0
         if not truth.any():
