@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 import numpy as np
-from published_rows import Program, Skipped, crop_early, memory_program
+from published_rows import Program, Skipped, memory_program
 
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
@@ -128,12 +128,23 @@ def compare_seed() -> int:
     return 0
 
 
+def crop_late(graph: LayerGraph) -> LayerGraph:
+    """The same network with each crop right before the layer that reads it, as the paper draws it."""
+    crops = {layer.name: layer for layer in graph.layers if layer.name.endswith("_crop")}
+    layers = []
+    for layer in graph.layers:
+        if layer.name not in crops:
+            layers += [crops[name] for name in layer.inputs if name in crops]
+            layers.append(layer)
+    return LayerGraph(graph.model, graph.input_shape, graph.num_classes, tuple(layers), graph.tied)
+
+
 def compare_unet() -> int:
-    uncropped = home_graph("unet")
+    cropped = home_graph("unet")
     rows = []
     for title, graph in (
-        ("skips cropped where they end", uncropped),
-        ("cropped where they begin", crop_early(uncropped)),
+        ("skips cropped where they end", crop_late(cropped)),
+        ("cropped where they begin", cropped),
     ):
         planner = Planner(graph, get_system("bow-2000"))
         hand = tuple(graph.layers[graph.index(last) + 1].name for last in UNET_ENDS)

@@ -128,24 +128,7 @@ def _graph(name: str, row: Dict[str, Any]) -> LayerGraph:
         shape, classes = (size, size, record.input_shape[2]), record.num_classes
     grouped = str(row.get("norm", "")).startswith("group") or "group norm" in row["model"]
     norm = "group" if grouped and record.default_norm != "none" else None
-    graph = layer_graph(record, BuildOptions(shape, classes, norm=norm))
-    return crop_early(graph) if name == "unet" else graph
-
-
-def crop_early(graph: LayerGraph) -> LayerGraph:
-    """The same network with each crop right after the layer it crops.
-
-    The public U-Net crops its skips before they leave the IPU that made them (custom CentralCrop op).
-    """
-    crops = {layer.inputs[0]: layer for layer in graph.layers if layer.name.endswith("_crop")}
-    moved = {layer.name for layer in crops.values()}
-    layers = []
-    for layer in graph.layers:
-        if layer.name not in moved:
-            layers.append(layer)
-        if layer.name in crops:
-            layers.append(crops[layer.name])
-    return LayerGraph(graph.model, graph.input_shape, graph.num_classes, tuple(layers), graph.tied)
+    return layer_graph(record, BuildOptions(shape, classes, norm=norm))
 
 
 def _efficientnet_block(variant: str, index: int) -> str:

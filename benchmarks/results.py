@@ -40,6 +40,7 @@ PRESETS: Dict[str, Preset] = {
     "cifar_resnet8@digits": Preset("cifar_resnet8 --dataset digits", None),
     "efficientnet-b0@digits": Preset("efficientnet-b0 --dataset digits --replicas 4", None),
     "unet@membranes": Preset("unet --dataset membranes", None),
+    "unet@isbi2012": Preset("unet --dataset isbi2012", "isbi2012"),
     "lenet@mnist": Preset("lenet --dataset mnist", "mnist"),
     "mnist_cnn@mnist": Preset("mnist_cnn --dataset mnist", "mnist"),
     "cifar_resnet8@cifar10": Preset("cifar_resnet8 --dataset cifar10", "cifar-10-batches-py"),

@@ -101,8 +101,8 @@ def test_the_embedded_set_stands_in(tmp_path, home):
 
 def test_segmentation_stands_in():
     choice = choose(None, ".", home="isbi2012", task="segmentation")
-    assert choice.name == "membranes" and "cannot be read yet" in choice.message
-    with pytest.raises(ConfigurationError, match="isbi2012 cannot be read yet"):
+    assert choice.name == "membranes" and "put train-volume.tif" in choice.message
+    with pytest.raises(DataError, match="isbi2012 is not in"):
         choose("isbi2012", ".", home="isbi2012", task="segmentation")
 
 
@@ -148,7 +148,8 @@ def test_the_task_must_fit(name, task):
 
 def test_every_listed_name_is_chosen_or_says_what_is_missing(tmp_path):
     for name in list_datasets():
-        task = "segmentation" if name == "membranes" else "classification"
+        segmentation = name in ("membranes", "isbi2012", "imagemasks")
+        task = "segmentation" if segmentation else "classification"
         try:
             assert choose(name, tmp_path, task=task).name == name
         except DataError as error:

@@ -131,3 +131,79 @@ def test_a_network_that_says_nothing_is_not_right():
     for logits, expected in ((np.zeros((3, 10)), 1), (np.full((3, 10), np.nan), 0)):
         sums = batch_sums(tf.constant(logits, tf.float32), labels, tf.ones(3), tf.zeros(3))
         assert float(sums["top5"]) == expected  # of equal logits the first five classes are the top five
+
+
+def numpy_segmentation(logits, labels):
+    """Dice, IoU and pixel accuracy of both classes after their definitions, over the pixels that count."""
+    known = labels >= 0
+    found, truth = logits.argmax(-1)[known], labels[known]
+    result = {"accuracy": (found == truth).mean()}
+    for key, k in (("dice", 1), ("dice_background", 0)):
+        a, b = found == k, truth == k
+        result[key] = 2 * (a & b).sum() / (a.sum() + b.sum()) if a.any() or b.any() else 1.0
+    a, b = found == 1, truth == 1
+    result["iou"] = (a & b).sum() / (a | b).sum() if (a | b).any() else 1.0
+    result["dice_all_foreground"] = 2 * b.sum() / (len(b) + b.sum())
+    return result
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.floats(0, 0.6), st.sampled_from([0.0, 0.3, 1.0]))
+def test_segmentation_metrics_over_tiles(seed, n, ignored, foreground):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(n, 6, 5, 2)).astype(np.float32)
+    labels = (rng.random((n, 6, 5)) < foreground).astype(np.int32)
+    labels[rng.random(labels.shape) < ignored] = -1
+    labels[0, 0, 0] = 1
+    shares = ((labels >= 0).sum((1, 2)) / (labels >= 0).sum()).astype(np.float32)
+    totals = MetricTotals()
+    for i in range(0, n, 2):
+        part = slice(i, i + 2)
+        losses = cross_entropy_per_sample(logits[part], labels[part])
+        totals.add(batch_sums(tf.constant(logits[part]), tf.constant(labels[part]), shares[part], losses))
+    result = totals.result()
+    for key, expected in numpy_segmentation(logits, labels).items():
+        assert result[key] == pytest.approx(expected, abs=1e-5), key
+    known = labels >= 0
+    entropy = -np.log(np.take_along_axis(softmax(logits), np.maximum(labels, 0)[..., None], -1)[..., 0])
+    assert result["loss"] == pytest.approx(entropy[known].mean(), rel=1e-4)
+    assert result["samples"] == pytest.approx(1)
+
+
+def test_ignored_pixels_do_not_count_in_the_dice_loss():
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(2, 6, 6, 2)).astype(np.float32)
+    labels = rng.integers(0, 2, (2, 6, 6)).astype(np.int32)
+    labels[:, 4:] = -1
+    whole = make_loss("bce_dice")(tf.constant(logits), tf.constant(labels), 2).numpy()
+    cropped = make_loss("bce_dice")(tf.constant(logits[:, :4]), tf.constant(labels[:, :4]), 2).numpy()
+    np.testing.assert_allclose(whole, cropped, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "bce_dice"])
+def test_losses_of_float16_logits_are_reduced_in_float32(name):
+    """388x388 pixels of loss 2 add up to 301,088, and float16 ends at 65,504."""
+    logits = np.zeros((1, 388, 388, 2), np.float16)
+    logits[..., 0] = 2
+    labels = np.ones((1, 388, 388), np.int32)
+    assert not np.isfinite((np.full(388 * 388, 2, np.float16)).sum(dtype=np.float16))
+    value = make_loss(name)(tf.constant(logits), tf.constant(labels), 1)
+    assert value.dtype == tf.float32
+    entropy, probability = np.log(1 + np.exp(2.0)), 1 / (1 + np.exp(2.0))
+    count = 388 * 388
+    dice = 1 - (2 * count * probability + 1) / (count * probability + count + 1)
+    assert float(value[0]) == pytest.approx(entropy + (dice if name == "bce_dice" else 0), rel=1e-5)
+
+
+def test_gradients_of_float16_logits_need_the_scale():
+    """A pixel's share of the gradient is below float16's smallest number; 128 times it is not."""
+    labels = tf.ones((1, 388, 388), tf.int32)
+    gradients = []
+    for scale in (1.0, 128.0):
+        logits = tf.Variable(np.broadcast_to(np.float16([0, 6]), (1, 388, 388, 2)))
+        with tf.GradientTape() as tape:
+            loss = make_loss("cross_entropy")(logits, labels, 1)[0] * scale
+        gradients.append(tape.gradient(loss, logits).numpy().astype(np.float64) / scale)
+    exact = -(1 - 1 / (1 + np.exp(-6.0))) / 388**2  # 1.6e-8, and float16 counts in steps of 6e-8
+    assert (gradients[0] == 0).all()
+    np.testing.assert_allclose(gradients[1][..., 1], exact, rtol=0.05)

@@ -8,8 +8,11 @@ from ipucnn.config.signature import with_run_options
 
 
 def _settle(resolved: Resolved) -> Resolved:
+    from ipucnn.runs.kfold import is_cross_validation
     from ipucnn.runs.resume import find_start
 
+    if is_cross_validation(resolved):
+        return resolved  # each fold has a run of its own
     return find_start(resolved).resolved if resolved.config.resume else resolved
 
 
@@ -20,12 +23,66 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
-    from ipucnn.reports.console import note
-    from ipucnn.reports.train import TrainProgress, print_report, program_line
-    from ipucnn.runs import events
-    from ipucnn.runs import train as runs
+    from ipucnn.runs import kfold
 
-    run = runs.TrainingRun(resolved, verbose)
+    if kfold.is_cross_validation(resolved):
+        _cross_validate(resolved, verbose, json_output)
+        return
+    from ipucnn.reports.train import print_report
+    from ipucnn.runs.train import TrainingRun
+
+    run = TrainingRun(resolved, verbose)
+    _introduce(run)
+    with _Display(run) as display:
+        for event in run.events():
+            display.show(event)
+    _draw(run)
+    report = run.final_report
+    baseline = _baseline(run)
+    if json_output:
+        print(json.dumps({**report, "run_dir": str(run.folder.path), "knn_accuracy": baseline}, indent=2))
+    else:
+        print_report(report, str(run.folder.path), baseline)
+
+
+def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> None:
+    from ipucnn.reports.console import note
+    from ipucnn.reports.kfold import fold_line, print_folds
+    from ipucnn.runs import kfold
+
+    validation = kfold.CrossValidation(resolved, verbose)
+    display: Optional[_Display] = None
+    try:
+        for event in validation.events():
+            if isinstance(event, kfold.FoldStarted):
+                held_out = len(event.run.setup.source.eval)
+                note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
+                _introduce(event.run)
+                display = _Display(event.run)
+                display.__enter__()
+            elif isinstance(event, kfold.FoldFinished):
+                assert display is not None
+                display.__exit__()
+                _draw(display.run)
+                note(fold_line(event.row, validation.num_folds))
+                display = None
+            elif display is not None:
+                display.show(event)
+    finally:
+        if display is not None:
+            display.__exit__()
+    report = validation.report()
+    if json_output:
+        print(json.dumps({**report, "run_dir": str(validation.root)}, indent=2))
+    else:
+        print_folds(report, str(validation.root), validation.first.info.class_names[0])
+
+
+def _introduce(run: Any) -> None:
+    """What is going to run, on stderr."""
+    from ipucnn.reports.console import note
+    from ipucnn.reports.train import program_line
+
     resolved = run.resolved
     for line in run.start.notes:
         note(line)
@@ -47,36 +104,57 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         published = resolved.record.builder_args.get("base_filters")
         network += f", {resolved.config.base_filters} base filters (as published: {full}, {published})"
     note(f"{network}; {program_line(run.program)}")
-    progress: Optional[TrainProgress] = None
-    try:
-        for event in run.events():
-            if isinstance(event, events.Notes):
-                for line in event.lines:
-                    note(line)
-            elif isinstance(event, events.Started):
-                if run.fresh_weights:
-                    note(
-                        f"starting from {resolved.config.weights}, with a new head for {run.info.num_classes} classes"
-                    )
-                if event.program.splits_from not in ("", "given"):
-                    note(
-                        f"stages opened by {', '.join(event.program.pipeline_splits)} ({event.program.splits_from})"
-                    )
-                note(f"run folder {event.folder}; compiling")
-                progress = TrainProgress(event.program)
-                progress.__enter__()
-            elif progress is not None:
-                _show(progress, event)
-    finally:
-        if progress is not None:
-            progress.flush()
-            progress.__exit__()
-    report = run.final_report
-    baseline = _baseline(run)
-    if json_output:
-        print(json.dumps({**report, "run_dir": str(run.folder.path), "knn_accuracy": baseline}, indent=2))
-    else:
-        print_report(report, str(run.folder.path), baseline)
+
+
+def _draw(run: Any) -> None:
+    """The picture of what a segmentation network predicts, into the run folder."""
+    if run.pictures:
+        from ipucnn.reports.console import note
+        from ipucnn.reports.predictions import save_predictions
+        from ipucnn.runs.folder import PREDICTIONS
+
+        path = run.folder.path / PREDICTIONS
+        save_predictions(run.pictures, run.info.class_names, path)
+        note(f"picture of the predictions: {path}")
+
+
+class _Display:
+    """Shows a run's events: notes, then progress."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self._progress: Any = None
+
+    def __enter__(self) -> "_Display":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.flush()
+            self._progress.__exit__()
+            self._progress = None
+
+    def show(self, event: Any) -> None:
+        from ipucnn.reports.console import note
+        from ipucnn.reports.train import TrainProgress
+        from ipucnn.runs import events
+
+        run = self.run
+        if isinstance(event, events.Notes):
+            for line in event.lines:
+                note(line)
+        elif isinstance(event, events.Started):
+            if run.fresh_weights:
+                weights = run.resolved.config.weights
+                note(f"starting from {weights}, with a new head for {run.info.num_classes} classes")
+            if event.program.splits_from not in ("", "given"):
+                opened = ", ".join(event.program.pipeline_splits)
+                note(f"stages opened by {opened} ({event.program.splits_from})")
+            note(f"run folder {event.folder}; compiling")
+            self._progress = TrainProgress(event.program)
+            self._progress.__enter__()
+        elif self._progress is not None:
+            _show(self._progress, event)
 
 
 def _show(progress: Any, event: Any) -> None:

@@ -31,6 +31,14 @@ def check(config: RunConfig) -> None:
         raise ConfigurationError(
             "neither training nor validation: nothing to do", "drop one of the two flags"
         )
+    if config.fold is not None and (config.kfold is None or config.fold > config.kfold):
+        if config.kfold is None:
+            raise ConfigurationError(
+                f"--fold {config.fold} without --kfold", "for example --kfold 5 --fold 5"
+            )
+        raise ConfigurationError(
+            f"--fold {config.fold} of --kfold {config.kfold}", f"folds are numbered from 1 to {config.kfold}"
+        )
     if AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1:
         raise ConfigurationError(
             "pipeline-splits: 'auto' stands for all of them, but others are given too", "give auto, or layers"

@@ -23,8 +23,8 @@ class General:
     )
     dataset: Optional[str] = option(
         None,
-        "Data set: digits, membranes, mnist, fashion_mnist, cifar10, cifar100, tfds:NAME, "
-        "imagefolder, random, or an image folder.",
+        "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, tfds:NAME, "
+        "imagefolder, imagemasks, random, or an image folder.",
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
         default_text="the model's own if in --dataset-path, else an embedded one",
@@ -190,6 +190,20 @@ class Evaluation:
     )
     validation_freq: int = option(
         1, "Validate every so many epochs.", aliases=("eval-freq",), minimum=1, commands=TRAIN
+    )
+    kfold: Optional[int] = option(
+        None,
+        "Cross-validation: train as many networks as there are folds, each evaluated on the fold it has not seen.",
+        minimum=2,
+        commands=TRAIN,
+        default_text="the data set's own evaluation part",
+    )
+    fold: Optional[int] = option(
+        None,
+        "The one fold to train, from 1.",
+        minimum=1,
+        commands=TRAIN,
+        default_text="all of them",
     )
     pipeline_validation_model: bool = option(
         False, "Pipeline the validation model too.", commands=("train", "evaluate"), host_effect=False

@@ -38,6 +38,8 @@ class DatasetInfo:
         mean, std: per stored channel, in 0..255 units, of the whole training set.
         warnings: what the user should know (a partial set, skipped files), one line each.
         augmentation: which training augmentation fits; a key of ``augmentation.AUGMENTATIONS``.
+        tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
+        own_split: which examples are for evaluation was decided here, not by who published the set.
     """
 
     name: str
@@ -52,6 +54,8 @@ class DatasetInfo:
     std: Tuple[float, ...]
     warnings: Tuple[str, ...] = ()
     augmentation: str = "none"
+    tiled: bool = False
+    own_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,11 +143,16 @@ Examples = Union[ArrayExamples, FileExamples, EncodedExamples]
 
 @dataclass(frozen=True)
 class DataSource:
-    """An opened data set: its facts and its two lots of examples."""
+    """An opened data set: its facts and its two lots of examples.
+
+    Attributes:
+        held_out: of a fold of a cross-validation, the numbers of the examples in ``eval`` among all.
+    """
 
     info: DatasetInfo
     train: Examples
     eval: Examples
+    held_out: Tuple[int, ...] = ()
 
 
 def fingerprint(source: DataSource) -> str:
@@ -230,12 +239,15 @@ def limit_source(
     """
     num_train = parse_limit(limit_train, len(source.train), "--limit-train")
     num_eval = parse_limit(limit_eval, len(source.eval), "--limit-eval")
-    train, evaluation = source.train, source.eval
+    train, evaluation, held_out = source.train, source.eval, source.held_out
     if num_train < len(train):
         train = train.subset(np.sort(permutation(len(train), seed, LIMIT, 0)[:num_train]))
     if num_eval < len(evaluation):
-        evaluation = evaluation.subset(np.sort(permutation(len(evaluation), seed, LIMIT, 1)[:num_eval]))
-    return DataSource(replace(source.info, num_train=num_train, num_eval=num_eval), train, evaluation)
+        kept = np.sort(permutation(len(evaluation), seed, LIMIT, 1)[:num_eval])
+        evaluation = evaluation.subset(kept)
+        held_out = tuple(held_out[i] for i in kept) if held_out else ()
+    info = replace(source.info, num_train=num_train, num_eval=num_eval)
+    return DataSource(info, train, evaluation, held_out)
 
 
 def array_source(
@@ -248,6 +260,8 @@ def array_source(
     augmentation: str,
     task: str = "classification",
     warnings: Sequence[str] = (),
+    tiled: bool = False,
+    own_split: bool = False,
 ) -> DataSource:
     """A source of in-memory examples; shape, counts, mean and std are taken from the training images."""
     mean, std = channel_statistics(train.images)
@@ -264,5 +278,7 @@ def array_source(
         std=std,
         warnings=tuple(warnings),
         augmentation=augmentation,
+        tiled=tiled,
+        own_split=own_split,
     )
     return DataSource(info, train, evaluation)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
-from ipucnn.datasets import cifar, idx, imagefolder
+from ipucnn.datasets import cifar, idx, imagefolder, isbi2012
 
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""
@@ -31,6 +31,12 @@ _IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
 DATASETS: Dict[str, DatasetRecord] = {
     "digits": DatasetRecord("classification", "8x8 handwritten digits, embedded (scikit-learn)"),
     "membranes": DatasetRecord("segmentation", "generated tissue with membrane masks, any size"),
+    "isbi2012": DatasetRecord(
+        "segmentation",
+        "30 slices of fly brain, 512x512, with membrane masks",
+        "train-volume.tif and train-labels.tif",
+        ("isbi2012", "ISBI2012", "isbi-2012"),
+    ),
     "mnist": DatasetRecord(
         "classification", "28x28 handwritten digits", _IDX_FILES, ("mnist", "MNIST", "MNIST/raw", "mnist/raw")
     ),
@@ -62,9 +68,11 @@ DATASETS: Dict[str, DatasetRecord] = {
         "classification", "ImageNet as an image folder", "imagenet/{train,val}/CLASS/*.JPEG", ("imagenet",)
     ),
     "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
+    "imagemasks": DatasetRecord(
+        "segmentation", "a folder of image and mask pairs", "[train|val/]{images,masks}/NAME.png"
+    ),
     "random": DatasetRecord("any", "noise made on the host, for throughput"),
 }
-NOT_YET = {"isbi2012": "segmentation"}
 
 
 def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[Path]:
@@ -75,6 +83,8 @@ def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[
     """
     for folder in (path, *(path / below for below in DATASETS[name].folders)):
         if name in cifar.LAYOUTS and cifar.find_layout(name, folder) is not None:
+            return folder
+        if name == "isbi2012" and isbi2012.has_files(folder):
             return folder
         if name in idx.CLASS_NAMES and idx.has_files(folder):
             is_fashion = "fashion" in folder.resolve().as_posix().lower()

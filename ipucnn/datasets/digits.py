@@ -39,4 +39,5 @@ def open_digits() -> DataSource:
         class_names=[str(n) for n in range(10)],
         location=LOCATION,
         augmentation="digits",
+        own_split=True,
     )

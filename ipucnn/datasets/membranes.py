@@ -134,4 +134,5 @@ def open_membranes(height: int = DEFAULT_SIZE, width: int = DEFAULT_SIZE, seed: 
         class_names=("membrane", "cell"),
         location="generated",
         augmentation="dihedral",
+        own_split=True,
     )

@@ -18,6 +18,8 @@ from ipucnn.datasets.augmentation import AUGMENTATIONS, draws
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, read_file
 from ipucnn.datasets.order import sample_order, split_ticket
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
+from ipucnn.datasets.tile_batches import evaluation_tiles
+from ipucnn.datasets.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import printable
 
@@ -91,11 +93,20 @@ def train_batches(
     parallel = parallel_calls(num_parallel)
     augment = augment and STAGES.index(until) >= STAGES.index("augment")
     if isinstance(examples, ArrayExamples):
-        augmentation = AUGMENTATIONS[info.augmentation if augment else "none"]
+        augmentation = AUGMENTATIONS[info.augmentation if augment and not info.tiled else "none"]
         stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
 
         def prepare(tickets: Any) -> Tuple[Any, ...]:
             epochs, turns, indices = split_ticket(tickets, rounds)
+            if info.tiled:
+                random = draws(seed, epochs, turns, indices, ELASTIC_DRAWS)
+                size = (input_shape[0], input_shape[1])
+                images, labels = training_tiles(
+                    stored_images, stored_labels, indices, random, size, output_shape or size, augment
+                )
+                images = prepare_range(images, input_shape, input_range, info)
+                labels = tf.cast(labels, tf.int32)
+                return (images, labels, _first_round(turns)) if weigh_padding else (images, labels)
             random = draws(seed, epochs, turns, indices, augmentation.num_draws)
             images, labels = tf.gather(stored_images, indices), tf.gather(stored_labels, indices)
             if until == "read":
@@ -162,13 +173,29 @@ def eval_batches(
     input_range: str,
     output_shape: Optional[Tuple[int, int]] = None,
     num_parallel: Optional[int] = None,
+    tile_step: int = 1,
 ) -> tf.data.Dataset:
     """Every sample exactly once, in stored order: (images, labels, weights float32 [batch]).
 
     Images and labels are those of :func:`train_batches` without augmentation.  The last batch is filled up
     with zeros of weight 0, so that all batches have one static shape.
+
+    Of a tiled set the samples are the tiles that cover each image, at multiples of ``tile_step``: every pixel
+    counts in one of them and has the label IGNORED in others, and a tile weighs as much as the share of its
+    image that counts in it.
     """
     _require_examples(examples, info)
+    if info.tiled:
+        size = (input_shape[0], input_shape[1])
+        parallel = _parallel_calls(num_parallel)
+        numbers, cut = evaluation_tiles(examples, batch_size, size, output_shape or size, tile_step)
+
+        def prepare_tiles(numbers: Any) -> Tuple[Any, Any, Any]:
+            images, labels, weights = cut(numbers)
+            return prepare_range(images, input_shape, input_range, info), labels, weights
+
+        batches = _map(tf.data.Dataset.from_tensor_slices(numbers), prepare_tiles, parallel)
+        return batches.prefetch(_prefetch(batch_size, input_shape))
     num_batches = -(-len(examples) // batch_size)
     indices = np.arange(num_batches * batch_size).reshape(num_batches, batch_size)
     is_real = indices < len(examples)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
-from ipucnn.datasets import cifar, idx, imagefolder
+from ipucnn.datasets import cifar, idx, imagefolder, imagemasks, isbi2012
 from ipucnn.datasets.base import DataSource, limit_source
-from ipucnn.datasets.catalog import DATASETS, NOT_YET, find_location, find_tfds
+from ipucnn.datasets.catalog import DATASETS, find_location, find_tfds
 from ipucnn.datasets.download import REMOTES
 from ipucnn.datasets.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -65,20 +65,23 @@ def choose_dataset(
     if known is None:
         folder = Path(name).expanduser()
         if folder.is_dir():
-            _check_task(f"image folder {folder}", "classification", task)
+            if isbi2012.has_files(folder):
+                _check_task(f"folder {folder}", "segmentation", task)
+                return Choice("isbi2012", folder, f"data set isbi2012 from {folder}", task)
+            if task == "segmentation" or imagemasks.is_imagemasks(folder):
+                _check_task(f"folder {folder}", "segmentation", task)
+                return _choose_imagemasks(folder)
             return _choose_imagefolder(folder)
-        if _canonical_not_yet(name):
-            raise ConfigurationError(
-                f"data set {name} cannot be read yet", f"--dataset {EMBEDDED[task]} needs no files"
-            )
         raise ConfigurationError(
             f"data set '{name}' is unknown",
-            did_you_mean(name, [*DATASETS, *NOT_YET])
+            did_you_mean(name, list(DATASETS))
             or f"choose one of {', '.join(DATASETS)}, tfds:NAME, or a folder with train/ and val/",
         )
     _check_task(f"data set {known}", DATASETS[known].task, task)
     if known == "imagefolder":
         return _choose_imagefolder(path)
+    if known == "imagemasks":
+        return _choose_imagemasks(path)
     if not DATASETS[known].files:
         return Choice(known, None, f"data set {known}, {_origin(known)}", task)
     location = find_location(known, path, explicit=True)
@@ -161,6 +164,10 @@ def _open(
         return idx.open_idx(name, location)
     if name in cifar.LAYOUTS:
         return cifar.open_cifar(name, location)
+    if name == "isbi2012":
+        return isbi2012.open_isbi2012(location)
+    if name == "imagemasks":
+        return imagemasks.open_imagemasks(location)
     return imagefolder.open_imagefolder(location, name)
 
 
@@ -174,8 +181,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     record = DATASETS.get(home)
     if record is None or not record.files:
         chosen = home if record is not None else embedded
-        why = "" if record is not None else f": {home}, this model's home data set, cannot be read yet"
-        return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}{why}", task)
+        return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}", task)
     location = find_location(home, path)
     if location is not None:
         return Choice(home, location, f"data set {home} from {location} ({other})", task)
@@ -206,6 +212,12 @@ def _choose_imagefolder(folder: Path) -> Choice:
     return Choice("imagefolder", folder, f"data set imagefolder from {folder}")
 
 
+def _choose_imagemasks(folder: Path) -> Choice:
+    if not imagemasks.is_imagemasks(folder):
+        raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
+    return Choice("imagemasks", folder, f"data set imagemasks from {folder}", "segmentation")
+
+
 def _how_to_get(name: str) -> str:
     if name.startswith(TFDS_PREFIX):
         folder = name[len(TFDS_PREFIX) :]
@@ -224,10 +236,6 @@ def _fold(name: str) -> str:
 
 def _canonical(name: str) -> Optional[str]:
     return next((known for known in DATASETS if _fold(known) == _fold(name)), None)
-
-
-def _canonical_not_yet(name: str) -> bool:
-    return any(_fold(known) == _fold(name) for known in NOT_YET)
 
 
 def _check_task(what: str, task: str, wanted: str) -> None:

@@ -90,11 +90,27 @@ def graph_of(model: Any, name: str) -> LayerGraph:
             tied.append((made[0].name, made[-1].name))
         layers += made
         shapes[layer_name, call], names[layer_name, call] = shape, made[-1].name
+    layers = _crops_first(layers, by_name)
     tied += _shared_weights(model, layers)
     input_shape = layers[0].output_shape
     if len(input_shape) != 3:
         raise ConfigurationError(f"the input of {name} is {input_shape}, not (height, width, channels)")
     return LayerGraph(name, input_shape, layers[-1].output_shape[-1], tuple(layers), tuple(tied))  # type: ignore[arg-type]
+
+
+def _crops_first(layers: List[Layer], by_name: Dict[str, Any]) -> List[Layer]:
+    """The layers with every crop right behind what it crops, where Keras has it in front of what reads it.
+
+    Wherever the network is then cut, it is the smaller tensor that is sent to and kept on the IPUs after.
+    """
+    crops = [layer for layer in layers if type(by_name.get(layer.name)).__name__ == "Cropping2D"]
+    if not crops:
+        return layers
+    ordered = [layer for layer in layers if layer not in crops]
+    for crop in crops:
+        position = next(i for i, layer in enumerate(ordered) if layer.name == crop.inputs[0])
+        ordered.insert(position + 1, crop)
+    return ordered
 
 
 def _calls(entries: List[Dict[str, Any]]) -> List[Tuple[_Call, List[_Call]]]:

@@ -1,7 +1,7 @@
 """What ``ipucnn train`` shows: the program, progress, and the report at the end."""
 
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
 from ipucnn.text import printable
@@ -86,6 +86,8 @@ class TrainProgress:
         text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
         if "dice" in m:
             text += f"  Dice {m['dice']:.4f}"
+        if "dice_background" in m:
+            text += f" / {m['dice_background']:.4f} of the background"
         self._print(f"{self._execution}  {text}" if self._execution else text)
         self._execution = ""
 
@@ -118,8 +120,7 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
         if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
             line += f" (best {report['best_validation']['accuracy']:.2%})"
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
-        if "dice" in validation:
-            rows.append(("Dice, IoU", f"{validation['dice']:.4f}, {validation['iou']:.4f}"))
+        rows += _dice_rows(validation, data.get("class_names", ()))
         rows.append(("validation loss", f"{validation['loss']:.4f}"))
     if baseline is not None:
         rows.append(("3-nearest-neighbours", f"{baseline:.2%} on the same split, for comparison"))
@@ -157,6 +158,21 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
     )
     rows.append(("saved in", folder))
     return rows
+
+
+def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[str, str]]:
+    """Dice of each class where there are two, beside what calling every pixel class 1 scores."""
+    if "dice" not in validation:
+        return []
+    if "dice_background" not in validation:
+        return [("Dice, IoU", f"{validation['dice']:.4f}, {validation['iou']:.4f}")]
+    background, foreground = names if len(names) == 2 else ("background", "foreground")
+    trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
+    return [
+        (f"Dice of {foreground}", f"{validation['dice']:.4f} ({trivial})"),
+        (f"Dice of {background}", f"{validation['dice_background']:.4f} (the same scores 0)"),
+        (f"IoU of {foreground}", f"{validation['iou']:.4f}"),
+    ]
 
 
 def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float]) -> None:

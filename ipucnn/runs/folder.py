@@ -15,9 +15,11 @@ from ipucnn.system_errors import reason_of, write_hint
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
+# Of a segmentation network: images, their masks and what was predicted.
+PREDICTIONS = "predictions.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 LAST, BEST = "last.npz", "best.npz"
-_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS)
+_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*_FILES, CHECKPOINTS, TENSORBOARD)
 
 

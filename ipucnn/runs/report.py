@@ -20,6 +20,7 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
             "location": run.info.location,
             "train": run.info.num_train,
             "evaluation": run.info.num_eval,
+            "class_names": list(run.info.class_names),
         },
         "program": run.program.to_dict(),
         "compilation": {

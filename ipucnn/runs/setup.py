@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError
+from ipucnn.config.resolve import FLAG, Resolved
+from ipucnn.errors import ConfigurationError, DataError
 
 Warn = Callable[[str], None]
 
@@ -74,6 +74,53 @@ def input_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[
     return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
 
 
+def _largest_tile(record: Any, side: int) -> int:
+    """The largest legal input whose output lies within ``side`` pixels; the smallest legal one if none does."""
+    margin = int(record.builder_args.get("margin", 0))
+    largest: int = record.min_size
+    for size in range(record.min_size, side + margin + 1):
+        if (size - record.size_offset) % record.size_step == 0:
+            largest = size
+    return largest
+
+
+def tile_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+    """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images."""
+    sides = [
+        min(own, _largest_tile(record, int(side or 0)))
+        for own, side in zip(record.input_shape, image_shape[:2])
+    ]
+    return sides[0], sides[1], record.input_shape[2]
+
+
+def _check_tile(record: Any, info: Any, shape: Sequence[int], outputs: Sequence[int]) -> None:
+    """Refuses images smaller than what the network predicts of a tile.
+
+    Raises:
+        DataError: they are.
+    """
+    for axis, image, inner, full in zip(("high", "wide"), info.image_shape, outputs, shape):
+        if image < inner:
+            smaller = _largest_tile(record, image)
+            raise DataError(
+                f"the images of {info.name} are {image} pixels {axis}, and the network predicts the inner {inner} "
+                f"of its {full}",
+                f"--image-size {smaller} or less"
+                if smaller < full
+                else "the data set's images are too small",
+            )
+
+
+def _fold(source: Any, config: RunConfig, seed: int) -> Any:
+    """A fold of a data set; limits keep some of the fold's own examples."""
+    from ipucnn.datasets.base import limit_source
+    from ipucnn.datasets.folds import select_fold
+
+    assert config.kfold is not None and config.fold is not None
+    fold = select_fold(source, config.kfold, config.fold)
+    return limit_source(fold, config.limit_train, config.limit_eval, seed)
+
+
 def prepare(
     resolved: Resolved,
     seed: int,
@@ -101,23 +148,32 @@ def prepare(
         wanted = (*config.image_size, record.input_shape[2])
         validate_input_shape(record, wanted)
     if source is None:
+        folded = config.kfold is not None and config.fold is not None
+        if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
+            folded = False  # a fold's network on another data set: all of that
         source = open_dataset(
             resolved.choice,
             download=config.download,
-            limit_train=config.limit_train,
-            limit_eval=config.limit_eval,
+            limit_train=None if folded else config.limit_train,
+            limit_eval=None if folded else config.limit_eval,
             seed=seed,
             image_shape=wanted or record.input_shape,
             num_classes=record.num_classes,
         )
+        if folded:
+            source = _fold(source, config, seed)
     if wanted is not None:
         shape = wanted
+    elif source.info.tiled and resolved.choice.name != record.home_dataset:
+        shape = tile_shape_for(record, source.info.image_shape)
     elif resolved.choice.name == record.home_dataset:
         shape = record.input_shape
     else:
         shape = input_shape_for(record, source.info.image_shape)
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
+    if source.info.tiled and outputs is not None:
+        _check_tile(record, source.info, shape, outputs)
     return Setup(resolved, source, shape, outputs, seed)
 
 
@@ -197,6 +253,7 @@ def evaluation_batches(setup: Any, batch_size: int) -> Any:
         input_range=setup.record.input_range,
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
+        tile_step=setup.record.size_step,
     )
 
 

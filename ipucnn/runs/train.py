@@ -15,6 +15,7 @@ from ipucnn.runs.events import Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.interrupts import InterruptGuard
+from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
@@ -90,6 +91,7 @@ class TrainingRun:
         self.compilation: Optional[CompilationReport] = None
         self.timer = Timer()
         self.final_report: Dict[str, Any] = {}
+        self.pictures: List[Picture] = []
         self.environment: Dict[str, Any] = {}
         self.processes: List[Dict[str, Any]] = []
         self.fresh_weights = 0
@@ -236,6 +238,8 @@ class TrainingRun:
                 if config.validation and self.state.last_validation is None:
                     yield from recorder.handle(ValidationDue(0, 0))
                 yield from recorder.finish()
+                if self.setup.record.task == "segmentation" and config.training:
+                    self.pictures = predicted_pictures(self.setup, session)
         finally:
             curves.close()
 

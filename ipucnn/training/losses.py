@@ -7,15 +7,17 @@ does so within a micro-batch only, as on an IPU.
 from typing import Any, Callable, Optional
 
 LossFunction = Callable[..., Any]
-"""(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch."""
+"""(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
+
+Pixels whose label is negative count nowhere (``ipucnn.datasets.tiles.IGNORED``)."""
 
 
 def cross_entropy_per_sample(logits: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
-    """Softmax cross-entropy, mean over the pixels of a sample.
+    """Softmax cross-entropy, mean over the pixels of a sample that are not ignored.
 
     Args:
         logits: (n, classes) or (n, h, w, classes).
-        labels: int32 (n,) or (n, h, w).
+        labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.
         label_smoothing: probability spread evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567).
 
     Returns:
@@ -24,11 +26,18 @@ def cross_entropy_per_sample(logits: Any, labels: Any, label_smoothing: float = 
     import tensorflow as tf
 
     logits = tf.cast(logits, tf.float32)
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    pixels = len(labels.shape) > 1
+    known = tf.maximum(labels, 0) if pixels else labels
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=known, logits=logits)
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         loss = (1.0 - label_smoothing) * loss + label_smoothing * uniform
-    return tf.reduce_mean(tf.reshape(loss, [tf.shape(loss)[0], -1]), axis=1)
+    if not pixels:
+        return loss
+    counts = tf.cast(labels >= 0, tf.float32)
+    axes = list(range(1, len(labels.shape)))
+    # float32 whatever the logits' type: float16 ends at 65504, and an output of 388x388 has 150,544 pixels.
+    return tf.reduce_sum(loss * counts, axis=axes) / tf.maximum(tf.reduce_sum(counts, axis=axes), 1.0)
 
 
 def _dice_per_micro_batch(logits: Any, labels: Any, num_micro_batches: int) -> Any:
@@ -37,7 +46,8 @@ def _dice_per_micro_batch(logits: Any, labels: Any, num_micro_batches: int) -> A
 
     classes = int(logits.shape[-1])
     probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
-    truth = tf.one_hot(labels, classes, dtype=tf.float32)
+    truth = tf.one_hot(labels, classes, dtype=tf.float32)  # all 0 where the label is negative
+    probabilities = probabilities * tf.cast(labels >= 0, tf.float32)[..., tf.newaxis]
     probabilities = tf.reshape(probabilities, [num_micro_batches, -1, classes])[..., 1:]
     truth = tf.reshape(truth, [num_micro_batches, -1, classes])[..., 1:]
     overlap = tf.reduce_sum(probabilities * truth, axis=[1, 2])

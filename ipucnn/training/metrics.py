@@ -11,13 +11,14 @@ def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> 
 
     Args:
         logits: (n, classes) or (n, h, w, classes).
-        labels: int32 (n,) or (n, h, w).
+        labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.
         weights: float32 (n,), 0 for padding.
         per_sample_loss: float32 (n,).
 
     Returns:
         ``samples``, ``loss``, ``top1`` and ``top5`` (weighted counts; for segmentation ``top1`` counts pixel
-        fractions and the confusion counts ``true_positives``, ``predicted`` and ``actual`` are added).
+        fractions and the confusion counts ``true_positives``, ``predicted`` and ``actual`` are added, with two
+        classes the background's ``true_negatives``, ``predicted_background`` and ``actual_background`` too).
     """
     import tensorflow as tf
 
@@ -36,15 +37,22 @@ def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> 
         right = tf.logical_and(rank < k, tf.math.is_finite(own[:, 0]))
         sums["top5"] = tf.reduce_sum(tf.cast(right, tf.float32) * weights)
         return sums
-    hits = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float32), axis=[1, 2])
-    sums["top1"] = tf.reduce_sum(hits * weights)
-    per_pixel = weights[:, None, None]
-    foreground = tf.cast(labels > 0, tf.float32) * per_pixel
-    claimed = tf.cast(predicted > 0, tf.float32) * per_pixel
-    right = tf.cast(tf.equal(predicted, labels), tf.float32) * foreground
-    sums["true_positives"] = tf.reduce_sum(right)
+    # Counts are of pixels that are not ignored, in samples that are not padding.
+    known = tf.cast(labels >= 0, tf.float32)
+    hits = tf.cast(tf.equal(predicted, labels), tf.float32)
+    own_pixels = tf.maximum(tf.reduce_sum(known, axis=[1, 2]), 1.0)
+    sums["top1"] = tf.reduce_sum(tf.reduce_sum(hits, axis=[1, 2]) / own_pixels * weights)
+    counts = known * tf.cast(weights > 0, tf.float32)[:, None, None]
+    classes = int(logits.shape[-1])
+    foreground = tf.cast(labels > 0, tf.float32) * counts
+    claimed = tf.cast(predicted > 0, tf.float32) * counts
+    sums["true_positives"] = tf.reduce_sum(hits * foreground)
     sums["predicted"] = tf.reduce_sum(claimed)
     sums["actual"] = tf.reduce_sum(foreground)
+    if classes == 2:
+        sums["true_negatives"] = tf.reduce_sum(hits * (counts - foreground))
+        sums["predicted_background"] = tf.reduce_sum(counts - claimed)
+        sums["actual_background"] = tf.reduce_sum(counts - foreground)
     return sums
 
 
@@ -60,7 +68,11 @@ class MetricTotals:
             self.totals[key] = self.totals.get(key, 0.0) + float(np.asarray(value))
 
     def result(self) -> Dict[str, float]:
-        """Means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``."""
+        """Means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
+
+        With two classes of pixels also ``dice_background``, the score of class 0, and ``dice_all_foreground``,
+        what calling every pixel foreground scores: the figure that ``dice`` has to beat.
+        """
         t = self.totals
         n = t.get("samples", 0.0)
         if not n:
@@ -73,4 +85,9 @@ class MetricTotals:
             union = both - t["true_positives"]
             result["dice"] = 2 * t["true_positives"] / both if both else 1.0
             result["iou"] = t["true_positives"] / union if union else 1.0
+        if "true_negatives" in t:
+            both = t["predicted_background"] + t["actual_background"]
+            result["dice_background"] = 2 * t["true_negatives"] / both if both else 1.0
+            pixels = t["actual"] + t["actual_background"]
+            result["dice_all_foreground"] = 2 * t["actual"] / (t["actual"] + pixels) if pixels else 1.0
         return result

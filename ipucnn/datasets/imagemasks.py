@@ -1,0 +1,148 @@
+"""``imagemasks``: a folder of image and mask pairs, ``DIR/images/NAME.*`` with ``DIR/masks/NAME.*``.
+
+With ``DIR/train`` and ``DIR/val``, each with ``images`` and ``masks``, the parts are the user's; otherwise the
+last fifth of the pairs, in the order of their names, is for evaluation.
+"""
+
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.imagefolder import EXTENSIONS, find_eval
+from ipucnn.datasets.images import open_image
+from ipucnn.datasets.isbi2012 import SHARE_HELD_OUT
+from ipucnn.datasets.masks import mask_values, to_classes
+from ipucnn.errors import DataError
+
+LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
+CLASS_NAMES = ("background", "foreground")
+_MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
+
+
+def _has_pairs(folder: Path) -> bool:
+    return (folder / "images").is_dir() and (folder / "masks").is_dir()
+
+
+def is_imagemasks(folder: Path) -> bool:
+    """Whether a folder is laid out as pairs of images and masks."""
+    return _has_pairs(folder) or _has_pairs(folder / "train")
+
+
+def _files(folder: Path, is_mask: bool) -> Dict[str, Path]:
+    """The image files of a folder by the name that pairs them."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"cannot read {folder}: {error.strerror or error}", "check its permissions") from None
+    found: Dict[str, Path] = {}
+    for path in entries:
+        if path.name.startswith(".") or path.suffix.lower() not in EXTENSIONS or not path.is_file():
+            continue
+        stem = path.stem
+        if is_mask:
+            stem = next((stem[: -len(end)] for end in _MASK_ENDINGS if stem.endswith(end)), stem)
+        if stem in found:
+            raise DataError(f"{found[stem]} and {path} are both called {stem}", "keep one of them")
+        found[stem] = path
+    return found
+
+
+def _read(path: Path, channels: int) -> Any:
+    return np.array(open_image(read_file(str(path)), f"image {path}", channels), np.uint8)
+
+
+def _read_mask(path: Path) -> Any:
+    """uint8 [h, w]; a colour or 16-bit mask is refused, for it would not keep its two values."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            mode, pixels = image.mode, np.array(image)
+    except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
+        raise DataError(
+            f"mask {path} cannot be decoded: {error}", "masks are 8-bit grey PNG or TIFF"
+        ) from error
+    if mode not in ("L", "1", "P"):
+        raise DataError(f"mask {path} has pixels of mode {mode}", "masks are 8-bit grey PNG or TIFF")
+    return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels
+
+
+def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
+    """Images [n, h, w, 1] and masks [n, h, w] with the values they are stored with, and warnings."""
+    images, masks = _files(folder / "images", False), _files(folder / "masks", True)
+    names = sorted(set(images) & set(masks))
+    if not names:
+        raise DataError(f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", LAYOUT)
+    warnings = []
+    for what, alone in (("image", set(images) - set(masks)), ("mask", set(masks) - set(images))):
+        if alone:
+            some = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
+            warnings.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
+    pairs: List[Tuple[Any, Any]] = []
+    for name in names:
+        image, mask = _read(images[name], 1), _read_mask(masks[name])
+        if image.shape != mask.shape:
+            sizes = ["x".join(map(str, a.shape)) for a in (image, mask)]
+            raise DataError(
+                f"{images[name]} is {sizes[0]} pixels, but {masks[name]} is {sizes[1]}",
+                "an image and its mask have one size",
+            )
+        if pairs and image.shape != pairs[0][0].shape:
+            sizes = ["x".join(map(str, a.shape)) for a in (pairs[0][0], image)]
+            raise DataError(
+                f"{images[name]} is {sizes[1]} pixels, but {images[names[0]]} is {sizes[0]}",
+                "all images of a set have one size: cut or pad them",
+            )
+        to_classes(mask[np.newaxis], f"mask {masks[name]}")
+        pairs.append((image, mask))
+    return np.stack([p[0] for p in pairs])[..., np.newaxis], np.stack([p[1] for p in pairs]), warnings
+
+
+def open_imagemasks(folder: Path) -> DataSource:
+    """Reads all pairs.  Images become grey; masks have 0 (class 0) and one other value (class 1).
+
+    Raises:
+        DataError: no pairs, sizes that differ, a file that is damaged, or a mask of more than two values.
+    """
+    own_split = _has_pairs(folder)
+    if own_split:
+        images, masks, warnings = _read_part(folder)
+        if len(images) < 2:
+            raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
+        held_out = max(1, len(images) // SHARE_HELD_OUT)
+        parts = [(images[:-held_out], masks[:-held_out]), (images[-held_out:], masks[-held_out:])]
+    else:
+        evaluation = find_eval(folder)
+        if not _has_pairs(folder / "train") or evaluation is None or not _has_pairs(evaluation):
+            raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
+        parts, warnings = [], []
+        for part in (folder / "train", evaluation):
+            images, masks, found = _read_part(part)
+            parts.append((images, masks))
+            warnings += found
+        if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
+            sizes = ["x".join(map(str, images.shape[1:3])) for images, _ in parts]
+            raise DataError(
+                f"images of {sizes[0]} pixels in {folder / 'train'}, of {sizes[1]} in {evaluation}",
+                "all images of a set have one size: cut or pad them",
+            )
+    every_mask = np.concatenate([masks for _, masks in parts])
+    to_classes(every_mask, f"the masks of {folder}, taken together,")
+    if len(mask_values(every_mask)) < 2:
+        raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", LAYOUT)
+    train, held = (ArrayExamples(images, (masks != 0).astype(np.uint8)) for images, masks in parts)
+    return array_source(
+        train,
+        held,
+        name="imagemasks",
+        task="segmentation",
+        class_names=CLASS_NAMES,
+        location=str(folder),
+        augmentation="elastic",
+        warnings=warnings,
+        tiled=True,
+        own_split=own_split,
+    )

@@ -1,0 +1,265 @@
+"""Cross-validation: one training run per fold, and the mean over them.
+
+``ROOT/config.yml`` is the configuration of the whole, ``ROOT/fold-1`` ... the run folders of the folds, which are
+runs like any other, and ``ROOT/folds.json`` the results of those that are finished, written after each.
+"""
+
+import json
+import math
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ipucnn.config.resolve import Resolved, resolve_resumed
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.files import write_text
+from ipucnn.runs.folder import CONFIG, RunFolder, check_new, default_run_dir, latest_run_dir
+from ipucnn.runs.interrupts import Interrupted
+from ipucnn.runs.train import TrainingRun
+
+FOLDS = "folds.json"
+SCHEMA_VERSION = 1
+_NOT_FIGURES = ("samples",)
+
+
+def is_cross_validation(resolved: Resolved) -> bool:
+    """Whether a configuration asks for folds, or with ``--resume`` for a cross-validation to go on."""
+    config = resolved.config
+    if config.kfold is not None:
+        return True
+    return bool(config.resume and config.run_dir and (Path(config.run_dir).expanduser() / FOLDS).is_file())
+
+
+@dataclass(frozen=True)
+class FoldStarted:
+    """A fold's run is prepared; its own events follow.  ``run`` knows its folder, warnings and notes."""
+
+    fold: int
+    num_folds: int
+    run: TrainingRun
+
+
+@dataclass(frozen=True)
+class FoldFinished:
+    """A fold is done: its row of ``folds.json``."""
+
+    row: Dict[str, Any]
+
+
+class CrossValidation:
+    """Runs the folds of a configuration one after the other.
+
+    Args:
+        resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
+        verbose: let TensorFlow speak.
+
+    Raises:
+        UserError: whatever is wrong with the configuration, the data or the folder.
+    """
+
+    def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
+        if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
+            raise ConfigurationError(
+                "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
+                "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
+            )
+        if not resolved.config.training:
+            raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
+        self.notes: List[str] = []
+        self.root = self._find_root(resolved)
+        self.resolved = self._continued(resolved)
+        config = self.resolved.config
+        assert config.kfold is not None
+        self.num_folds: int = config.kfold
+        only = resolved.config.fold
+        self.folds: Tuple[int, ...] = (only,) if only is not None else tuple(range(1, self.num_folds + 1))
+        self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
+        self._verbose = verbose
+        self._check_folders(resolved.config)
+        self._rows = self._read_rows()
+        # The first run refuses what all would: nothing is written before it has been prepared.
+        self._first = self._make_run(self.folds[0])
+
+    @property
+    def first(self) -> TrainingRun:
+        """The run of the first fold there is to do, prepared."""
+        return self._first
+
+    def events(self) -> Iterator[Any]:
+        """FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
+
+        Raises:
+            Interrupted: by SIGINT or SIGTERM; the fold is saved.
+        """
+        for fold in self.folds:
+            run = self._first if fold == self.folds[0] else self._make_run(fold)
+            yield FoldStarted(fold, self.num_folds, run)
+            if run.start.report is None:
+                self._write_root()
+            try:
+                yield from run.events()
+            except Interrupted as interrupted:
+                hint = f"continue it with: ipucnn train --resume --run-dir {self.root}"
+                if len(self.folds) == 1:
+                    hint += f" --fold {fold}"
+                raise Interrupted(
+                    interrupted.exit_code, f"fold {fold}: {interrupted.message}", hint
+                ) from None
+            self._rows[fold] = self._row(fold, run)
+            self._write_root()
+            write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
+            yield FoldFinished(self._rows[fold])
+            _forget_graphs()
+
+    def report(self) -> Dict[str, Any]:
+        """What ``folds.json`` holds: the finished folds, and mean and deviation of their last validations.
+
+        The deviation is the sample's (divided by n - 1); None for one fold.
+        """
+        config = self.resolved.config
+        rows = [self._rows[fold] for fold in sorted(self._rows)]
+        figures = [row["validation"] for row in rows if row["validation"] is not None]
+        names = [name for name in (figures[0] if figures else {}) if name not in _NOT_FIGURES]
+        mean, deviation = {}, {}
+        for name in names:
+            mean[name], deviation[name] = mean_and_deviation([float(row[name]) for row in figures])
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": config.model_name,
+            "dataset": self.resolved.choice.name,
+            "kfold": self.num_folds,
+            "seed": self.seed,
+            "folds": rows,
+            "missing": [fold for fold in range(1, self.num_folds + 1) if fold not in self._rows],
+            "mean": mean,
+            "std": deviation,
+        }
+
+    def _find_root(self, resolved: Resolved) -> Path:
+        config = resolved.config
+        if config.run_dir is not None:
+            return Path(config.run_dir).expanduser()
+        name = f"{resolved.choice.name}-kfold{config.kfold}"
+        latest = latest_run_dir(config.model_name, name)
+        joins = config.fold is not None and latest is not None and not fold_path(latest, config.fold).exists()
+        if latest is not None and (config.resume or joins):
+            return latest
+        return default_run_dir(config.model_name, name)
+
+    def _continued(self, resolved: Resolved) -> Resolved:
+        """The configuration of the cross-validation in the root, where there is one to go on with."""
+        config = resolved.config
+        if config.resume and config.overwrite:
+            raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
+        if not (self.root / CONFIG).is_file() or not (config.resume or config.fold is not None):
+            return resolved
+        if config.overwrite and config.fold is None:
+            return resolved
+        saved = RunFolder(self.root).read_config()
+        if saved.kfold is None:
+            raise ConfigurationError(
+                f"{self.root} is a run, not a cross-validation", "choose another --run-dir, or drop --kfold"
+            )
+        asked = {name: value for name, value in resolved.typed.items() if name != "fold"}
+        merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
+        return replace(
+            merged, config=replace(merged.config, resume=config.resume, overwrite=config.overwrite)
+        )
+
+    def _check_folders(self, config: Any) -> None:
+        """Refuses a root that holds something else, and folds that are there without being continued."""
+        if not self.root.exists():
+            return
+        if not self.root.is_dir():
+            raise DataError(f"run folder {self.root} is a file", "choose another --run-dir")
+        names = {p.name for p in self.root.iterdir() if not p.name.startswith(".")}
+        known = {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in range(1, self.num_folds + 1))}
+        foreign = sorted(names - known)
+        if foreign:
+            raise ConfigurationError(
+                f"{self.root} is not (only) the folder of a cross-validation: it holds {foreign[0]}",
+                "choose another --run-dir",
+            )
+        if config.resume:
+            return
+        for fold in self.folds:
+            if fold_path(self.root, fold).exists() and not config.overwrite:
+                raise ConfigurationError(
+                    f"{fold_path(self.root, fold)} already exists",
+                    f"--resume continues it, --overwrite replaces it; or use another --run-dir than {self.root}",
+                )
+            check_new(fold_path(self.root, fold), config.overwrite)
+
+    def _make_run(self, fold: int) -> TrainingRun:
+        config = self.resolved.config
+        path = fold_path(self.root, fold)
+        own = replace(
+            config,
+            fold=fold,
+            seed=self.seed,
+            run_dir=str(path),
+            overwrite=config.overwrite and path.exists(),
+        )
+        typed = {**self.resolved.typed, "fold": fold, "seed": self.seed, "run_dir": str(path)}
+        return TrainingRun(replace(self.resolved, config=own, typed=typed), self._verbose)
+
+    def _row(self, fold: int, run: TrainingRun) -> Dict[str, Any]:
+        report = run.final_report
+        return {
+            "fold": fold,
+            "run": fold_path(self.root, fold).name,
+            "train": report["dataset"]["train"],
+            "evaluation": report["dataset"]["evaluation"],
+            "held_out": list(run.setup.source.held_out),
+            "weight_updates": run.program.num_weight_updates,
+            "validation": report["validation"],
+            "best_validation": report["best_validation"],
+            "train_s": report["measured"]["train_s"],
+        }
+
+    def _read_rows(self) -> Dict[int, Dict[str, Any]]:
+        """The folds finished before, of the same cross-validation."""
+        config = self.resolved.config
+        try:
+            former = json.loads((self.root / FOLDS).read_text(encoding="utf-8"))
+            rows = {int(row["fold"]): row for row in former["folds"]}
+            same = former["schema_version"] == SCHEMA_VERSION and former["kfold"] == self.num_folds
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        if not same or (config.overwrite and len(self.folds) > 1):
+            return {}
+        return rows
+
+    def _write_root(self) -> None:
+        """``config.yml`` of the whole: what repeats it, all folds."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        config = replace(
+            self.resolved.config,
+            fold=None,
+            seed=self.seed,
+            run_dir=str(self.root),
+            overwrite=False,
+            resume=False,
+        )
+        write_text(self.root / CONFIG, config.to_yaml())
+
+
+def fold_path(root: Path, fold: int) -> Path:
+    """The run folder of a fold."""
+    return root / f"fold-{fold}"
+
+
+def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
+    """Mean and sample standard deviation (n - 1), which one value does not have."""
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _forget_graphs() -> None:
+    """Frees what Keras keeps of the fold's network."""
+    from tensorflow import keras
+
+    keras.backend.clear_session()

@@ -1,0 +1,222 @@
+"""Tiles of images: every pixel once, mirrored borders, and augmentation that keeps image and mask aligned."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import map_coordinates
+
+from ipucnn.datasets import warp
+from ipucnn.datasets.augmentation import draws
+from ipucnn.datasets.base import ArrayExamples, array_source
+from ipucnn.datasets.pipeline import eval_batches, train_batches
+from ipucnn.datasets.tiles import IGNORED, counted, mirror, seen, stitch, tile_places, tile_starts
+
+
+def make_source(num=3, height=60, width=52, channels=1, seed=0, threshold=128):
+    rng = np.random.default_rng(seed)
+    coarse = rng.normal(size=(num, 12, 11))
+    images = np.stack(
+        [map_coordinates(c, np.mgrid[0 : 11 : height * 1j, 0 : 10 : width * 1j], order=3) for c in coarse]
+    )
+    images = np.clip(128 + 60 * images, 0, 255).astype(np.uint8)
+    masks = (images > threshold).astype(np.uint8)
+    images = np.repeat(images[..., None], channels, -1)
+    return array_source(
+        ArrayExamples(images, masks), ArrayExamples(images, masks), name="test", task="segmentation",
+        class_names=("a", "b"), location="test", augmentation="elastic", tiled=True,
+    )  # fmt: skip
+
+
+def take(source, num, **options):
+    settings = dict(
+        batch_size=1, samples_per_epoch=len(source.train), input_shape=(48, 48, 1), input_range="raw",
+        augment=True, seed=5, output_shape=(32, 32),
+    )  # fmt: skip
+    batches = train_batches(source, **{**settings, **options})
+    return [tuple(t.numpy() for t in batch) for batch in batches.take(num)]
+
+
+@given(st.integers(1, 40), st.integers(-200, 200))
+def test_mirror(size, index):
+    image = np.arange(size)
+    if size == 1:
+        assert mirror(np.array([index]), 1).tolist() == [0]
+        return
+    reach = abs(index) + size
+    padded = np.pad(image, reach, mode="reflect")
+    assert mirror(np.array([index]), size)[0] == padded[index + reach]
+
+
+@given(st.integers(1, 90), st.integers(1, 60), st.integers(1, 60), st.integers(1, 16))
+def test_every_pixel_counts_in_one_tile(height, width, side, step):
+    output = (max(side, step), max(side, step))
+    counts = counted((height, width), output, step)
+    total = np.zeros((height + 200, width + 200), int)
+    places = tile_places((height, width), output, step)
+    assert all(row % step == 0 and column % step == 0 for row, column in places)
+    for (row, column), part in zip(places, counts):
+        total[row : row + output[0], column : column + output[1]] += part
+    assert (total[:height, :width] == 1).all() and total.sum() == height * width
+
+
+def test_places_of_the_paper():
+    assert tile_starts(512, 388, 16) == [0, 384] and tile_starts(512, 516, 16) == [0]
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 30), st.integers(0, 9))
+def test_tiles_put_together_are_the_image(height, width, side, margin):
+    image = np.arange(height * width).reshape(height, width)
+    output, size = (side, side), (side + 2 * margin,) * 2
+    rows, columns = seen((height, width), output, size)
+    tiles = [
+        image[r[:, None], c][margin : margin + side, margin : margin + side] for r, c in zip(rows, columns)
+    ]
+    np.testing.assert_array_equal(stitch(tiles, (height, width)), image)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_evaluation_covers_every_image_once(batch_size):
+    source = make_source()
+    found = [np.zeros((60, 52), int) for _ in range(3)]
+    padded = [np.pad(image[..., 0], 80, mode="reflect") for image in source.eval.images]
+    places = tile_places((60, 52), (32, 32), 16)
+    number, weight = 0, 0.0
+    for images, labels, weights in eval_batches(
+        source.eval, source.info, batch_size=batch_size, input_shape=(48, 48, 1), input_range="raw",
+        output_shape=(32, 32), tile_step=16,
+    ):  # fmt: skip
+        assert images.shape == (batch_size, 48, 48, 1) and labels.shape == (batch_size, 32, 32)
+        weight += float(tf.reduce_sum(weights))
+        for image, label, share in zip(images.numpy(), labels.numpy(), weights.numpy()):
+            if number >= 3 * len(places):
+                assert share == 0 and (label == IGNORED).all()
+                continue
+            which, (row, column) = number // len(places), places[number % len(places)]
+            expected = padded[which][row + 72 : row + 120, column + 72 : column + 120]
+            np.testing.assert_array_equal(image[..., 0], expected)
+            known = np.argwhere(label != IGNORED)
+            assert share == pytest.approx(len(known) / (60 * 52))
+            for y, x in known[::7]:
+                assert label[y, x] == source.eval.labels[which, row + y, column + x]
+            for y, x in known:
+                found[which][row + y, column + x] += 1
+            number += 1
+    assert all((pixels == 1).all() for pixels in found)
+    assert weight == pytest.approx(3)
+
+
+def test_tiles_without_augmentation_are_pieces_of_the_mirrored_image():
+    source = make_source()
+    padded = [np.pad(image[..., 0], 30, mode="reflect") for image in source.train.images]
+    places = set()
+    for images, labels in take(source, 12, augment=False):
+        inner = images[0, 8:40, 8:40, 0]
+        fits = [
+            (which, row, column)
+            for which in range(3)
+            for row in range(29)
+            for column in range(21)
+            if (source.train.images[which, row : row + 32, column : column + 32, 0] == inner).all()
+        ]
+        which, row, column = fits[0]
+        places.add((row, column))
+        np.testing.assert_array_equal(
+            images[0, ..., 0], padded[which][row + 22 : row + 70, column + 22 : column + 70]
+        )
+        np.testing.assert_array_equal(
+            labels[0], source.train.labels[which, row : row + 32, column : column + 32]
+        )
+    assert len(places) > 6
+
+
+def naive_tile(image, mask, random, size, output):
+    """One tile after the formulas, in float64, with SciPy's interpolation."""
+    height, width = mask.shape
+    unit = ((random >> 8) * 2.0**-23 - 1.0).astype(float)
+    below = lambda k, bound: (int(random[k]) * bound) >> 32  # noqa: E731
+    margin = (size - output) // 2
+    start = [below(0, height - output + 1) - margin, below(1, width - output + 1) - margin]
+    angle = below(2, 4096) * 2 * np.pi / 4096
+    zoom = 1.2 ** (below(3, 1025) / 512 - 1)
+    flip = -1 if below(4, 2) else 1
+    weights = warp.bicubic_weights(size, 3).astype(float)
+    bends = []
+    for first in (7, 16):
+        nodes = np.array([warp._QUANTILES[below(first + k, 4096)] for k in range(9)]).reshape(3, 3)
+        bends.append(weights @ (nodes * size * 10 / 512) @ weights.T)
+    y, x = np.mgrid[0:size, 0:size] - (size - 1) / 2
+    rows = zoom * (np.cos(angle) * y - np.sin(angle) * x) + start[0] + (size - 1) / 2 + bends[0]
+    columns = flip * zoom * (np.sin(angle) * y + np.cos(angle) * x) + start[1] + (size - 1) / 2 + bends[1]
+    tile = map_coordinates(image.astype(float), [rows, columns], order=1, mode="mirror")
+    tile = (tile - 127.5) * (1 + 0.2 * unit[5]) + 127.5 + 25.5 * unit[6]
+    inner = slice(margin, margin + output)
+    found = map_coordinates(mask, [rows[inner, inner], columns[inner, inner]], order=0, mode="mirror")
+    return tile, found
+
+
+def test_elastic_tiles_are_those_of_the_formulas():
+    source = make_source(num=6)
+    for seed in (1, 2):
+        random = draws(
+            seed, *(tf.constant([0] * 6, tf.int64),) * 2, tf.range(6, dtype=tf.int64), warp.ELASTIC_DRAWS
+        )
+        tiles, masks = warp.training_tiles(
+            tf.constant(source.train.images), tf.constant(source.train.labels), tf.range(6, dtype=tf.int64), random,
+            (48, 48), (32, 32), True,
+        )  # fmt: skip
+        for i in range(6):
+            tile, mask = naive_tile(
+                source.train.images[i, ..., 0], source.train.labels[i], random.numpy()[i], 48, 32
+            )
+            np.testing.assert_allclose(tiles[i, ..., 0], tile, atol=0.05)
+            assert (masks[i].numpy() != mask).mean() < 0.002  # halves round to another pixel in float32
+
+
+def test_bicubic_weights_pass_through_the_nodes_and_are_smooth():
+    weights = warp.bicubic_weights(101, 3).astype(float)
+    np.testing.assert_allclose(weights[[0, 50, 100]], np.eye(3), atol=1e-6)
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-6)
+    assert np.abs(np.diff(weights, n=2, axis=0)).max() < 0.01
+
+
+def test_elastic_keeps_image_and_mask_aligned():
+    """A mask that is a threshold of its image is still one of the augmented image, but for interpolation."""
+    source = make_source(num=4, height=90, width=90)
+    for images, labels in take(source, 16, seed=2):
+        inner = images[0, 8:40, 8:40, 0]
+        if labels.min() == labels.max():
+            continue
+        # Light moves the threshold, so look for the best one.
+        wrong = min(((inner > level) != labels[0]).mean() for level in np.arange(60, 200, 2))
+        assert wrong < 0.03
+
+
+def test_elastic_moves_pixels_as_far_as_the_paper():
+    random = draws(3, *(tf.zeros(400, tf.int64),) * 2, tf.range(400, dtype=tf.int64), 9)
+    moved = warp._displacements(random, (64, 64)).numpy()
+    assert moved[:, 0, 0].std() == pytest.approx(64 * 10 / 512, rel=0.1)
+    assert abs(moved[:, 0, 0].mean()) < 0.2
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_a_tile_is_a_function_of_seed_epoch_and_index(augment):
+    source = make_source(num=5)
+    whole = take(source, 10, augment=augment)
+    in_pairs = take(source, 5, augment=augment, batch_size=2)
+    for k in range(2):
+        ours = [np.concatenate([whole[2 * i][k], whole[2 * i + 1][k]]) for i in range(5)]
+        np.testing.assert_array_equal(np.stack(ours), np.stack([batch[k] for batch in in_pairs]))
+    late = take(source, 3, augment=augment, start_epoch=1, start_sample=2)
+    np.testing.assert_array_equal(late[0][0], whole[7][0])
+    other = take(source, 1, augment=augment, seed=6)
+    assert (other[0][0] != whole[0][0]).any()
+
+
+def test_an_output_larger_than_the_image_is_mirrored():
+    source = make_source(num=2, height=20, width=20)
+    for augment in (True, False):
+        images, labels = take(source, 1, augment=augment)[0]
+        assert images.shape == (1, 48, 48, 1) and set(np.unique(labels)) <= {0, 1}

@@ -1,0 +1,48 @@
+"""The picture of a segmentation run: what is in it, and that a run writes it."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ipucnn import cli
+from ipucnn.reports.predictions import FALSE, MISSED, RIGHT, dice, save_predictions
+from ipucnn.runs.pictures import Picture
+
+
+def test_colours_say_where_the_prediction_is_right(tmp_path):
+    truth = np.ones((40, 40), np.uint8)
+    truth[:20, :5] = 0
+    predicted = np.ones((40, 40), np.uint8)
+    predicted[10:30, :5] = 0
+    picture = Picture(0, np.full((40, 40), 100, np.uint8), truth, predicted)
+    assert dice(picture, 0) == pytest.approx(0.5) and dice(picture, 1) == pytest.approx(1450 / 1500)
+    save_predictions([picture], ("membrane", "cell"), tmp_path / "p.png")
+    pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
+    scale = 8  # 40 pixels shown 320 wide
+    left, top = 8 + 3 * (40 * scale + 8), 18
+    for row, colour in ((5, RIGHT and MISSED), (15, RIGHT), (25, FALSE)):
+        found = pixels[top + row * scale + 2, left + 2 * scale]
+        assert np.abs(found - (0.3 * 100 + 0.7 * np.array(colour))).max() <= 1
+    assert pixels[top + 35 * scale, left + 30 * scale].tolist() == [100, 100, 100]
+
+
+@pytest.mark.parametrize("side", [30, 700])
+def test_images_of_any_size_fit(tmp_path, side):
+    mask = np.zeros((side, side), np.uint8)
+    mask[: side // 2] = 1
+    pictures = [Picture(i, np.zeros((side, side, 3), np.uint8), mask, mask) for i in range(3)]
+    save_predictions(pictures, ("a", "b"), tmp_path / "p.png")
+    width, height = Image.open(tmp_path / "p.png").size
+    assert 1100 < width < 1400 and height < 1200
+
+
+def test_a_run_draws_what_it_predicts(tmp_path, capsys):
+    folder = tmp_path / "run"
+    code = cli.run(
+        ["train", "unet", "--dataset", "membranes", "--image-size", "204", "--base-filters", "1", "--limit-train",
+         "4", "--limit-eval", "4", "--num-epochs", "1", "--run-dir", str(folder)]
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 0 and "picture of the predictions" in err
+    assert Image.open(folder / "predictions.png").size[0] > 500
+    assert "Dice of membrane" in out and "calling every pixel cell" in out

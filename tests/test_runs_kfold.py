@@ -1,0 +1,186 @@
+"""Cross-validation: folds as runs of their own, continued where they stopped, and their mean."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ipucnn import cli
+from ipucnn.config.resolve import resolve
+from ipucnn.datasets.digits import open_digits
+from ipucnn.datasets.folds import fold_of_each, pool, select_fold
+from ipucnn.runs import kfold
+from ipucnn.runs.kfold import CrossValidation, FoldFinished, mean_and_deviation
+
+OPTIONS = [
+    "train", "toy_model", "--dataset", "digits", "--limit-train", "60", "--limit-eval", "30", "--kfold", "3",
+    "--num-epochs", "2", "--micro-batch-size", "10", "--learning-rate", "0.1", "--seed", "5",
+]  # fmt: skip
+
+
+def run(folder, *options):
+    return cli.run([*OPTIONS, "--run-dir", str(folder), *map(str, options)])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A cross-validation of three folds, and what it printed."""
+    folder = tmp_path_factory.mktemp("kfold") / "cv"
+    assert run(folder, "--json") == 0
+    return folder
+
+
+def folds_of(folder):
+    return json.loads((folder / "folds.json").read_text())
+
+
+def test_every_example_is_held_out_once(whole):
+    report = folds_of(whole)
+    held_out = [set(row["held_out"]) for row in report["folds"]]
+    assert [len(numbers) for numbers in held_out] == [30] * 3 and len(set.union(*held_out)) == 90
+    assert report["missing"] == []
+    assert [(row["train"], row["evaluation"]) for row in report["folds"]] == [(60, 30)] * 3
+    for row in report["folds"]:
+        assert (whole / row["run"] / "report.json").is_file() and (
+            whole / row["run"] / "config.yml"
+        ).is_file()
+
+
+def test_folds_hold_out_every_example_once():
+    source = open_digits()
+    images = pool(source).images
+    parts = [select_fold(source, 4, fold) for fold in range(1, 5)]
+    assert sorted(i for part in parts for i in part.held_out) == list(range(1797))
+    for part in parts:
+        assert len(part.train) + len(part.eval) == 1797
+        np.testing.assert_array_equal(part.eval.images, images[list(part.held_out)])
+        rest = sorted(set(range(1797)) - set(part.held_out))
+        np.testing.assert_array_equal(part.train.images, images[rest])
+
+
+def test_mean_and_deviation_are_those_of_the_folds(whole):
+    report = folds_of(whole)
+    for key in ("loss", "accuracy"):
+        values = np.array([row["validation"][key] for row in report["folds"]])
+        assert report["mean"][key] == pytest.approx(values.mean())
+        assert report["std"][key] == pytest.approx(values.std(ddof=1))
+        for row in report["folds"]:
+            own = json.loads((whole / row["run"] / "report.json").read_text())
+            assert own["validation"][key] == row["validation"][key]
+    assert mean_and_deviation([3.0]) == (3.0, None)
+
+
+def test_classes_are_dealt_out_to_all_folds():
+    examples = pool(open_digits())
+    assert len(examples) == 1797
+    folds = fold_of_each(examples, 5)
+    for label in range(10):
+        counts = np.bincount(folds[examples.labels == label], minlength=6)[1:]
+        assert counts.max() - counts.min() <= 1
+    assert np.bincount(folds).max() - np.bincount(folds)[1:].min() <= 1
+
+
+def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
+    assert run(tmp_path / "cv", "--fold", 2) == 0
+    assert "not trained: fold 1, 3" in capsys.readouterr().out
+    for name in ("metrics.jsonl", "checkpoints/last.npz"):
+        one, other = tmp_path / "cv" / "fold-2" / name, whole / "fold-2" / name
+        if name.endswith("npz"):
+            a, b = np.load(one), np.load(other)
+            arrays = [key for key in a.files if not key.startswith("__")]
+            assert arrays and all((a[key] == b[key]).all() for key in arrays if a[key].dtype == np.float32)
+        else:
+            assert one.read_bytes() == other.read_bytes()
+    report = folds_of(tmp_path / "cv")
+    assert (report["missing"], report["std"]["accuracy"]) == ([1, 3], None)
+    # The other folds join it.
+    assert run(tmp_path / "cv", "--fold", 3) == 0
+    assert folds_of(tmp_path / "cv")["missing"] == [1]
+    assert run(tmp_path / "cv", "--fold", 3) == 2
+
+
+def test_it_goes_on_at_the_fold_where_it_stopped(whole, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "cv"
+    real = kfold.TrainingRun._events
+    calls = []
+
+    def stopped(self, guard):
+        """The second fold is interrupted after its first epoch."""
+        calls.append(self)
+        for event in real(self, guard):
+            if len(calls) == 2 and type(event).__name__ == "ExecutionFinished":
+                guard.exit_code = 130
+            yield event
+
+    monkeypatch.setattr(kfold.TrainingRun, "_events", stopped)
+    capsys.readouterr()
+    assert run(folder) == 130
+    error = capsys.readouterr().err
+    assert f"--resume --run-dir {folder}" in error and "error: fold 2: interrupted" in error
+    assert folds_of(folder)["missing"] == [2, 3]
+    monkeypatch.setattr(kfold.TrainingRun, "_events", real)
+    before = (folder / "fold-1" / "report.json").read_bytes()
+    assert cli.run(["train", "--resume", "--run-dir", str(folder)]) == 0
+    error = capsys.readouterr().err
+    assert "fold-1 is finished" in error and "continuing after weight update" in error
+    assert (folder / "fold-1" / "report.json").read_bytes() == before
+    for fold in (1, 2, 3):
+        name = f"fold-{fold}/metrics.jsonl"
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    ours, theirs = folds_of(folder), folds_of(whole)
+    for key in ("mean", "std", "seed", "kfold"):
+        assert ours[key] == theirs[key]
+
+
+def test_events_say_when_a_fold_is_done(tmp_path):
+    flags = {"dataset": "digits", "limit_train": "20", "limit_eval": "10", "kfold": "2", "micro_batch_size": "5",
+             "run_dir": str(tmp_path / "cv"), "checkpoints": False, "validation": False}  # fmt: skip
+    validation = CrossValidation(resolve("train", flags, model="toy_model"))
+    rows = [event.row for event in validation.events() if isinstance(event, FoldFinished)]
+    assert [row["fold"] for row in rows] == [1, 2] and rows[0]["validation"] is None
+    assert validation.report()["mean"] == {}
+
+
+@pytest.mark.parametrize(
+    "options, code, words",
+    [
+        (["--fold", "4"], 2, "numbered from 1 to 3"),
+        (["--kfold", "1"], 2, "--kfold"),
+        (["--kfold", "1798"], 2, "has 1797 examples"),
+        (["--no-training"], 2, "nothing to do"),
+        (["--checkpoint-dir", "elsewhere"], 2, "every fold"),
+    ],
+)
+def test_what_is_refused(tmp_path, capsys, options, code, words):
+    assert run(tmp_path / "cv", *options) == code
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "cv").exists()
+
+
+def test_folders_that_are_taken(whole, tmp_path, capsys):
+    assert run(whole) == 2
+    assert "--resume continues it" in capsys.readouterr().err
+    assert run(whole / "fold-1") == 2
+    assert "holds checkpoints" in capsys.readouterr().err
+    assert run(whole, "--resume", "--num-epochs", "2", "--learning-rate", "0.2") == 2
+    assert "--learning-rate 0.2" in capsys.readouterr().err
+    assert cli.run(["train", "toy_model", "--dataset", "digits", "--fold", "1"]) == 2
+    assert "without --kfold" in capsys.readouterr().err
+
+
+def test_image_files_are_not_split(tmp_path, capsys):
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "x.png")
+    code = cli.run(
+        ["train", "toy_model", "--dataset", str(tmp_path), "--kfold", "2", "--run-dir", str(tmp_path / "cv")]
+    )
+    assert code == 2 and "are files" in capsys.readouterr().err
+
+
+def test_a_fold_is_evaluated_on_what_it_held_out(whole, capsys):
+    assert cli.run(["evaluate", str(whole / "fold-3"), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
