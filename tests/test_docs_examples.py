@@ -31,6 +31,7 @@ def world(tmp_path, monkeypatch):
     for folder, names in (
         (cifar, ["data_batch_1", "test_batch", "batches.meta"]),
         (mnist, [f"{s}-{k}-ubyte.gz" for s in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]),
+        (tmp_path / "DATA" / "isbi2012", ["train-volume.tif", "train-labels.tif"]),
         (tmp_path / "DIR" / "train" / "cat", ["1.png"]),
         (tmp_path / "DIR" / "val" / "cat", ["1.png"]),
     ):
