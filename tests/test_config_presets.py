@@ -179,3 +179,32 @@ def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"x")
     flags = {"dataset": "cifar10", "dataset_path": str(tmp_path)}
     assert resolve("train", flags, model="efficientnet-b0").preset == "efficientnet-b0@small"
+
+
+def test_the_u_net_on_four_ipus_has_the_public_stages():
+    """They end after encoder_block_1_maxpooling, decoder_block_0_transpose and decoder_block_2_transpose."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.models.build import BuildOptions
+    from ipucnn.models.registry import get_model
+    from ipucnn.planning.extract import layer_graph
+    from ipucnn.training.program import make_program
+
+    config = resolve("train", {"dataset": "membranes"}, model="unet", config_name="unet@isbi2012-pod4").config
+    program = make_program(config, 24, seed=1)
+    assert (program.num_stages, program.num_ipus, program.gradient_accumulation_count) == (4, 4, 24)
+    assert len(program.available_memory_proportion) == 4 and not config.optimizer_state_offloading
+    assert (program.precision, program.loss_scaling, program.recomputation) == ("16.16", 128, True)
+    assert program.weight_updates_per_execution == 10 and program.warnings == ()
+    record = get_model("unet")
+    graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
+    cuts = [graph.index(split) for split in program.pipeline_splits]
+    assert [graph.layers[cut - 1].name for cut in cuts] == [
+        "encoder_block_1_maxpooling",
+        "decoder_block_0_transpose",
+        "decoder_block_2_transpose",
+    ]
+    # Skips are cropped on the stage that sends them: what crosses a cut is the crop, not what it is cut from.
+    for cut in cuts:
+        crossing = graph.crossing(cut)
+        assert not any(name.startswith("encoder") and name.endswith("relu2") for name in crossing)
+    assert {"decoder_block_2_crop", "decoder_block_3_crop"} <= set(graph.crossing(cuts[0]))

@@ -115,7 +115,9 @@ def resolve(
         _check_plan_model(plan, str(given["plan"]), record)
     choice = _choose_dataset(command, record, given, *between, in_file) if reads_data else None
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
-    preset = chosen or presets.find_built_in(*presets.candidates(record.name, dataset))
+    # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
+    named = dataset if choice is not None else _first("dataset", given, in_file)
+    preset = chosen or presets.find_built_in(*presets.candidates(record.name, named))
     layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))

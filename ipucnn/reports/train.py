@@ -23,6 +23,11 @@ def program_line(program: Any) -> str:
     return "; ".join(parts)
 
 
+def _rate(images_per_s: float) -> str:
+    """Whole images a second, with two decimals below ten: large tiles take seconds."""
+    return f"{images_per_s:.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"
+
+
 class TrainProgress:
     """A progress bar on a terminal; in a pipe one line per validation or execution."""
 
@@ -63,7 +68,7 @@ class TrainProgress:
     def progress(self, event: Any) -> None:
         """Part of an execution is done."""
         if self._bar is not None:
-            speed = f" {event.images_per_s:.0f} img/s" if event.images_per_s else ""
+            speed = f" {_rate(event.images_per_s)} img/s" if event.images_per_s else ""
             self._bar.update(
                 self._task,
                 completed=event.weight_updates,
@@ -77,7 +82,7 @@ class TrainProgress:
         m = event.metrics
         self._execution = (
             f"epoch {self._epoch(event.weight_updates)}  loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}  "
-            f"{event.images_per_s:.0f} images/s"
+            f"{_rate(event.images_per_s)} images/s"
         )
 
     def validation(self, event: Any) -> None:
@@ -129,11 +134,11 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
         rows.append(
             (
                 "throughput",
-                f"{measured['images_per_s']:.0f} images/s steady, measured on {device['kind'].upper()}",
+                f"{_rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
             )
         )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
-        rows.append(("with compilation", f"{total:.0f} images/s"))
+        rows.append(("with compilation", f"{_rate(total)} images/s"))
         rows.append(("arithmetic", f"{human_count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
     rows.append(
         (
