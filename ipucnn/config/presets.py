@@ -106,8 +106,10 @@ def built_in_names() -> List[str]:
     return [name for file in built_in_files() for name in file.names]
 
 
-def candidates(model: str, dataset: str) -> List[str]:
-    """The built-in presets that suit a model and data set, the best first."""
+def candidates(model: str, dataset: Optional[str]) -> List[str]:
+    """The built-in presets that suit a model and data set (None: no data), the best first."""
+    if dataset is None:
+        return [model]
     small = [f"{model}@small"] if dataset in SMALL_IMAGES else []
     return [f"{model}@{dataset}", *small, model]
 
