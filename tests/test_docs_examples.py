@@ -32,6 +32,7 @@ def world(tmp_path, monkeypatch):
         (cifar, ["data_batch_1", "test_batch", "batches.meta"]),
         (mnist, [f"{s}-{k}-ubyte.gz" for s in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]),
         (tmp_path / "DATA" / "isbi2012", ["train-volume.tif", "train-labels.tif"]),
+        (tmp_path / "DIR" / "isbi2012", ["train-volume.tif", "train-labels.tif"]),
         (tmp_path / "DIR" / "train" / "cat", ["1.png"]),
         (tmp_path / "DIR" / "val" / "cat", ["1.png"]),
     ):
@@ -60,11 +61,17 @@ def test_there_are_examples():
     assert len(list(examples())) >= 8
 
 
-@pytest.mark.parametrize("line", ["plan-splits resnet50 --stages 4"])
-def test_the_readme_shows_what_is_printed(line, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "page, line",
+    [
+        ("README.md", "plan-splits resnet50 --stages 4"),
+        ("docs/unet.md", "plan-splits unet --config unet@isbi2012-pod4 --optimisations"),
+    ],
+)
+def test_pages_show_what_is_printed(page, line, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.partition(f"$ ipucnn {line}\n")[2].partition("\n```")[0].splitlines()
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = text.rpartition(f"$ ipucnn {line}\n")[2].partition("\n```")[0].splitlines()
     assert len(shown) > 20
     assert cli.run(shlex.split(line)) == 0
     printed = "\n".join(row.rstrip() for row in capsys.readouterr().out.splitlines())

@@ -17,6 +17,19 @@ PLOT = typer.Option(
 PREDICTIONS = typer.Option(
     None, "--predictions", metavar="FILE.csv", help="Write each sample's label and prediction."
 )
+SHEET = typer.Option(
+    None,
+    "--contact-sheet",
+    metavar="FILE.png",
+    help="Segmentation: draw the worst images with truth, prediction and difference.",
+)
+TILE_SIZE = typer.Option(
+    None,
+    "--tile-size",
+    metavar="N",
+    help="Segmentation: height and width of the tiles that the network sees.",
+    show_default="by the image's size",
+)
 
 
 @with_run_options("evaluate", from_run=True)
@@ -29,11 +42,13 @@ def evaluate(
     weights: Optional[str] = WEIGHTS,
     plot: Optional[Path] = PLOT,
     predictions: Optional[Path] = PREDICTIONS,
+    contact_sheet: Optional[Path] = SHEET,
+    tile_size: Optional[int] = TILE_SIZE,
 ) -> None:
-    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration.
+    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; of masks Dice, IoU, V^Rand.
 
-    Every sample counts exactly once. A run's own options hold unless a flag overrides them; weights of Keras
-    take --model-name and --dataset.
+    Every sample counts exactly once, and of a segmentation network every pixel. A run's own options hold unless
+    a flag overrides them; weights of Keras take --model-name and --dataset.
     """
     from ipucnn.reports.console import note
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
@@ -44,6 +59,9 @@ def evaluate(
         from ipucnn.reports.evaluate_plot import check_can_plot
 
         check_can_plot()
+    from ipucnn.reports.evaluate_masks import WorstSheet, print_mask_evaluation
+
+    sheet = WorstSheet()
     with ItemProgress("evaluating") as progress:
         result = evaluate_run(
             run,
@@ -52,19 +70,28 @@ def evaluate(
             weights=weights,
             plot=plot,
             predictions=predictions,
+            contact_sheet=contact_sheet,
+            tile_size=tile_size,
             verbose=verbose,
             say=note,
             on_batch=progress.update,
+            on_image=sheet.add_image,
         )
     if plot is not None:
         from ipucnn.reports.evaluate_plot import draw_evaluation
         from ipucnn.runs.files import write_atomically
 
         write_atomically(plot, lambda temporary: draw_evaluation(result, temporary, plot.suffix))
+    if contact_sheet is not None:
+        from ipucnn.runs.files import write_atomically
+
+        write_atomically(contact_sheet, sheet.save)
     if json_output:
         print(evaluation_json(result))
+    elif "segmentation" in result:
+        print_mask_evaluation(result)
     else:
         print_evaluation(result)
-    for option, path in (("figure", plot), ("predictions", predictions)):
+    for option, path in (("figure", plot), ("predictions", predictions), ("contact sheet", contact_sheet)):
         if path is not None:
             note(f"{option} in {path}")

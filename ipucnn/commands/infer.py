@@ -1,4 +1,4 @@
-"""``ipucnn infer``: the most probable classes of images."""
+"""``ipucnn infer``: the most probable classes of images, or their masks."""
 
 import sys
 from pathlib import Path
@@ -18,9 +18,23 @@ IMAGES = typer.Argument(
 SPLIT = typer.Option(
     None, "--split", metavar="eval|train", help="Classify the images of the data set instead of files."
 )
-TOP = typer.Option(5, "--top", min=1, help="Classes to show per image.")
+TOP = typer.Option(None, "--top", min=1, help="Classes to show per image.", show_default="5")
 OUTPUT = typer.Option(
-    None, "--output", metavar="FILE", help="Write the results to a .csv, .json or .jsonl file instead."
+    None,
+    "--output",
+    metavar="FILE|DIR",
+    help="Write the results to a .csv, .json or .jsonl file instead; of a segmentation network, the folder of "
+    "its masks.",
+)
+TILE_SIZE = typer.Option(
+    None,
+    "--tile-size",
+    metavar="N",
+    help="Segmentation: height and width of the tiles that the network sees.",
+    show_default="by the image's size",
+)
+OVERLAY = typer.Option(
+    False, "--overlay", help="Segmentation: write the images with their masks in colour, too."
 )
 FORMAT = typer.Option(
     None,
@@ -33,7 +47,8 @@ SHEET = typer.Option(
     None,
     "--contact-sheet",
     metavar="FILE.png",
-    help="Draw up to 100 of the images with their predictions.",
+    help="Draw up to 100 of the images with their predictions (30 with their masks).",
+    show_default="of masks: contact-sheet.png in --output",
 )
 
 
@@ -45,17 +60,51 @@ def infer(
     run: str = RUN,
     images: Optional[List[str]] = IMAGES,
     split: Optional[str] = SPLIT,
-    top: int = TOP,
+    top: Optional[int] = TOP,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
     output: Optional[Path] = OUTPUT,
     form: Optional[str] = FORMAT,
     contact_sheet: Optional[Path] = SHEET,
+    tile_size: Optional[int] = TILE_SIZE,
+    overlay: bool = OVERLAY,
 ) -> None:
-    """Classify images: the most probable labels with their probabilities.
+    """Classify or segment images: the most probable labels with their probabilities, or masks.
 
-    Images that cannot be read are reported and passed over; the exit code is then 3.
+    A segmentation network takes images of any size and volumes (multi-page TIFF), and writes a mask and a
+    probability map of each into --output. Inputs that cannot be read are reported and passed over; the exit code
+    is then 3.
     """
+    from ipucnn.runs.subject import task_of
+
+    if task_of(run, flags, checkpoint, weights) == "segmentation":
+        for option, given in (("--top", top), ("--format", form)):
+            if given is not None:
+                raise ConfigurationError(
+                    f"{option} {given}: {run} segments images, it has no labels", "drop it"
+                )
+        if output is None:
+            raise ConfigurationError(
+                f"{run} segments images, and there is no folder for the masks", "add --output masks"
+            )
+        _segment(
+            run,
+            images or [],
+            flags,
+            json_output,
+            output=output,
+            split=split,
+            which=checkpoint,
+            weights=weights,
+            tile_size=tile_size,
+            with_overlay=overlay,
+            contact_sheet=contact_sheet,
+            verbose=verbose,
+        )
+        return
+    if tile_size is not None or overlay:
+        option = "--overlay" if overlay else f"--tile-size {tile_size}"
+        raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
     from ipucnn.reports.console import note
     from ipucnn.reports.contact_sheet import ContactSheet
     from ipucnn.reports.infer import print_predictions, save_results, write_results
@@ -71,7 +120,7 @@ def infer(
             images or [],
             flags,
             split=split,
-            top=top,
+            top=5 if top is None else top,
             which=checkpoint,
             weights=weights,
             outputs=(("--output", output, OUTPUTS), ("--contact-sheet", contact_sheet, (".png",))),
@@ -94,11 +143,49 @@ def infer(
         note(f"predictions of {len(results)} images in {output}")
     if contact_sheet is not None and len(sheet):
         note(f"contact sheet of {len(sheet)} images in {contact_sheet}")
-    if done.num_failed:
+    _check_failed(done.num_failed, len(results))
+
+
+def _segment(
+    run: str, images: List[str], flags: Dict[str, Any], json_output: bool, *, output: Path, **details: Any
+) -> None:
+    """The masks of images."""
+    from ipucnn.reports.console import note
+    from ipucnn.reports.masks import MaskSheet, masks_json, print_masks, speed_line
+    from ipucnn.reports.progress import ItemProgress
+    from ipucnn.runs.files import write_atomically
+    from ipucnn.runs.infer_masks import CONTACT_SHEET, infer_masks
+
+    sheet = MaskSheet()
+    with ItemProgress("segmenting") as progress:
+        done = infer_masks(
+            run,
+            images,
+            flags,
+            output=output,
+            say=progress.line,
+            on_total=sheet.expect,
+            on_pages=progress.update,
+            on_page=sheet.add_page,
+            **details,
+        )
+    path = details["contact_sheet"] or output / CONTACT_SHEET
+    write_atomically(path, sheet.save)
+    if json_output:
+        print(masks_json(done))
+    else:
+        print_masks(done)
+    note(speed_line(done))
+    note(f"contact sheet in {path}")
+    _check_failed(done.num_failed, len(done.results))
+
+
+def _check_failed(failed: int, done: int) -> None:
+    """Raises DataError where some inputs could not be read."""
+    if failed:
         raise DataError(
-            f"{done.num_failed} of {done.num_failed + len(results)} inputs could not be read",
-            "the lines above name them"
-            + (f"; the results of the other {len(results)} are given" if len(results) else ""),
+            f"{failed} of {failed + done} inputs could not be read",
+            "the lines above name them" + (f"; the results of the other {done} are given" if done else ""),
         )
 
 

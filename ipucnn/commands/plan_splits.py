@@ -8,7 +8,8 @@ import typer
 
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
-from ipucnn.errors import DataError
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.plan_request import PlanRequest
 
 PANEL = "Plan"
 
@@ -64,6 +65,13 @@ SAVE = typer.Option(
 HTML = typer.Option(
     None, "--html", metavar="FILE", help="Write the plan as an HTML page.", rich_help_panel=PANEL
 )
+OPTIMISATIONS = typer.Option(
+    False,
+    "--optimisations",
+    help="Show what each optimisation of Graphcore's public U-Net does to memory and throughput, this one alone "
+    "switched; no plan.",
+    rich_help_panel=PANEL,
+)
 
 
 @with_run_options("plan-splits")
@@ -77,6 +85,7 @@ def plan_splits(
     compare: Optional[List[str]] = COMPARE,
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
+    optimisations: bool = OPTIMISATIONS,
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
 
@@ -92,6 +101,12 @@ def plan_splits(
     request = make_request(
         resolved, stages=stages, system=system, classes=classes, recomputation=recomputation
     )
+    if optimisations:
+        for option, given in (("--save", save), ("--html", html), ("--compare", compare)):
+            if given:
+                raise ConfigurationError(f"{option}: --optimisations makes no plan", "drop one of them")
+        _show_optimisations(request, resolved, json_output)
+        return
     try:
         plan = make_plan(request, compare or [], note)
     except NothingFits as error:
@@ -118,6 +133,18 @@ def plan_splits(
     for name in texts:
         note(f"written: {name}")
     check_not_fitting(plan)
+
+
+def _show_optimisations(request: PlanRequest, resolved: Resolved, json_output: bool) -> None:
+    from ipucnn.reports.console import note
+    from ipucnn.reports.optimisations import optimisations_json, print_optimisations
+    from ipucnn.runs.plan import make_optimisations
+
+    candidate, base, found = make_optimisations(request, resolved.config, note)
+    if json_output:
+        print(optimisations_json(request, candidate, base, found))
+    else:
+        print_optimisations(request, candidate, base, found)
 
 
 def _check_writable(option: str, name: Optional[str]) -> None:

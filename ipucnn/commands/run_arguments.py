@@ -12,7 +12,7 @@ WHICH = typer.Option(
     None,
     "--checkpoint",
     metavar="NAME",
-    help="Checkpoint of the run: best, last, or a file name in it.",
+    help="Checkpoint of the run: best, last, or a file name in it; where RUN names a network, a run or checkpoint.",
     show_default="last, else best",
 )
 WEIGHTS = typer.Option(

@@ -9,7 +9,7 @@ import numpy as np
 from ipucnn.errors import DataError
 
 HINT = "save it as an 8-bit grey multi-page TIFF"
-_MODES = {
+PIXELS = {
     "RGB": "colour (RGB)",
     "RGBA": "colour (RGBA)",
     "CMYK": "colour (CMYK)",
@@ -21,6 +21,7 @@ _MODES = {
     "I": "32 bits per pixel",
     "F": "floating-point pixels",
 }
+"""What to call pixels that are not 8-bit grey, by Pillow's name of them."""
 
 
 def read_volume(path: Path) -> Any:
@@ -66,8 +67,8 @@ def _read(path: Path) -> Any:
 def _read_page(volume: Any, page: int, origin: str) -> Any:
     try:
         volume.seek(page)
-        if volume.mode in _MODES or volume.mode not in ("L", "1"):
-            what = _MODES.get(volume.mode, f"pixels of mode {volume.mode}")
+        if volume.mode not in ("L", "1"):
+            what = PIXELS.get(volume.mode, f"pixels of mode {volume.mode}")
             raise DataError(f"{origin} has {what}; slices must be 8-bit grey", HINT)
         volume.load()
         pixels = np.array(volume)

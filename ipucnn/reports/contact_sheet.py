@@ -52,7 +52,7 @@ class ContactSheet:
         tall = step + lines * LINE
         head = LINE + MARGIN if self._given > len(self._tiles) else 0
         sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), (255, 255, 255))
-        draw, font = ImageDraw.Draw(sheet), _font()
+        draw, font = ImageDraw.Draw(sheet), load_font()
         if head:
             text = f"{len(self._tiles)} of {self._given} images"
             draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
@@ -69,7 +69,7 @@ class ContactSheet:
             sheet.paste(thumbnail, (left + inset[0], top + inset[1]))
             for number, (line, fill) in enumerate(_caption(result)):
                 place = (left, top + side + 1 + number * LINE)
-                draw.text(place, _fitting(line, font, side), fill=fill, font=font)
+                draw.text(place, fitting(line, font, side), fill=fill, font=font)
         sheet.save(str(path), format="PNG")
 
 
@@ -97,7 +97,7 @@ def _caption(result: Dict[str, Any]) -> List[Tuple[str, Tuple[int, int, int]]]:
     return lines
 
 
-def _font() -> Any:
+def load_font() -> Any:
     from PIL import ImageFont
 
     try:
@@ -106,20 +106,20 @@ def _font() -> Any:
         return ImageFont.load_default()
 
 
-def _fitting(text: str, font: Any, width: int) -> str:
+def fitting(text: str, font: Any, width: int) -> str:
     """The text, its end cut off with dots where it is wider than ``width`` pixels."""
     # Pillow's own fonts draw a box for most of what is not ASCII.
     text = to_ascii(text)
-    length = _length(text, font)
+    length = text_length(text, font)
     if length <= width:
         return text
     text = text[: int(len(text) * width / length) + 5]  # about right, so that few characters are tried
-    while text and _length(text + "...", font) > width:
+    while text and text_length(text + "...", font) > width:
         text = text[:-1]
     return text + "..."
 
 
-def _length(text: str, font: Any) -> float:
+def text_length(text: str, font: Any) -> float:
     """Pixels a line of text takes."""
     if hasattr(font, "getlength"):
         return float(font.getlength(text))

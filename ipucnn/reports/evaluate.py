@@ -27,7 +27,7 @@ def plain_table(**details: Any) -> Any:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, **details)
 
 
-def _titled(title: str, table: Any) -> Any:
+def titled(title: str, table: Any) -> Any:
     """A title above a table; Rich's own is wrapped to the table's width."""
     from rich.console import Group
     from rich.text import Text
@@ -72,7 +72,7 @@ def _figures(result: Dict[str, Any]) -> Any:
     rows.append(("weights" if updates is None else "checkpoint", checkpoint))
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
-    return _titled(f"{result['model']} on {data['name']} ({data['location']})", table)
+    return titled(f"{result['model']} on {data['name']} ({data['location']})", table)
 
 
 def _samples_seen(seen: int, data: Dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _classes(result: Dict[str, Any]) -> Any:
         cells = [str(row["count"]), _percent(row["accuracy"]), _percent(row["precision"])]
         cells.append(_percent(row["iou"]) if segments else _most_often(result, row["class"]))
         table.add_row(Text(row["name"]), *(Text(cell) for cell in cells))
-    return _titled(title, table)
+    return titled(title, table)
 
 
 def _most_often(result: Dict[str, Any], true: int) -> str:
@@ -146,7 +146,7 @@ def _confusion_matrix(result: Dict[str, Any]) -> Any:
             for j, count in enumerate(row)
         ]
         table.add_row(Text(name if short else f"{i} {name}"), *cells)
-    return _titled("confusion matrix: rows true, columns predicted", table)
+    return titled("confusion matrix: rows true, columns predicted", table)
 
 
 def _width(table: Any, out: Any) -> int:
@@ -173,7 +173,7 @@ def _worst_pairs(result: Dict[str, Any]) -> Any:
         share = count / classes[true]["count"]
         names = (Text(classes[true]["name"]), Text(classes[predicted]["name"]))
         table.add_row(*names, str(count), f"{share:.2%}")
-    return _titled(f"the {len(pairs)} pairs of classes confused most often", table)
+    return titled(f"the {len(pairs)} pairs of classes confused most often", table)
 
 
 def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:

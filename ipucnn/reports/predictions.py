@@ -20,7 +20,7 @@ def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: 
     """
     from PIL import Image, ImageDraw
 
-    from ipucnn.reports.contact_sheet import _font, _length
+    from ipucnn.reports.contact_sheet import load_font, text_length
     from ipucnn.runs.files import write_atomically
 
     shown = _rarer_class(pictures)
@@ -28,7 +28,7 @@ def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: 
     height, width = pictures[0].image.shape[:2]
     scale = max(1, round(SIDE / width)) if width <= SIDE else SIDE / width
     size = (round(width * scale), round(height * scale))
-    font = _font()
+    font = load_font()
     titles = ["image", "truth", "prediction", f"{name}: "]
     sheet = Image.new(
         "RGB",
@@ -38,10 +38,10 @@ def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: 
     draw = ImageDraw.Draw(sheet)
     for column, title in enumerate(titles):
         draw.text((GAP + column * (size[0] + GAP), 2), title, fill=(0, 0, 0), font=font)
-    left = GAP + 3 * (size[0] + GAP) + round(_length(titles[3], font))
+    left = GAP + 3 * (size[0] + GAP) + round(text_length(titles[3], font))
     for word, colour in (("right", RIGHT), ("missed", MISSED), ("false", FALSE)):
         draw.text((left, 2), word, fill=colour, font=font)
-        left += round(_length(word + "   ", font))
+        left += round(text_length(word + "   ", font))
     for row, picture in enumerate(pictures):
         top = LINE + row * (size[1] + LINE + GAP)
         for column, panel in enumerate(_panels(picture, shown, len(class_names))):

@@ -9,8 +9,10 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.evaluate_masks import JudgedImage, MaskEvaluation
 from ipucnn.runs.spool import Spool, check_output, write_csv
 from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.runs.tiling import TiledNetwork, check_tile_size
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
 
@@ -58,9 +60,12 @@ def evaluate_run(
     weights: Optional[str] = None,
     plot: Optional[Path] = None,
     predictions: Optional[Path] = None,
+    contact_sheet: Optional[Path] = None,
+    tile_size: Optional[int] = None,
     verbose: bool = False,
     say: Callable[[str], None] = lambda line: None,
     on_batch: Optional[OnBatch] = None,
+    on_image: Callable[[JudgedImage], None] = lambda image: None,
 ) -> Dict[str, Any]:
     """Evaluates a run's weights, or others, on an evaluation set.
 
@@ -71,13 +76,17 @@ def evaluate_run(
         weights: imagenet or a Keras weight file.
         plot: a figure the caller will write; its name is checked before any work.
         predictions: CSV file that gets a row per sample.
+        contact_sheet: a picture of segmented images the caller will write; its name is checked before any work.
+        tile_size: height and width of the tiles that a segmentation network sees; None chooses.
         verbose: let TensorFlow speak.
         say: takes lines worth knowing before the work begins (which data set, warnings).
         on_batch: called with the samples seen and their total.
+        on_image: called with each image that was segmented.
 
     Returns:
         ``measured`` (loss, accuracy, top5 or dice and iou, calibration_error, samples), ``classes``,
-        ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what.
+        ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what; of a
+        segmentation network ``segmentation``, too: see ``MaskEvaluation.report``.
     """
     from ipucnn.sessions.factory import create_session
 
@@ -85,12 +94,22 @@ def evaluate_run(
         check_output(plot, "--plot", PLOTS)
     if predictions is not None:
         check_output(predictions, "--predictions", (".csv",))
+    if contact_sheet is not None:
+        check_output(contact_sheet, "--contact-sheet", (".png",))
     subject = open_subject("evaluate", target, flags, which=which, weights=weights)
     setup, config = subject.setup, subject.resolved.config
-    if predictions is not None and setup.record.task != "classification":
+    segments = setup.record.task == "segmentation"
+    if predictions is not None and segments:
         raise ConfigurationError(
             f"--predictions: {setup.record.name} segments images, it has no labels", "drop it"
         )
+    if not segments and (contact_sheet is not None or tile_size is not None):
+        option = f"--tile-size {tile_size}" if contact_sheet is None else "--contact-sheet"
+        raise ConfigurationError(
+            f"{option}: {setup.record.name} classifies images, it makes no masks", "drop it"
+        )
+    if segments:
+        check_tile_size(setup.record, tile_size)
     totals = EvaluationTotals(
         setup.source.info.num_classes,
         run_setup.loss_name(config, setup.record.task),
@@ -100,13 +119,21 @@ def evaluate_run(
         say(subject.resolved.choice.message)
     for warning in setup.source.info.warnings:
         say(f"warning: {warning}")
+    size = len(setup.source.eval)
+    if segments:
+        network = TiledNetwork(subject, tile_size, verbose)
+        evaluation = MaskEvaluation(subject, network, totals)
+        started = time.perf_counter()
+        evaluation.run(on_image, lambda done: None if on_batch is None else on_batch(done, size))
+        wall_s = time.perf_counter() - started
+        report = _report(subject, network.device, totals, _class_names(subject), wall_s)
+        return {**report, "segmentation": evaluation.report()}
     session = create_session(config.device, verbose=verbose)
     from ipucnn.datasets.pipeline import data_errors
 
     session.prepare_evaluation(subject.build(), None)
     replicas = config.validation_num_replicas or config.num_replicas
     micro_batch = config.validation_micro_batch_size or config.micro_batch_size
-    size = len(setup.source.eval)
     rows = Spool() if predictions is not None else None
     started = time.perf_counter()
     with _memory_errors(micro_batch * replicas), data_errors():

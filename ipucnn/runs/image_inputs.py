@@ -96,7 +96,7 @@ def _matching(pattern: str, problems: List[str]) -> List[str]:
     return sorted(found)
 
 
-def _read_regular(path: str) -> bytes:
+def read_regular(path: str) -> bytes:
     """The bytes of a regular file.  Opening a FIFO or a device could wait forever, or never come to its end."""
     try:
         mode = os.stat(path).st_mode
@@ -112,7 +112,7 @@ def images_of_files(
 ) -> Iterator[ImageInput]:
     """Image files, each brought to the size of the training images as evaluation does it."""
     for path in paths:
-        read = _reader(partial(_read_regular, path), path, info, input_shape)
+        read = _reader(partial(read_regular, path), path, info, input_shape)
         yield ImageInput(printable(path), read)
 
 

@@ -95,7 +95,9 @@ def infer_run(
     subject = open_subject("infer", target, flags, which=which, weights=weights, reads_data=split is not None)
     setup = subject.setup
     if setup.record.task != "classification":
-        raise DataError(f"infer gives labels; {setup.record.name} segments images", "masks are not built yet")
+        raise DataError(
+            f"{setup.record.name} segments images, it has no labels", "give --output for its masks"
+        )
     for problem in problems:
         say(problem)
     if split is None and not paths:

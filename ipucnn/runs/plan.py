@@ -5,17 +5,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.planning.assemble import assemble, compare
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.no_fit import infeasible, ways_to_fit, why_no_fit
+from ipucnn.planning.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan, read_plan
 from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
-from ipucnn.runs.plan_request import PlanRequest, check_system
+from ipucnn.runs.plan_request import ONE_PROPORTION, PlanRequest, check_system
 
-__all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_plan"]
+__all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_optimisations", "make_plan"]
 
 Note = Callable[[str], None]
 
@@ -103,6 +105,47 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
     )
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
+
+
+def make_optimisations(
+    request: PlanRequest, config: RunConfig, note: Note
+) -> Tuple[Candidate, Outcome, List[Optimisation]]:
+    """What each optimisation does to the program of a request: given splits, else a preset's, else the best.
+
+    Returns:
+        The program, its prediction, and the optimisations.
+
+    Raises:
+        ConfigurationError: nobody says how many stages, or they are no training pipeline.
+        InfeasibleError: nothing fits.
+    """
+    if request.space is not None:
+        raise ConfigurationError(
+            "--optimisations takes one program, and nothing says how many stages it has", "add --stages 4"
+        )
+    if request.splits is None and request.preset_splits:
+        request.splits = next(iter(request.preset_splits.values()))
+    graph = load_graph(request, note)
+    if request.splits is not None:
+        check_cuts(request.splits, graph)
+    check_stages(request.settings.num_stages, graph)
+    check_system(request)
+    planner = Planner(graph, request.system)
+    candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
+    shares = tuple(share / 100 for share in config.available_memory_proportion)
+    if len(shares) == request.settings.num_stages:
+        # Stages are predicted one by one here, each with its own.
+        request.assumed = [line for line in request.assumed if not line.startswith(ONE_PROPORTION)]
+    base, found = optimisations(
+        graph,
+        candidate.splits,
+        candidate.settings,
+        request.system,
+        proportions=shares if len(shares) == request.settings.num_stages else (),
+        loss_scaling=config.loss_scaling,
+        exchange_target=config.internal_exchange_optimization_target,
+    )
+    return candidate, base, found
 
 
 def check_not_fitting(plan: PipelinePlan) -> None:

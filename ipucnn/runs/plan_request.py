@@ -25,6 +25,9 @@ _DATASETS: Dict[str, Tuple[Tuple[int, int, int], int]] = {
     "cifar100": ((32, 32, 3), 100),
 }
 
+ONE_PROPORTION = "available memory proportion"
+"""How the assumption begins that all stages have one."""
+
 
 @dataclass
 class PlanRequest:
@@ -212,9 +215,7 @@ def _proportion(config: RunConfig, assumed: List[str]) -> Optional[float]:
     if not proportions:
         return None
     if len(set(proportions)) > 1:
-        assumed.append(
-            f"available memory proportion {max(proportions):g} % for all stages: the model knows one for all"
-        )
+        assumed.append(f"{ONE_PROPORTION} {max(proportions):g} % for all stages: the model knows one for all")
     return max(proportions) / 100
 
 

@@ -21,13 +21,13 @@ class Spool:
     """
 
     def __init__(self) -> None:
-        with _in_temporary_folder():
+        with in_temporary_folder():
             self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with this object
         self._length = 0
 
     def append(self, row: Dict[str, Any]) -> None:
         """Adds a JSON-able row."""
-        with _in_temporary_folder():
+        with in_temporary_folder():
             self._file.write(json.dumps(row) + "\n")
         self._length += 1
 
@@ -35,7 +35,7 @@ class Spool:
         return self._length
 
     def __iter__(self) -> Iterator[Dict[str, Any]]:
-        with _in_temporary_folder():
+        with in_temporary_folder():
             self._file.flush()
             self._file.seek(0)
         for line in self._file:
@@ -43,7 +43,7 @@ class Spool:
 
 
 @contextmanager
-def _in_temporary_folder() -> Iterator[None]:
+def in_temporary_folder() -> Iterator[None]:
     """Names the temporary folder in what goes wrong inside, and not the file that results are written to."""
     try:
         yield

@@ -7,12 +7,14 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.load import load_weights, open_run, summary
+from ipucnn.training.checkpoints import read_meta
 
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
@@ -80,6 +82,15 @@ def open_subject(
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     path = Path(target).expanduser()
+    if weights is None and which is not None and _is_network(target) and Path(which).expanduser().exists():
+        # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
+        subject = _of_run(command, which, flags, None, reads_data)
+        if subject.setup.record.name != get_model(target).name:
+            raise DataError(
+                f"--checkpoint {which} is of {subject.setup.record.name}, not of {target}",
+                f"ipucnn {command} {which}",
+            )
+        return subject
     if weights is None and is_keras_file(path):
         if "model_name" not in flags:
             raise ConfigurationError(
@@ -96,6 +107,30 @@ def open_subject(
     if weights.lower() == IMAGENET:
         return _of_imagenet(command, target, flags, reads_data)
     return _of_keras_file(command, target, flags, weights, reads_data)
+
+
+def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights: Optional[str]) -> str:
+    """The task of what the command line names, with nothing read but a configuration.
+
+    Whatever is wrong with the command line is "classification": :func:`open_subject` says what it is.
+    """
+    path = Path(target).expanduser()
+    try:
+        if weights is not None and weights.lower() == IMAGENET:
+            return "classification"
+        if weights is not None or (which is not None and _is_network(target)):
+            return get_model(target).task
+        if is_keras_file(path):
+            return get_model(str(flags["model_name"])).task
+        if path.is_file():
+            return get_model(read_meta(path)["model"]).task
+        return get_model(RunFolder(path).read_config().model_name).task
+    except (UserError, KeyError):
+        return "classification"
+
+
+def _is_network(target: str) -> bool:
+    return not Path(target).expanduser().exists() and any(record.name == target for record in list_models())
 
 
 def _check_runs_here(resolved: Resolved) -> None:
@@ -115,7 +150,7 @@ def _of_run(
     command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
 ) -> Subject:
     path = Path(target).expanduser()
-    if not path.exists() and any(record.name == target for record in list_models()):
+    if _is_network(target):
         raise DataError(
             f"{target} is a network, and there is no run folder of that name",
             _how_to_get_weights(command, target),

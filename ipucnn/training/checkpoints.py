@@ -10,13 +10,14 @@ import json
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.errors import DataError
 
 FORMAT = "ipucnn-checkpoint-1"
+_HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
 _ZIP = b"PK\x03\x04"
 
 
@@ -73,7 +74,35 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         DataError: absent, not a checkpoint, damaged, or without the facts that every checkpoint has.
     """
-    hint = "give a checkpoint or run folder that `ipucnn train` wrote"
+    header, arrays = _read(path)
+    if header["format"] != FORMAT:
+        raise DataError(f"checkpoint {path} has the unknown format {header['format']!r}", _HINT)
+    if _digest(arrays) != header["sha256"]:
+        raise DataError(f"checkpoint {path} is damaged: its checksum does not match", _HINT)
+    _check_facts(header, path, _HINT)
+    return Checkpoint(
+        {k[len("weights/") :]: v for k, v in arrays.items() if k.startswith("weights/")},
+        {k[len("slots/") :]: v for k, v in arrays.items() if k.startswith("slots/")},
+        {k: v for k, v in header.items() if k not in ("format", "sha256")},
+    )
+
+
+def read_meta(path: Path) -> Dict[str, Any]:
+    """The facts of a checkpoint without its arrays: for a look at what it is; nothing is verified.
+
+    Raises:
+        DataError: absent, or not a checkpoint.
+    """
+    return _read(path, ("meta",))[0]
+
+
+def _read(path: Path, names: Sequence[str] = ()) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """The facts and the arrays of a checkpoint: those named, or all.
+
+    Raises:
+        DataError: absent, or not a checkpoint.
+    """
+    hint = _HINT
     if not path.is_file():
         raise DataError(f"checkpoint {path} does not exist", hint)
     try:
@@ -88,26 +117,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
         # NumPy 1.19 prints a traceback of its own where it finds out itself that an archive is broken.
         zipfile.ZipFile(str(path)).close()
         with np.load(str(path), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in names or archive.files}
         header = json.loads(bytes(arrays.pop("meta")).decode("utf-8"))
-        expected = header["sha256"]
-        known = header["format"] == FORMAT
+        if not {"format", "sha256"} <= set(header):
+            raise KeyError
     except KeyError:
         raise DataError(f"{path} is not an ipucnn checkpoint", hint) from None
     except Exception as error:
         # A damaged archive makes zipfile and NumPy raise almost anything, from BadZipFile to NotImplementedError.
         # What they say is about their own options, and worth reading with --verbose only.
         raise DataError(f"{path} is damaged or no checkpoint", hint) from error
-    if not known:
-        raise DataError(f"checkpoint {path} has the unknown format {header['format']!r}", hint)
-    if _digest(arrays) != expected:
-        raise DataError(f"checkpoint {path} is damaged: its checksum does not match", hint)
-    _check_facts(header, path, hint)
-    return Checkpoint(
-        {k[len("weights/") :]: v for k, v in arrays.items() if k.startswith("weights/")},
-        {k[len("slots/") :]: v for k, v in arrays.items() if k.startswith("slots/")},
-        {k: v for k, v in header.items() if k not in ("format", "sha256")},
-    )
+    return header, arrays
 
 
 def _check_facts(meta: Mapping[str, Any], path: Path, hint: str) -> None:

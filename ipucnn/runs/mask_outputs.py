@@ -1,0 +1,182 @@
+"""Files of a segmentation: probability maps, masks and overlays, as TIFF volumes or PNG."""
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.files import write_atomically
+from ipucnn.runs.mask_inputs import is_volume_name
+from ipucnn.runs.spool import in_temporary_folder
+
+__all__ = ["MaskFiles", "PageSpool", "check_folder", "overlay", "plan_files", "write_pages"]
+
+TIFF_BYTES = 2**32 - 2**24
+"""A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
+OVERLAY_COLOUR = (213, 94, 0)
+OVERLAY_SHARE = 0.6
+
+
+class PageSpool:
+    """Pages of float32 in an anonymous temporary file, so that memory holds one at a time.
+
+    Append all, then iterate, any number of times.  Raises DataError where the temporary folder is full.
+    """
+
+    def __init__(self) -> None:
+        with in_temporary_folder():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+        self._sizes: List[Tuple[int, int]] = []
+
+    def append(self, page: Any) -> None:
+        """Adds a page: float32 [h, w]."""
+        with in_temporary_folder():
+            self._file.write(np.ascontiguousarray(page, np.float32).data)
+        self._sizes.append(page.shape)
+
+    def __iter__(self) -> Iterator[Any]:
+        with in_temporary_folder():
+            self._file.flush()
+            self._file.seek(0)
+        for height, width in self._sizes:
+            data = self._file.read(4 * height * width)
+            yield np.frombuffer(data, np.float32).reshape(height, width)
+
+
+class MaskFiles:
+    """Where the results of one input go.
+
+    Args:
+        folder: made when the first file is written.
+        stem: of the names.
+        is_volume: TIFF, else PNG.
+    """
+
+    def __init__(self, folder: Path, stem: str, is_volume: bool, with_overlay: bool) -> None:
+        ending = ".tif" if is_volume else ".png"
+        self.is_volume = is_volume
+        self.paths: Dict[str, Path] = {
+            kind: folder / f"{stem}-{kind}{ending}"
+            for kind in ("probability", "mask", *(["overlay"] if with_overlay else []))
+        }
+
+    def write(self, probabilities: PageSpool, pages: Callable[[], Iterator[Any]], shown_class: int) -> None:
+        """Writes all of them, each whole or not at all.
+
+        Args:
+            probabilities: of class 1.
+            pages: the images, uint8 [h, w, c].
+            shown_class: 0 or 1, the class that overlays colour.
+        """
+        makers: Dict[str, Callable[[], Iterator[Any]]] = {
+            "probability": lambda: map(_stored(self.is_volume), probabilities),
+            "mask": lambda: map(to_mask, probabilities),
+            "overlay": lambda: (
+                overlay(image, (probability > 0.5) == shown_class)
+                for image, probability in zip(pages(), probabilities)
+            ),
+        }
+        for kind, path in self.paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, partial(self._write_one, makers[kind]))
+
+    def _write_one(self, make: Callable[[], Iterator[Any]], into: Path) -> None:
+        write_pages(into, make(), self.is_volume)
+
+
+def to_mask(probability: Any) -> Any:
+    """uint8 [h, w]: 255 where class 1 is more probable, else 0."""
+    return np.where(probability > 0.5, np.uint8(255), np.uint8(0))
+
+
+def _stored(is_volume: bool) -> Callable[[Any], Any]:
+    """Probabilities as float32 in TIFF; in PNG, which has no floats, as uint16: 65535 is 1."""
+    if is_volume:
+        return lambda page: page
+    return lambda page: np.round(page * 65535.0).astype(np.uint16)
+
+
+def overlay(image: Any, shown: Any) -> Any:
+    """uint8 [h, w, 3]: a grey or colour image [h, w, c], tinted where ``shown``."""
+    colours = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
+    tint = (1 - OVERLAY_SHARE) * colours + OVERLAY_SHARE * np.array(OVERLAY_COLOUR)
+    return np.where(shown[..., None], tint.round().astype(np.uint8), colours)
+
+
+def write_pages(path: Path, pages: Iterable[Any], is_volume: bool) -> None:
+    """Writes pages, uint8 [h, w] or [h, w, 3], uint16 or float32 [h, w], one by one into a TIFF; or one into a PNG."""
+    from PIL import Image, TiffImagePlugin
+
+    if not is_volume:
+        (page,) = pages
+        Image.fromarray(page).save(str(path), format="PNG")
+        return
+    with TiffImagePlugin.AppendingTiffWriter(str(path), new=True) as writer:
+        for page in pages:
+            # Deflate halves masks a hundred times and floats hardly.
+            options = {} if page.dtype == np.float32 else {"compression": "tiff_adobe_deflate"}
+            Image.fromarray(page).save(writer, format="TIFF", **options)
+            writer.newFrame()
+
+
+def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
+    """Refuses volumes whose probabilities are too many for a TIFF.
+
+    Raises:
+        DataError: they are.
+    """
+    num_bytes = 4 * sum(height * width for height, width in sizes)
+    if num_bytes > TIFF_BYTES:
+        raise DataError(
+            f"image {name}: its probabilities would take {num_bytes / 2**30:.1f} GiB, and a TIFF holds 4",
+            "cut the volume into several",
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses an output folder that could not be written to, before any work.
+
+    Raises:
+        DataError: a file of that name, no folder to make it in, or no permission.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"--output {folder} is a file", "give the name of a folder")
+    there = folder if folder.is_dir() else folder.parent
+    if not there.is_dir():
+        raise DataError(
+            f"--output {folder}: folder {there} does not exist", "make the folder, or choose another"
+        )
+    if not os.access(str(there), os.W_OK):
+        raise DataError(f"--output {folder}: folder {there} is not writable", "choose another folder")
+
+
+def plan_files(paths: Sequence[str], folder: Path, with_overlay: bool) -> List[MaskFiles]:
+    """Where the results of image files go: below ``folder`` as the images lie below the folder they have in common.
+
+    Of two files that differ in their ending alone both keep it in the results' names.
+
+    Raises:
+        ConfigurationError: a result would replace one of the images.
+    """
+    places = [os.path.abspath(path) for path in paths]
+    base = os.path.commonpath([os.path.dirname(place) for place in places])
+    stems = [os.path.splitext(os.path.relpath(place, base))[0] for place in places]
+    files = []
+    for place, stem in zip(places, stems):
+        # Names that differ only in upper and lower case are one on some file systems.
+        twins = sum(other.lower() == stem.lower() for other in stems)
+        name = stem if twins == 1 else os.path.relpath(place, base)
+        files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay))
+    images = set(places)
+    for one in files:
+        for path in one.paths.values():
+            if os.path.abspath(path) in images:
+                raise ConfigurationError(
+                    f"--output {folder}: {path} is one of the images, and would be replaced",
+                    "choose another folder",
+                )
+    return files

@@ -1,0 +1,175 @@
+"""Overlap-tile segmentation of images of any size (Ronneberger et al. 2015, section 2 and figure 2).
+
+An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs
+are laid over the image without gaps; each one's input is the output's place and what lies around it, and
+where that ends, the image mirrored at its border, as often as it takes.
+
+What a tile's place does to a pixel: convolutions, norms with fixed statistics and activations treat all
+places alike, but each of the four poolings halves the image on a grid that starts at the tile's corner.  So a
+pixel's logits depend on what lies within 92 + 15 pixels of it and on the tile's corner modulo 2^4 = 16, the
+network's ``size_step``, and on nothing else.  Here every tile's corner is a multiple of it away from the
+image's: whatever the tiles' size, the result is that of one pass over the whole image (up to the order in
+which floats are summed). Outputs are 4 more than a multiple of 16 wide: neighbouring tiles share 4 rows or
+columns, on which they agree.
+"""
+
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.tiles import mirror, tile_starts
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.shapes import nearest_legal_sizes, output_shape
+from ipucnn.runs.subject import Subject
+
+__all__ = ["OUTPUTS", "TiledNetwork", "check_tile_size", "choose_tile"]
+
+OUTPUTS = (68, 132, 260, 516)
+"""Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
+# Pixels of a batch's input: one tile of 700 x 700, or several small ones.
+BATCH_PIXELS = 700 * 700
+
+
+def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
+    """The output size with which an image takes the fewest input pixels; of equal ones the smallest."""
+
+    def cost(output: int) -> int:
+        count = len(tile_starts(height, output, step)) * len(tile_starts(width, output, step))
+        return count * (output + margin) ** 2
+
+    return min(sorted(outputs), key=cost)
+
+
+def check_tile_size(record: Any, size: Optional[int]) -> None:
+    """Refuses an input size that the network can't take, or whose outputs leave gaps.
+
+    Raises:
+        ConfigurationError: with the nearest that it can.
+    """
+    if size is None:
+        return
+    margin, step = int(record.builder_args["margin"]), record.size_step
+    smallest = nearest_legal_sizes(record, margin + step)[-1]
+    legal = nearest_legal_sizes(record, max(size, smallest))
+    if legal != [size]:
+        raise ConfigurationError(
+            f"--tile-size {size}: {record.name} takes tiles of {smallest} pixels and more, "
+            f"{record.size_offset} above a multiple of {step}",
+            f"--tile-size {' or '.join(map(str, legal))}",
+        )
+
+
+class TiledNetwork:
+    """A segmentation network for images of any size; builds what it needs when it is needed.
+
+    Args:
+        subject: the network and its weights.
+        tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm,
+            whose statistics are each tile's own, then takes the size it was trained with.
+        verbose: let TensorFlow speak.
+
+    Attributes:
+        device: kind of the device it runs on, known after the first image.
+        tile_sizes: the input sizes used so far.
+    """
+
+    def __init__(self, subject: Subject, tile_size: Optional[int] = None, verbose: bool = False) -> None:
+        self._subject, self._verbose = subject, verbose
+        record = subject.setup.record
+        check_tile_size(record, tile_size)
+        self._margin, self._step = int(record.builder_args["margin"]), record.size_step
+        trained = max(subject.setup.input_shape[:2])
+        fixed = _has_own_statistics(subject)
+        if tile_size is None and fixed:
+            tile_size = max(trained, nearest_legal_sizes(record, self._margin + self._step)[-1])
+        self._outputs = OUTPUTS if tile_size is None else (tile_size - self._margin,)
+        self._sessions: Dict[int, Any] = {}
+        self.device = ""
+
+    @property
+    def tile_sizes(self) -> List[int]:
+        return sorted(output + self._margin for output in self._sessions)
+
+    def prepare(self, image_shape: Sequence[int]) -> None:
+        """Builds the network for tiles of an image, if it is not there yet; what is to be timed comes after it."""
+        self._session(self._output(image_shape))
+
+    def _output(self, image_shape: Sequence[int]) -> int:
+        return choose_tile(image_shape[0], image_shape[1], self._outputs, self._margin, self._step)
+
+    def logits(self, image: Any) -> Any:
+        """float32 [h, w, classes] of uint8 [h, w, channels].
+
+        Raises:
+            DataError: what the network says is not finite.
+            ConfigurationError: a tile does not fit into memory.
+        """
+        height, width = image.shape[:2]
+        output = self._output(image.shape)
+        session = self._session(output)
+        rows, columns = (tile_starts(length, output, self._step) for length in (height, width))
+        corners = [(row, column) for row in rows for column in columns]
+        batch = min(len(corners), max(1, BATCH_PIXELS // (output + self._margin) ** 2))
+        result: Any = None
+        for first in range(0, len(corners), batch):
+            group = corners[first : first + batch]
+            found = self._predict(session, [self._tile(image, corner, output) for corner in group], batch)
+            if result is None:
+                result = np.empty((height, width, found.shape[-1]), np.float32)
+            for (row, column), tile in zip(group, found):
+                place = result[row : row + output, column : column + output]
+                place[...] = tile[: place.shape[0], : place.shape[1]]
+        if not np.isfinite(result).all():
+            raise DataError(
+                "the network's outputs are not finite: its weights are damaged, or its training diverged",
+                "take an earlier checkpoint with --checkpoint",
+            )
+        return result
+
+    def _tile(self, image: Any, corner: Tuple[int, int], output: int) -> Any:
+        """uint8 [input, input, channels]: a tile's output place and its surroundings."""
+        rows, columns = (
+            mirror(np.arange(output + self._margin) + first - self._margin // 2, length)
+            for first, length in zip(corner, image.shape[:2])
+        )
+        return image[rows[:, None], columns]
+
+    def _predict(self, session: Any, tiles: List[Any], batch: int) -> Any:
+        """Logits of tiles, in a batch of one fixed shape."""
+        import tensorflow as tf
+
+        from ipucnn.datasets.preprocessing import prepare_range
+
+        setup = self._subject.setup
+        stacked = np.zeros((batch, *tiles[0].shape), np.float32)
+        stacked[: len(tiles)] = tiles
+        shape = (*tiles[0].shape[:2], setup.input_shape[2])
+        images = prepare_range(stacked, shape, setup.record.input_range, setup.source.info)
+        try:
+            return session.predict([images])[0][: len(tiles)]
+        except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+            raise ConfigurationError(
+                f"tiles of {shape[0]} pixels do not fit into memory",
+                f"--tile-size {OUTPUTS[0] + self._margin}",
+            ) from error
+
+    def _session(self, output: int) -> Any:
+        """A session with the network built for tiles of that output."""
+        if output not in self._sessions:
+            from ipucnn.sessions.factory import create_session
+
+            setup = self._subject.setup
+            size = output + self._margin
+            shape = (size, size, setup.input_shape[2])
+            sized = replace(setup, input_shape=shape, output_shape=output_shape(setup.record, shape))
+            session = create_session(setup.config.device, verbose=self._verbose)
+            session.prepare_evaluation(replace(self._subject, setup=sized).build(), None)
+            self._sessions[output] = session
+            self.device = session.device.kind
+        return self._sessions[output]
+
+
+def _has_own_statistics(subject: Subject) -> bool:
+    norm: Dict[str, Any] = dict(subject.setup.config.norm_layer)
+    return norm["name"] == "group_norm"

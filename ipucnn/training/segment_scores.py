@@ -1,0 +1,133 @@
+"""The ISBI 2012 challenge's scores of a membrane segmentation: V^Rand and V^Info, foreground-restricted.
+
+Arganda-Carreras et al. 2015, "Crowdsourcing the creation of image segmentation algorithms for connectomics",
+Frontiers in Neuroanatomy 9:142.  A segmentation is the set of 4-connected components of the pixels that are
+cell.  With T the components of the truth, S those of the prediction, over the n pixels that are cell in the
+truth (the membrane of the truth is left out, hence foreground-restricted):
+
+  V^Rand  two pixels drawn at random are in one component.  split = P(in one of S | in one of T), which pieces
+          of cells lower; merge = P(in one of T | in one of S), which cells that flow together lower.
+  V^Info  I(S; T) is the information that S and T share.  split = I / H(S), merge = I / H(T).
+
+The score of both is the harmonic mean of split and merge.  Where the prediction has membrane in a cell of the
+truth, each pixel is a component of its own, as in the challenge's script (RandError, VariationOfInformation
+of Fiji's Trainable Segmentation).  As there, pairs of V^Rand are counted over all images together, and V^Info
+is the mean over images.  The script for the final leader board thins the membranes first; these scores
+do not.
+"""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+__all__ = ["THRESHOLDS", "SegmentScores", "information", "pairs", "segment_pixels"]
+
+THRESHOLDS = tuple(i / 10 for i in range(10))
+"""Probabilities above which a pixel is cell; the script's, without 1.0, above which there is nothing."""
+
+
+def segment_pixels(predicted: Any, truth: Any) -> Tuple[Any, Any]:
+    """The components that the pixels of cells belong to.
+
+    Args:
+        predicted, truth: bool [h, w], True where there is cell.
+
+    Returns:
+        int64 [n] numbers of the truth's components and of the prediction's, of the pixels that are cell in the truth.
+    """
+    from scipy.ndimage import label  # its default structure connects 4 neighbours
+
+    components = label(truth)[0]
+    inside = components > 0
+    true = components[inside].astype(np.int64)
+    found, count = label(predicted)
+    found = found[inside].astype(np.int64)
+    alone = found == 0
+    found[alone] = count + 1 + np.arange(int(alone.sum()))
+    return true, found
+
+
+def pairs(true: Any, found: Any) -> Any:
+    """float64 [3]: ordered pairs of pixels, a pixel with itself included, that are in one component of both, of the
+    truth, and of the prediction.
+
+    Args:
+        true, found: of :func:`segment_pixels`.
+    """
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
+    if not len(true):
+        return np.zeros(3)
+    # [[apart in both, together in found alone], [together in true alone, together in both]], of different pixels
+    (_, in_found), (in_true, in_both) = pair_confusion_matrix(true, found).astype(np.float64)
+    return np.array([in_both, in_both + in_true, in_both + in_found]) + len(true)
+
+
+def information(true: Any, found: Any) -> Tuple[float, float, float]:
+    """(split, merge, score) of V^Info; a share of no information is 1.
+
+    Args:
+        true, found: of :func:`segment_pixels`, at least one pixel.
+    """
+    from sklearn.metrics import homogeneity_completeness_v_measure
+
+    # Homogeneity is I / H(T), completeness I / H(S), and the V-measure their harmonic mean.
+    homogeneity, completeness, score = homogeneity_completeness_v_measure(true, found)
+    return float(completeness), float(homogeneity), float(score)
+
+
+class SegmentScores:
+    """V^Rand and V^Info over several images and thresholds.
+
+    Args:
+        thresholds: probabilities above which a pixel is cell; 0.5 must be one of them.
+    """
+
+    def __init__(self, thresholds: Sequence[float] = THRESHOLDS) -> None:
+        self._thresholds = tuple(thresholds)
+        self._middle = self._thresholds.index(0.5)
+        self._pairs: Any = np.zeros((len(self._thresholds), 3))
+        self._information: List[Any] = []
+
+    def add(self, cell: Any, truth: Any) -> Optional[Dict[str, float]]:
+        """Adds an image.
+
+        Args:
+            cell: [h, w] probability of cell in [0, 1].
+            truth: [h, w], nonzero where there is cell.
+
+        Returns:
+            ``rand`` and ``info`` of this image alone at threshold 0.5; None if its truth has no cell, in
+            which case it counts nowhere.
+        """
+        truth = np.asarray(truth) > 0
+        if not truth.any():
+            return None
+        own, measures = [], []
+        for threshold in self._thresholds:
+            true, found = segment_pixels(np.asarray(cell) > threshold, truth)
+            own.append(pairs(true, found))
+            measures.append(information(true, found))
+        self._pairs += own
+        self._information.append(measures)
+        return {"rand": _rand(own[self._middle])["score"], "info": measures[self._middle][2]}
+
+    def result(self) -> Optional[Dict[str, Any]]:
+        """``rand`` and ``info``, each with ``score``, ``split`` and ``merge`` at 0.5 and, below ``best``, at the
+        ``threshold`` with the highest score; None if no image had a cell.
+        """
+        if not self._information:
+            return None
+        measures = np.mean(self._information, axis=0)
+        rand = [_rand(counts) for counts in self._pairs]
+        info = [dict(zip(("split", "merge", "score"), map(float, row))) for row in measures]
+        return {"rand": self._with_best(rand), "info": self._with_best(info)}
+
+    def _with_best(self, rows: List[Dict[str, float]]) -> Dict[str, Any]:
+        best = max(range(len(rows)), key=lambda i: rows[i]["score"])
+        return {**rows[self._middle], "best": {"threshold": self._thresholds[best], **rows[best]}}
+
+
+def _rand(counts: Any) -> Dict[str, float]:
+    both, true, found = (float(count) for count in counts)
+    return {"split": both / true, "merge": both / found, "score": 2 * both / (true + found)}

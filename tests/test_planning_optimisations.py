@@ -1,0 +1,179 @@
+"""plan-splits --optimisations: each row is the planner's own prediction of the program with one thing changed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ipucnn import cli
+from ipucnn.errors import ConfigurationError
+from ipucnn.hardware import get_system
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
+from ipucnn.planning.extract import layer_graph
+from ipucnn.planning.memory import program_memory
+from ipucnn.planning.optimisations import crops_moved, dropout_mask_bytes, optimisations
+from ipucnn.planning.predict import predict
+from ipucnn.planning.settings import PlanSettings
+
+SYSTEM = get_system("pod16")
+SETTINGS = PlanSettings(
+    gradient_accumulation_count=24,
+    num_stages=4,
+    schedule="Interleaved",
+    recomputation=True,
+    available_memory_proportion=0.3,
+)
+EARLY = ("encoder_block_2_conv1", "decoder_block_0_concat", "decoder_block_2_concat")
+LATE = ("encoder_block_2_conv1", "decoder_block_0_crop", "decoder_block_2_crop")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    record = get_model("unet")
+    return crops_moved(layer_graph(record, BuildOptions(record.input_shape, 2)), (), early=True)[0]
+
+
+def own(graph, splits, settings):
+    fills = [memory.fill for memory in program_memory(graph, splits, settings, SYSTEM.ipu)]
+    return max(fills), predict(graph, splits, settings, SYSTEM).images_per_s
+
+
+def by_name(found):
+    return {one.name: one for one in found}
+
+
+def test_rows_are_predictions_with_one_setting_changed(graph):
+    base, found = optimisations(graph, EARLY, SETTINGS, SYSTEM, loss_scaling=128)
+    assert (base.predicted_fill, base.predicted_images_per_s) == pytest.approx(own(graph, EARLY, SETTINGS))
+    assert sorted({one.number for one in found}) == list(range(1, 12))
+    rows = by_name(found)
+    for name, changes in (
+        ("reduced precision", {"precision": "32.32"}),
+        ("16-bit partials", {"half_partials": False}),
+        ("recomputation", {"recomputation": False}),
+        ("convolution options", {"available_memory_proportion": 0.6}),
+        ("schedule", {"schedule": "Grouped"}),
+        ("offloaded optimizer state", {"optimizer_state_offloading": True}),
+    ):
+        outcome = rows[name].outcome
+        expected = own(graph, EARLY, replace(SETTINGS, **changes))
+        assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(expected), name
+    assert rows["loss scaling"].outcome == base and rows["loss scaling"].here == "128"
+    assert rows["internal exchange"].outcome is None
+    alone = replace(
+        SETTINGS, num_stages=1, num_replicas=4, gradient_accumulation_count=6, recomputation=False
+    )
+    outcome = rows["pipelining"].outcome
+    assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(own(graph, (), alone))
+
+
+def test_each_row_switches_back(graph):
+    other = replace(SETTINGS, half_partials=False, optimizer_state_offloading=True, schedule="Grouped")
+    rows = by_name(optimisations(graph, EARLY, other, SYSTEM)[1])
+    for name, here, instead in (
+        ("16-bit partials", "off", "on"),
+        ("offloaded optimizer state", "on", "off"),
+        ("schedule", "Grouped", "Interleaved"),
+        ("loss scaling", "none", "128"),
+    ):
+        assert (rows[name].here, rows[name].instead) == (here, instead)
+    expected = own(graph, EARLY, replace(other, half_partials=True))
+    assert rows["16-bit partials"].outcome.predicted_fill == pytest.approx(expected[0])
+
+
+def test_proportions_of_each_stage(graph):
+    shares = (0.6, 0.3, 0.15, 0.6)
+    base, found = optimisations(graph, EARLY, SETTINGS, SYSTEM, proportions=shares)
+    alike = [replace(SETTINGS, available_memory_proportion=share) for share in shares]
+    fills = [program_memory(graph, EARLY, one, SYSTEM.ipu)[i].fill for i, one in enumerate(alike)]
+    assert base.predicted_fill == pytest.approx(max(fills))
+    stages = [predict(graph, EARLY, one, SYSTEM).stages[i] for i, one in enumerate(alike)]
+    speeds = [predict(graph, EARLY, one, SYSTEM).images_per_s for one in alike]
+    assert min(speeds) <= base.predicted_images_per_s <= max(speeds)
+    assert len({stage.forward_s for stage in stages}) > 1
+    row = by_name(found)["options of each stage"]
+    assert (row.here, row.instead) == ("60 30 15 60%", "60%")
+    same = own(graph, EARLY, replace(SETTINGS, available_memory_proportion=0.6))
+    assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(same)
+
+
+def test_crops_go_back_and_forth_with_their_splits(graph):
+    late, splits = crops_moved(graph, EARLY, early=False)
+    assert splits == LATE and late.layers != graph.layers
+    assert sorted(layer.name for layer in late.layers) == sorted(layer.name for layer in graph.layers)
+    for layer in late.layers:
+        if layer.name.endswith("_crop"):
+            following = late.layers[late.index(layer.name) + 1]
+            assert layer.name in following.inputs
+    again, splits = crops_moved(late, LATE, early=True)
+    assert again == graph and splits == EARLY
+    row = by_name(optimisations(graph, EARLY, SETTINGS, SYSTEM)[1])["crops before they are sent"]
+    expected = own(late, LATE, SETTINGS)
+    assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(expected)
+    back = by_name(optimisations(late, LATE, SETTINGS, SYSTEM)[1])["crops before they are sent"]
+    expected = own(graph, EARLY, SETTINGS)
+    assert (back.outcome.predicted_fill, back.outcome.predicted_images_per_s) == pytest.approx(expected)
+    assert (row.here, row.instead) == (back.instead, back.here)
+
+
+def test_dropout_masks(graph):
+    (layer,) = [layer for layer in graph.layers if "dropout" in layer.name]
+    assert layer.output_elements == 28 * 28 * 1024
+    stages = [0, *(graph.index(name) for name in EARLY)]
+    stage = max(i for i, first in enumerate(stages) if first <= graph.index(layer.name))
+    in_flight = {"Interleaved": 1, "Grouped": 2}
+    for schedule, each in in_flight.items():
+        settings = replace(SETTINGS, schedule=schedule, micro_batch_size=2)
+        found = dropout_mask_bytes(graph, EARLY, settings)
+        expected = [0.0] * 4
+        expected[stage] = 2 * 28 * 28 * 1024 * (each * (3 - stage) + 1)
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_stages": 1}, {"training": False}, {"schedule": "Sequential"}, {"device_mapping": (0, 1, 0, 1)}],
+)
+def test_what_is_no_training_pipeline_is_refused(graph, changes):
+    settings = replace(SETTINGS, **changes)
+    with pytest.raises(ConfigurationError, match="training pipeline"):
+        optimisations(graph, EARLY if settings.num_stages > 1 else (), settings, SYSTEM)
+
+
+def run(capsys, *args):
+    capsys.readouterr()
+    code = cli.run(["plan-splits", *args])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    for word in ("pipelining", "not modelled", "does not fit", "70 30 45 70%", "--loss-scaling", "predicted"):
+        assert word in out
+    assert f"splits: {' '.join(EARLY)}" in " ".join(out.split()) and "the model knows one" not in out
+    code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations", "--json")
+    answer = json.loads(out)
+    assert code == 0 and len(answer["optimisations"]) == 12 and len(answer["splits"]) == 3
+    assert answer["settings"]["num_stages"] == 4 and answer["predicted"]["predicted_fill"] > 0
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["unet", "--ipus", "4", "--optimisations"], "nothing says how many stages"),
+        (["unet", "--stages", "1", "--optimisations"], "training pipeline"),
+        (["unet", "--stages", "4", "--optimisations", "--save", "p.yml"], "makes no plan"),
+    ],
+)
+def test_what_the_command_refuses(capsys, args, message):
+    code, out, err = run(capsys, *args)
+    assert code == 2 and message in err and "hint: " in err and not out
+
+
+def test_other_networks_have_no_crops(capsys):
+    code, out, _ = run(capsys, "cifar_resnet8", "--stages", "2", "--optimisations")
+    assert code == 0 and "the network has none" in out

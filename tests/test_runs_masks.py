@@ -1,0 +1,378 @@
+"""ipucnn infer and evaluate of a segmentation network: files, volumes, refusals, the challenge's scores, pictures."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ipucnn import cli
+from ipucnn.datasets.membranes import draw_tissue, open_membranes
+from ipucnn.errors import DataError
+from ipucnn.runs.infer_masks import foreground_probability
+from ipucnn.runs.mask_inputs import file_pages
+from ipucnn.runs.mask_outputs import overlay, plan_files
+from ipucnn.runs.subject import open_subject
+from ipucnn.runs.tiling import TiledNetwork
+from ipucnn.training.evaluation import EvaluationTotals
+from ipucnn.training.segment_scores import SegmentScores
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "unet"
+    args = [
+        "train",
+        "unet",
+        "--dataset",
+        "membranes",
+        "--image-size",
+        "204",
+        "--base-filters",
+        "2",
+        "--seed",
+        "7",
+    ]
+    args += ["--limit-train", "4", "--limit-eval", "2", "--num-epochs", "1", "--run-dir", str(folder)]
+    assert cli.run(args) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def network(trained):
+    return TiledNetwork(open_subject("infer", str(trained), {}, reads_data=False))
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args, columns=100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        code = cli.run([str(a) for a in args])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call
+
+
+def tissue(i, height=40, width=30):
+    return draw_tissue(height, width, np.random.RandomState(i))[0]
+
+
+def save_volume(path, pages):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [Image.fromarray(page) for page in pages]
+    images[0].save(str(path), save_all=True, append_images=images[1:])
+
+
+def read_pages(path):
+    with Image.open(str(path)) as image:
+        pages = []
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            pages.append(np.array(image))
+    return pages
+
+
+def left_over(folder):
+    return [name for _, _, names in os.walk(str(folder)) for name in names if name.endswith(".tmp")]
+
+
+def test_a_volume_and_a_picture(trained, network, run, tmp_path):
+    pages = [tissue(i) for i in range(3)]
+    save_volume(tmp_path / "in" / "vol.tif", pages)
+    Image.fromarray(tissue(3, 7, 90)).save(str(tmp_path / "in" / "wide.png"))
+    code, out, err = run("infer", trained, "in", "--output", "out", "--overlay", "--json")
+    assert code == 0 and "images/s, measured on CPU" in err
+    found = json.loads(out)
+    assert [row["pages"] for row in found["results"]] == [3, 1]
+    assert found["measured"]["pages"] == 4 and found["measured"]["images_per_s"] > 0
+    assert found["share_of"] == "membrane"
+    out = tmp_path / "out"
+    assert sorted(p.name for p in out.iterdir()) == sorted(
+        ["contact-sheet.png"]
+        + [f"vol-{kind}.tif" for kind in ("probability", "mask", "overlay")]
+        + [f"wide-{kind}.png" for kind in ("probability", "mask", "overlay")]
+    )
+    expected = [foreground_probability(network.logits(page[..., None])) for page in pages]
+    stored = read_pages(out / "vol-probability.tif")
+    assert len(stored) == 3 and stored[0].dtype == np.float32
+    np.testing.assert_allclose(stored, expected, atol=1e-6)
+    np.testing.assert_array_equal(read_pages(out / "vol-mask.tif"), np.where(np.array(stored) > 0.5, 255, 0))
+    shares = np.mean(np.array(stored) <= 0.5)
+    assert found["results"][0]["share"] == pytest.approx(shares, abs=1e-6)
+    (small,) = read_pages(out / "wide-probability.png")
+    (mask,) = read_pages(out / "wide-mask.png")
+    own = foreground_probability(network.logits(tissue(3, 7, 90)[..., None]))
+    np.testing.assert_allclose(small / 65535, own, atol=1e-5)
+    np.testing.assert_array_equal(mask, np.where(own > 0.5, 255, 0))
+    for drawn, page, probability in zip(read_pages(out / "vol-overlay.tif"), pages, stored):
+        np.testing.assert_array_equal(drawn, overlay(page[..., None], probability <= 0.5))
+    with Image.open(str(out / "contact-sheet.png")) as sheet:
+        assert sheet.size[0] > 3 * 150
+
+
+def test_overlays_tint_what_is_shown_and_leave_the_rest():
+    page = tissue(0, 6, 5)
+    shown = np.random.RandomState(0).uniform(size=page.shape) > 0.5
+    drawn = overlay(page[..., None], shown)
+    for row, column in np.ndindex(*page.shape):
+        grey = int(page[row, column])
+        if shown[row, column]:
+            expected = [round(0.4 * grey + 0.6 * tint) for tint in (213, 94, 0)]
+            assert np.abs(drawn[row, column].astype(int) - expected).max() <= 1
+        else:
+            assert drawn[row, column].tolist() == [grey] * 3
+
+
+def test_probabilities_are_the_softmax():
+    logits = np.random.RandomState(0).normal(0, 30, (5, 6, 2)).astype(np.float32)
+    logits[0, 0] = (0, 2000)
+    logits[0, 1] = (2000, 0)
+    shifted = np.exp(logits.astype(float) - logits.max(axis=-1, keepdims=True))
+    np.testing.assert_allclose(foreground_probability(logits), shifted[..., 1] / shifted.sum(-1), atol=1e-7)
+
+
+def test_the_tile_size_does_not_matter(trained, run, tmp_path):
+    Image.fromarray(tissue(0)).save(str(tmp_path / "a.png"))
+    for size in (204, 236):
+        assert run("infer", trained, "a.png", "--output", f"o{size}", "--tile-size", size)[0] == 0
+    first, second = (read_pages(tmp_path / f"o{size}" / "a-probability.png")[0] for size in (204, 236))
+    assert np.abs(first.astype(int) - second).max() <= 1
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_segmented(trained, run, tmp_path):
+    folder = tmp_path / "in"
+    save_volume(folder / "good.tif", [tissue(0)])
+    save_volume(folder / "cut.tif", [tissue(i) for i in range(4)])
+    whole = (folder / "cut.tif").read_bytes()
+    # Pillow puts a page's table before its pixels: what is lost is pixels of the last page.
+    (folder / "cut.tif").write_bytes(whole[:-500])
+    (folder / "empty.tif").write_bytes(b"")
+    (folder / "text.png").write_bytes(b"no picture")
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(str(folder / "colour.tif"))
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(str(folder / "colour.png"))
+    Image.fromarray(np.zeros((9, 9), np.uint16)).save(str(folder / "deep.tif"))
+    Image.fromarray(np.zeros((9, 9), np.float32)).save(str(folder / "floats.tif"))
+    frames = [Image.fromarray(tissue(i, 9, 9)) for i in range(2)]
+    frames[0].save(str(folder / "moving.gif"), save_all=True, append_images=frames[1:])
+    code, out, err = run("infer", trained, "in", "absent.tif", "--output", "out")
+    assert code == 3 and "9 of 10 inputs could not be read" in err
+    for name, reason in (
+        ("cut.tif", "page 4 of 4"),
+        ("empty.tif", "not an image"),
+        ("text.png", "not an image"),
+        ("colour.tif", "colour (RGB); the network takes 8-bit grey"),
+        ("colour.png", "colour (RGB)"),
+        ("deep.tif", "16 bits"),
+        ("floats.tif", "floating-point"),
+        ("moving.gif", "2 pages"),
+        ("absent.tif", "does not exist"),
+    ):
+        assert any(name in line and reason in line for line in err.splitlines()), (name, err)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "contact-sheet.png",
+        "good-mask.tif",
+        "good-probability.tif",
+    ]
+    assert "good-mask.tif" in out
+
+
+def test_nothing_readable_writes_nothing(trained, run, tmp_path):
+    (tmp_path / "x.tif").write_bytes(b"II*\0")
+    code, _, err = run("infer", trained, "x.tif", "--output", "out")
+    assert code == 3 and "none of the 1 inputs" in err and not (tmp_path / "out").exists()
+    (tmp_path / "nothing").mkdir()
+    assert run("infer", trained, "nothing", "--output", "out")[0] == 3
+
+
+def test_grey_palettes_bits_and_odd_sizes(tmp_path):
+    grey = tissue(0, 12, 10)
+    image = Image.fromarray(grey).convert("L")
+    indexed = Image.fromarray(255 - grey).convert("P")
+    indexed.putpalette([v for i in range(256) for v in (255 - i,) * 3])
+    indexed.save(str(tmp_path / "p.tif"))
+    image.convert("1").save(str(tmp_path / "b.tif"))
+    (page,) = file_pages(str(tmp_path / "p.tif"), 1).pages()
+    np.testing.assert_array_equal(page[..., 0], grey)
+    (page,) = file_pages(str(tmp_path / "b.tif"), 1).pages()
+    assert set(np.unique(page)) <= {0, 255} and page.shape == (12, 10, 1)
+    coloured = image.convert("P")
+    coloured.putpalette([v for i in range(256) for v in (i, 0, 255 - i)])
+    coloured.save(str(tmp_path / "c.png"))
+    with pytest.raises(DataError, match="palette"):
+        file_pages(str(tmp_path / "c.png"), 1)
+
+
+def test_a_volume_that_changes_while_it_is_segmented(tmp_path):
+    save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
+    source = file_pages(str(tmp_path / "v.tif"), 1)
+    pages = source.pages()
+    next(pages)
+    save_volume(tmp_path / "v.tif", [tissue(0)])
+    assert len(list(pages)) == 1  # what was opened stays
+    with pytest.raises(DataError, match="changed"):
+        list(source.pages())
+
+
+def test_names_of_results(tmp_path):
+    inputs = ["in/a/x.png", "in/b/x.png", "in/b/x.jpg", "in/b/v.TIF"]
+    files = plan_files([str(tmp_path / name) for name in inputs], tmp_path / "out", False)
+    masks = [str(one.paths["mask"].relative_to(tmp_path)) for one in files]
+    assert masks == ["out/a/x-mask.png", "out/b/x.png-mask.png", "out/b/x.jpg-mask.png", "out/b/v-mask.tif"]
+
+
+def test_an_image_is_never_replaced(trained, run, tmp_path):
+    for name in ("x.png", "x-mask.png"):
+        Image.fromarray(tissue(0)).save(str(tmp_path / name))
+    before = (tmp_path / "x-mask.png").read_bytes()
+    code, _, err = run("infer", trained, "x.png", "x-mask.png", "--output", ".")
+    assert code == 2 and "would be replaced" in err
+    code, _, err = run("infer", trained, "x.png", "--output", "o", "--contact-sheet", "x.png")
+    assert code == 2 and "one of the images" in err
+    assert (tmp_path / "x-mask.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "args, code, message",
+    [
+        (["x.png"], 2, "no folder for the masks"),
+        (["--output", "o"], 2, "nothing to segment"),
+        (["x.png", "--output", "x.png"], 3, "is a file"),
+        (["x.png", "--output", "no/such"], 3, "does not exist"),
+        (["x.png", "--output", "o", "--top", "2"], 2, "--top 2"),
+        (["x.png", "--output", "o", "--format", "csv"], 2, "--format csv"),
+        (["x.png", "--output", "o", "--tile-size", "188"], 2, "204 pixels and more"),
+        (["x.png", "--output", "o", "--split", "eval"], 2, "both given"),
+        (["--output", "o", "--split", "test"], 2, "must be one of"),
+        (["x.png", "--output", "o", "--contact-sheet", "s.jpg"], 2, ".png"),
+    ],
+)
+def test_refusals_come_before_any_work(trained, run, tmp_path, args, code, message):
+    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
+    got, _, err = run("infer", trained, *args)
+    assert got == code and message in err and not (tmp_path / "o").exists()
+
+
+def test_classifiers_make_no_masks(run, tmp_path):
+    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
+    for option in (["--overlay"], ["--tile-size", "204"]):
+        code, _, err = run("infer", "lenet", "x.png", "--weights", "imagenet", *option)
+        assert code == 2 and "makes no masks" in err
+    (tmp_path / "w.h5").write_bytes(b"")
+    args = ["evaluate", "lenet", "--weights", "w.h5", "--dataset", "digits", "--contact-sheet", "s.png"]
+    code, _, err = run(*args)
+    assert code == 2 and "makes no masks" in err
+
+
+def test_a_network_with_its_checkpoint(trained, run, tmp_path):
+    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
+    for where in (trained, trained / "checkpoints" / "last.npz"):
+        assert run("infer", "unet", "--checkpoint", where, "x.png", "--output", "o")[0] == 0
+    code, _, err = run("infer", "lenet", "--checkpoint", trained, "x.png")
+    assert code == 3 and "is of unet, not of lenet" in err
+
+
+def test_a_split_becomes_a_volume(trained, run, tmp_path):
+    code, out, _ = run("infer", trained, "--split", "eval", "--output", "o")
+    assert code == 0 and "membranes/eval" in out
+    assert len(read_pages(tmp_path / "o" / "membranes-eval-mask.tif")) == 2
+
+
+def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
+    for i in range(2):
+        save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
+    predict = TiledNetwork.logits
+    calls = []
+
+    def interrupted(self, image):
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return predict(self, image)
+
+    monkeypatch.setattr(TiledNetwork, "logits", interrupted)
+    assert run("infer", trained, "in", "--output", "out")[0] == 130
+    assert not left_over(tmp_path)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0-mask.tif", "0-probability.tif"]
+    assert len(read_pages(tmp_path / "out" / "0-mask.tif")) == 2
+
+
+def test_a_full_disk_leaves_nothing_half_written(trained, run, tmp_path, monkeypatch):
+    import ipucnn.runs.mask_outputs as outputs
+
+    save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
+
+    def full(path, pages, is_volume):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outputs, "write_pages", full)
+    code, _, err = run("infer", trained, "v.tif", "--output", "out")
+    assert code == 3 and "No space left" in err and not list((tmp_path / "out").iterdir())
+
+
+def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
+    code, out, _ = run("evaluate", trained, "--json", "--contact-sheet", "worst.png")
+    assert code == 0
+    found = json.loads(out)
+    source = open_membranes(204, 204, 7)
+    subject = open_subject("evaluate", str(trained), {})
+    kept = subject.setup.source.eval
+    assert len(kept) == 2 and found["dataset"]["stored"] == len(source.eval)
+    totals, scores = EvaluationTotals(2, "bce_dice"), SegmentScores()
+    counts = np.zeros((2, 2))
+    for image, truth in zip(kept.images, kept.labels):
+        logits = network.logits(image)
+        totals.add(logits[None], truth[None])
+        scores.add(foreground_probability(logits), truth)
+        for true in (0, 1):
+            for guess in (0, 1):
+                counts[true, guess] += ((truth == true) & (logits.argmax(-1) == guess)).sum()
+    assert found["confusion_matrix"] == counts.astype(int).tolist()
+    for name, value in totals.result().items():
+        assert found["measured"][name] == pytest.approx(value, abs=1e-6), name
+    segmentation, expected = found["segmentation"], scores.result()
+    for part in ("rand", "info"):
+        assert segmentation["scores"][part]["score"] == pytest.approx(expected[part]["score"])
+        assert segmentation["scores"][part]["best"] == pytest.approx(expected[part]["best"])
+    right = np.diag(counts)
+    both = counts.sum(0) + counts.sum(1)
+    np.testing.assert_allclose(segmentation["dice"], 2 * right / both)
+    np.testing.assert_allclose(segmentation["iou"], right / (both - right))
+    cell = counts[1].sum() / counts.sum()
+    baseline = segmentation["baseline"]
+    assert baseline["class"] == "cell" and baseline["accuracy"] == pytest.approx(cell)
+    assert baseline["dice"] == pytest.approx([0.0, 2 * cell / (1 + cell)])
+    assert 0 < baseline["scores"]["rand"] < 1 and baseline["scores"]["info"] == pytest.approx(0, abs=1e-9)
+    assert [row["image"] for row in segmentation["images"]] == ["membranes/eval/0", "membranes/eval/1"]
+    with Image.open(str(tmp_path / "worst.png")) as sheet:
+        assert sheet.mode == "RGB" and sheet.size[0] > 4 * 190
+
+
+def test_the_table_of_an_evaluation(trained, run):
+    code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--tile-size", "316", columns=80)
+    assert code == 0 and "every pixel cell" in out and "tiles of 316x316" in " ".join(out.split())
+    for word in (
+        "Dice, cell",
+        "Dice, membrane",
+        "IoU, membrane",
+        "V^Rand at 0.5",
+        "V^Info, best",
+        "worst 1 of 1",
+    ):
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_differences_are_coloured_by_their_kind():
+    from ipucnn.reports.evaluate_masks import FALSE_BACKGROUND, FALSE_FOREGROUND, difference
+
+    drawn = difference(np.array([[0, 0, 1, 1]]), np.array([[0, 1, 0, 1]]))
+    assert drawn.tolist() == [[[0, 0, 0], list(FALSE_FOREGROUND), list(FALSE_BACKGROUND), [255, 255, 255]]]

@@ -1,0 +1,138 @@
+"""Overlap tiles: the result is that of one pass over the whole mirrored image, whatever the tiles."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.registry import get_model
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.subject import FactsOnly, Subject
+from ipucnn.runs.tiling import OUTPUTS, TiledNetwork, check_tile_size, choose_tile
+
+MARGIN, STEP = 184, 16
+
+
+def make_subject(norm="none"):
+    """A U-Net of two filters with its initial kernels, biases and moving statistics that are not the initial ones."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.datasets.base import DatasetInfo
+
+    flags = {"base_filters": "2", "image_size": "204", "norm_layer": norm, "dataset": "membranes"}
+    resolved = resolve("evaluate", flags, model="unet")
+    info = DatasetInfo("membranes", "segmentation", 2, (204, 204, 1), 0, 0, ("a", "b"), "", (128.0,), (60.0,))
+    setup = run_setup.Setup(resolved, FactsOnly(info), (204, 204, 1), (20, 20), 0)
+
+    def fill(model):
+        random = np.random.RandomState(1)
+        for weight in model.weights:
+            values = random.normal(0, 0.1, weight.shape)
+            if "variance" in weight.name:
+                weight.assign(np.abs(values) + 0.5)
+            elif "kernel" not in weight.name:
+                weight.assign(values)
+
+    return Subject(setup, {}, fill, lambda: ("a", "b"), 0)
+
+
+def one_pass(subject, image):
+    """Logits of one forward pass over the image, mirrored by 92 pixels and on to the next legal size."""
+    from ipucnn.sessions.factory import create_session
+
+    height, width = image.shape[:2]
+    sides = [length + (4 - length) % 16 + MARGIN for length in (height, width)]
+    row, column = (
+        np.pad(np.arange(n), (92, side - 92 - n), mode="reflect") for n, side in zip((height, width), sides)
+    )
+    padded = image[row][:, column].astype(np.float32)
+    setup = replace(subject.setup, input_shape=(*sides, 1))
+    model = run_setup.build(setup)
+    subject.fill(model)
+    session = create_session("cpu")
+    session.prepare_evaluation(model, None)
+    return session.predict([(padded[None] - 128.0) / 60.0])[0][0, :height, :width]
+
+
+def draw(height, width):
+    from ipucnn.datasets.membranes import draw_tissue
+
+    return draw_tissue(height, width, np.random.RandomState(height))[0][..., None]
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return make_subject()
+
+
+@pytest.fixture(scope="module")
+def networks(subject):
+    return {tile: TiledNetwork(subject, tile) for tile in (204, 236, None)}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (33, 20), (101, 150)])
+def test_tiles_are_one_pass_over_the_whole_image(subject, networks, size):
+    image = draw(*size)
+    whole = one_pass(subject, image)
+    assert whole.std() > 0.01 or size == (1, 1)
+    for network in networks.values():
+        np.testing.assert_allclose(network.logits(image), whole, rtol=1e-5, atol=1e-5)
+    assert network.device == "cpu" and all(tile - MARGIN in OUTPUTS for tile in network.tile_sizes)
+
+
+def test_batch_norm_has_its_moving_statistics(networks):
+    normed, image = make_subject("batch_norm"), draw(45, 50)
+    whole = one_pass(normed, image)
+    assert np.abs(whole - networks[204].logits(image)).max() > 0.1
+    np.testing.assert_allclose(TiledNetwork(normed, 220).logits(image), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_group_norm_takes_the_size_that_was_trained():
+    network = TiledNetwork(make_subject("group_norm"))
+    network.prepare((300, 300, 1))
+    assert network.tile_sizes == [204]
+
+
+def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_pixels(networks):
+    network, image = networks[236], draw(250, 250)
+    whole = network.logits(image)
+    inner = slice(128, 142)  # in both images 107 pixels and more from all borders
+    for shift, same in ((16, True), (1, False), (8, False)):
+        moved = network.logits(image[shift:, shift:])
+        there = slice(inner.start - shift, inner.stop - shift)
+        gap = np.abs(moved[there, there] - whole[inner, inner]).max()
+        assert (gap < 1e-5) == same, (shift, gap)
+    changed = image.copy()
+    changed[200:] = 0
+    np.testing.assert_allclose(network.logits(changed)[:93], whole[:93], atol=1e-5)
+    assert np.abs(network.logits(changed)[110:120] - whole[110:120]).max() > 1e-4
+
+
+def test_outputs_that_are_not_finite(subject):
+    broken = replace(subject, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
+    with pytest.raises(DataError, match="not finite"):
+        TiledNetwork(broken, 204).logits(draw(5, 5))
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000))
+def test_the_tile_chosen_takes_the_fewest_pixels(height, width):
+    def pixels(output):
+        stride = output - output % STEP
+        counts = [1 if output >= n else 1 + -(-(n - output) // stride) for n in (height, width)]
+        return counts[0] * counts[1] * (output + MARGIN) ** 2
+
+    chosen = choose_tile(height, width, OUTPUTS, MARGIN, STEP)
+    assert pixels(chosen) == min(map(pixels, OUTPUTS))
+
+
+@pytest.mark.parametrize(
+    "size, hint", [(100, "204"), (188, "204"), (205, "204 or 220"), (571, "556 or 572"), (0, "204")]
+)
+def test_tile_sizes_that_the_network_cannot_take(size, hint):
+    with pytest.raises(ConfigurationError) as error:
+        check_tile_size(get_model("unet"), size)
+    assert error.value.hint == f"--tile-size {hint}"
+    check_tile_size(get_model("unet"), 572)
+    check_tile_size(get_model("unet"), None)

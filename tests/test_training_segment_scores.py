@@ -1,0 +1,152 @@
+"""V^Rand and V^Info of the ISBI 2012 challenge against loops over contingencies, and what must hold of them."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn.training.segment_scores import THRESHOLDS, SegmentScores, information, pairs, segment_pixels
+
+
+def naive_components(mask):
+    """Flood fill over 4 neighbours, in plain Python."""
+    height, width = mask.shape
+    found = np.zeros(mask.shape, int)
+    count = 0
+    for start in zip(*np.nonzero(mask)):
+        if found[start]:
+            continue
+        count += 1
+        waiting = [start]
+        found[start] = count
+        while waiting:
+            row, column = waiting.pop()
+            for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
+                if 0 <= r < height and 0 <= c < width and mask[r, c] and not found[r, c]:
+                    found[r, c] = count
+                    waiting.append((r, c))
+    return found
+
+
+def naive_scores(predicted, truth):
+    """(Rand split, merge, score), (information split, merge, score): the paper's sums over p_ij, s_i, t_j."""
+    t, s = naive_components(truth), naive_components(predicted)
+    joint, alone = Counter(), 0
+    for row in range(truth.shape[0]):
+        for column in range(truth.shape[1]):
+            if t[row, column]:
+                own = s[row, column]
+                if not own:
+                    alone += 1
+                    own = -alone
+                joint[own, t[row, column]] += 1
+    n = sum(joint.values())
+    in_s, in_t = Counter(), Counter()
+    for (i, j), count in joint.items():
+        in_s[i] += count
+        in_t[j] += count
+    squares = [sum((count / n) ** 2 for count in counter.values()) for counter in (joint, in_t, in_s)]
+    rand = squares[0] / squares[1], squares[0] / squares[2], 2 * squares[0] / (squares[1] + squares[2])
+    h_s, h_t = (-sum(c / n * math.log(c / n) for c in counter.values()) for counter in (in_s, in_t))
+    shared = sum(c / n * math.log(c * n / (in_s[i] * in_t[j])) for (i, j), c in joint.items())
+    split = shared / h_s if h_s else 1.0
+    merge = shared / h_t if h_t else 1.0
+    score = 2 * shared / (h_s + h_t) if h_s + h_t else 1.0
+    return rand, (split, merge, score)
+
+
+def scores(predicted, truth):
+    true, found = segment_pixels(np.asarray(predicted, bool), np.asarray(truth, bool))
+    both, in_true, in_found = pairs(true, found)
+    return (both / in_true, both / in_found, 2 * both / (in_true + in_found)), information(true, found)
+
+
+def masks(text):
+    return np.array([[letter == "#" for letter in line] for line in text.split()])
+
+
+@st.composite
+def two_masks(draw):
+    shape = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    bits = st.lists(st.integers(0, 3), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])
+    predicted, truth = (np.reshape(draw(bits), shape) > 0 for _ in range(2))
+    truth[0, 0] = True
+    return predicted, truth
+
+
+@settings(max_examples=60)
+@given(two_masks())
+def test_scores_are_the_papers_sums(pair):
+    for got, expected in zip(scores(*pair), naive_scores(*pair)):
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=25)
+@given(two_masks())
+def test_the_truth_itself_scores_one_and_everything_else_at_most_one(pair):
+    predicted, truth = pair
+    for part in scores(truth, truth):
+        assert part == pytest.approx((1, 1, 1))
+    for part in scores(predicted, truth):
+        assert all(-1e-12 <= value <= 1 + 1e-12 for value in part)
+
+
+@settings(max_examples=25)
+@given(two_masks(), st.randoms())
+def test_neither_numbers_of_components_nor_the_orientation_matter(pair, random):
+    true, found = segment_pixels(*pair)
+    numbers = list(range(1, int(found.max()) + 1))
+    random.shuffle(numbers)
+    renamed = np.array([0, *numbers])[found]
+    np.testing.assert_allclose(pairs(true, renamed), pairs(true, found))
+    np.testing.assert_allclose(information(true, renamed), information(true, found), atol=1e-12)
+    for a, b in zip(scores(*pair), scores(*(np.rot90(mask) for mask in pair))):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_what_lies_in_the_membrane_of_the_truth_does_not_count():
+    truth = masks("##...# ##...# .....# ##...#")
+    predicted = masks("##...# ##...# .....# .#...#")
+    more = masks("##.#.# ##.#.# ...#.# .#...#")
+    for a, b in zip(scores(predicted, truth), scores(more, truth)):
+        assert a == pytest.approx(b) and a[2] < 1
+
+
+def test_cells_that_flow_together_and_cells_that_fall_apart():
+    two = masks("##.## ##.##")
+    one = masks("##### #####")
+    rand, info = scores(one, two)  # 8 pixels in two cells of 4, predicted as one
+    assert rand == pytest.approx((1.0, 0.5, 2 / 3)) and info == pytest.approx((1.0, 0.0, 0.0))
+    rand, info = scores(two, one)  # one cell of 10, predicted as two of 4 and two single pixels
+    assert rand == pytest.approx((34 / 100, 1.0, 68 / 134)) and info[0] == pytest.approx(0)
+    diagonal = masks("#. .#")  # 4 neighbours: two cells
+    assert len(set(segment_pixels(diagonal, diagonal)[0])) == 2
+    rand, _ = scores(masks("... ..."), masks("### ###"))  # no cell at all: each pixel on its own
+    assert rand == pytest.approx((6 / 36, 1.0, 12 / 42))
+
+
+def test_pairs_add_up_over_images_and_information_is_a_mean():
+    random = np.random.RandomState(0)
+    totals, rand, info = SegmentScores(), [], []
+    for _ in range(3):
+        truth = random.uniform(size=(12, 15)) > 0.3
+        cell = np.clip(truth * 0.6 + random.uniform(0, 0.5, truth.shape), 0, 1)
+        own = totals.add(cell, truth.astype(np.uint8))
+        at = [scores(cell > threshold, truth) for threshold in THRESHOLDS]
+        assert own["rand"] == pytest.approx(at[5][0][2]) and own["info"] == pytest.approx(at[5][1][2])
+        rand.append([pairs(*segment_pixels(cell > threshold, truth)) for threshold in THRESHOLDS])
+        info.append([one for _, one in at])
+    assert totals.add(cell, np.zeros(truth.shape)) is None
+    result = totals.result()
+    both, in_true, in_found = np.sum(rand, axis=0).T
+    pooled, means = 2 * both / (in_true + in_found), np.mean(info, axis=0)[:, 2]
+    for name, values in (("rand", pooled), ("info", means)):
+        assert result[name]["score"] == pytest.approx(values[5])
+        assert result[name]["best"]["score"] == pytest.approx(values.max())
+        assert result[name]["best"]["threshold"] == THRESHOLDS[int(values.argmax())]
+    assert result["rand"]["split"] == pytest.approx(both[5] / in_true[5])
+    assert result["rand"]["merge"] == pytest.approx(both[5] / in_found[5])
+    assert SegmentScores().result() is None
