@@ -64,7 +64,7 @@ def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> Non
                 assert display is not None
                 display.__exit__()
                 _draw(display.run)
-                note(fold_line(event.row, validation.num_folds))
+                note(fold_line(event.row, validation.num_folds, display.run.info.class_names))
                 display = None
             elif display is not None:
                 display.show(event)
@@ -75,7 +75,7 @@ def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> Non
     if json_output:
         print(json.dumps({**report, "run_dir": str(validation.root)}, indent=2))
     else:
-        print_folds(report, str(validation.root), validation.first.info.class_names[0])
+        print_folds(report, str(validation.root), validation.first.info.class_names)
 
 
 def _introduce(run: Any) -> None:
