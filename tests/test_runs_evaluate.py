@@ -98,7 +98,7 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
             source=source,
             input_shape=shape,
             output_shape=None,
-            record=SimpleNamespace(input_range="raw"),
+            record=SimpleNamespace(input_range="raw", size_step=1),
             config=SimpleNamespace(pipeline_num_parallel=2),
         )
         batches = evaluation_batches(setup, micro_batch * replicas)

@@ -187,7 +187,7 @@ def eval_batches(
     _require_examples(examples, info)
     if info.tiled:
         size = (input_shape[0], input_shape[1])
-        parallel = _parallel_calls(num_parallel)
+        parallel = parallel_calls(num_parallel)
         numbers, cut = evaluation_tiles(examples, batch_size, size, output_shape or size, tile_step)
 
         def prepare_tiles(numbers: Any) -> Tuple[Any, Any, Any]:
