@@ -136,3 +136,29 @@ def test_tile_sizes_that_the_network_cannot_take(size, hint):
     assert error.value.hint == f"--tile-size {hint}"
     check_tile_size(get_model("unet"), 572)
     check_tile_size(get_model("unet"), None)
+
+
+@pytest.mark.parametrize("views", [2, 4, 8])
+def test_views_are_averaged_as_probabilities(subject, views):
+    image = draw(37, 24)
+    every = [(flip, turns) for turns in (0, 2, 1, 3) for flip in (False, True)]
+    chosen = every[:views]
+    expected = []
+    for flip, turns in chosen:
+        seen = np.rot90(np.fliplr(image) if flip else image, turns)
+        logits = TiledNetwork(subject, 204).logits(np.ascontiguousarray(seen)).astype(np.float64)
+        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        back = np.rot90(exponentials / exponentials.sum(axis=-1, keepdims=True), -turns)
+        expected.append(np.fliplr(back) if flip else back)
+    assert len({turns for _, turns in chosen}) == {2: 1, 4: 2, 8: 4}[views]
+    network = TiledNetwork(subject, 204, views=views)
+    found = np.exp(network.logits(image))
+    np.testing.assert_allclose(found, np.mean(expected, axis=0), atol=1e-6)
+    assert np.abs(found - expected[0]).max() > 1e-4
+
+
+def test_other_numbers_of_views_are_refused(subject):
+    for views, near in ((0, 1), (3, 2), (7, 8), (9, 8)):
+        with pytest.raises(ConfigurationError, match=f"--views {views}") as raised:
+            TiledNetwork(subject, views=views)
+        assert f"--views {near}" in raised.value.hint

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH
+from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
 from ipucnn.config.signature import with_run_options
 
 PLOT = typer.Option(
@@ -23,13 +23,6 @@ SHEET = typer.Option(
     metavar="FILE.png",
     help="Segmentation: draw the worst images with truth, prediction and difference.",
 )
-TILE_SIZE = typer.Option(
-    None,
-    "--tile-size",
-    metavar="N",
-    help="Segmentation: height and width of the tiles that the network sees.",
-    show_default="by the image's size",
-)
 
 
 @with_run_options("evaluate", from_run=True)
@@ -44,6 +37,7 @@ def evaluate(
     predictions: Optional[Path] = PREDICTIONS,
     contact_sheet: Optional[Path] = SHEET,
     tile_size: Optional[int] = TILE_SIZE,
+    views: int = VIEWS,
 ) -> None:
     """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; of masks Dice, IoU, V^Rand.
 
@@ -72,6 +66,7 @@ def evaluate(
             predictions=predictions,
             contact_sheet=contact_sheet,
             tile_size=tile_size,
+            views=views,
             verbose=verbose,
             say=note,
             on_batch=progress.update,

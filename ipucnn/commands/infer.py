@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH
+from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
 
@@ -25,13 +25,6 @@ OUTPUT = typer.Option(
     metavar="FILE|DIR",
     help="Write the results to a .csv, .json or .jsonl file instead; of a segmentation network, the folder of "
     "its masks.",
-)
-TILE_SIZE = typer.Option(
-    None,
-    "--tile-size",
-    metavar="N",
-    help="Segmentation: height and width of the tiles that the network sees.",
-    show_default="by the image's size",
 )
 OVERLAY = typer.Option(
     False, "--overlay", help="Segmentation: write the images with their masks in colour, too."
@@ -67,6 +60,7 @@ def infer(
     form: Optional[str] = FORMAT,
     contact_sheet: Optional[Path] = SHEET,
     tile_size: Optional[int] = TILE_SIZE,
+    views: int = VIEWS,
     overlay: bool = OVERLAY,
 ) -> None:
     """Classify or segment images: the most probable labels with their probabilities, or masks.
@@ -97,13 +91,14 @@ def infer(
             which=checkpoint,
             weights=weights,
             tile_size=tile_size,
+            views=views,
             with_overlay=overlay,
             contact_sheet=contact_sheet,
             verbose=verbose,
         )
         return
-    if tile_size is not None or overlay:
-        option = "--overlay" if overlay else f"--tile-size {tile_size}"
+    if tile_size is not None or overlay or views != 1:
+        option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
     from ipucnn.reports.console import note
     from ipucnn.reports.contact_sheet import ContactSheet

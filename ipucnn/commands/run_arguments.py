@@ -23,3 +23,16 @@ WEIGHTS = typer.Option(
     "a Keras weight file.",
     show_default=False,
 )
+TILE_SIZE = typer.Option(
+    None,
+    "--tile-size",
+    metavar="N",
+    help="Segmentation: height and width of the tiles that the network sees.",
+    show_default="by the image's size",
+)
+VIEWS = typer.Option(
+    1,
+    "--views",
+    metavar="1|2|4|8",
+    help="Segmentation: average the probabilities of so many rotated and mirrored versions of each image.",
+)

@@ -74,11 +74,13 @@ def _other_rows(result: Dict[str, Any]) -> List[Row]:
     updates = result["weight_updates"]
     checkpoint = result["checkpoint"] + ("" if updates is None else f" ({updates} weight updates)")
     tiles = ", ".join(f"{size}x{size}" for size in result["segmentation"]["tile_sizes"])
+    views = result["segmentation"]["views"]
+    averaged = f", {views} views of each averaged" if views > 1 else ""
     time = human_time(measured["wall_s"])
     return [
         ("loss", f"{measured['loss']:.4f}", ""),
         ("calibration error", f"{measured['calibration_error']:.4f}", ""),
-        ("images", f"{seen}, whole, by tiles of {tiles}", ""),
+        ("images", f"{seen}, whole, by tiles of {tiles}{averaged}", ""),
         ("time", f"{time}, measured on {result['device'].upper()}", ""),
         ("weights" if updates is None else "checkpoint", checkpoint, ""),
     ]

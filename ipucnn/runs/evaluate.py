@@ -12,7 +12,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.evaluate_masks import JudgedImage, MaskEvaluation
 from ipucnn.runs.spool import Spool, check_output, write_csv
 from ipucnn.runs.subject import Subject, open_subject
-from ipucnn.runs.tiling import TiledNetwork, check_tile_size
+from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
 
@@ -62,6 +62,7 @@ def evaluate_run(
     predictions: Optional[Path] = None,
     contact_sheet: Optional[Path] = None,
     tile_size: Optional[int] = None,
+    views: int = 1,
     verbose: bool = False,
     say: Callable[[str], None] = lambda line: None,
     on_batch: Optional[OnBatch] = None,
@@ -78,6 +79,7 @@ def evaluate_run(
         predictions: CSV file that gets a row per sample.
         contact_sheet: a picture of segmented images the caller will write; its name is checked before any work.
         tile_size: height and width of the tiles that a segmentation network sees; None chooses.
+        views: versions of each image whose probabilities are averaged, of a segmentation network.
         verbose: let TensorFlow speak.
         say: takes lines worth knowing before the work begins (which data set, warnings).
         on_batch: called with the samples seen and their total.
@@ -103,13 +105,15 @@ def evaluate_run(
         raise ConfigurationError(
             f"--predictions: {setup.record.name} segments images, it has no labels", "drop it"
         )
-    if not segments and (contact_sheet is not None or tile_size is not None):
-        option = f"--tile-size {tile_size}" if contact_sheet is None else "--contact-sheet"
+    if not segments and (contact_sheet is not None or tile_size is not None or views != 1):
+        option = f"--views {views}" if tile_size is None else f"--tile-size {tile_size}"
+        option = option if contact_sheet is None else "--contact-sheet"
         raise ConfigurationError(
             f"{option}: {setup.record.name} classifies images, it makes no masks", "drop it"
         )
     if segments:
         check_tile_size(setup.record, tile_size)
+        check_views(views)
     totals = EvaluationTotals(
         setup.source.info.num_classes,
         run_setup.loss_name(config, setup.record.task),
@@ -121,7 +125,7 @@ def evaluate_run(
         say(f"warning: {warning}")
     size = len(setup.source.eval)
     if segments:
-        network = TiledNetwork(subject, tile_size, verbose)
+        network = TiledNetwork(subject, tile_size, verbose, views)
         evaluation = MaskEvaluation(subject, network, totals)
         started = time.perf_counter()
         evaluation.run(on_image, lambda done: None if on_batch is None else on_batch(done, size))

@@ -106,6 +106,7 @@ class MaskEvaluation:
             "baseline": baseline,
             "images": self.rows,
             "tile_sizes": self._network.tile_sizes,
+            "views": self._network.views,
         }
 
 

@@ -14,7 +14,7 @@ from ipucnn.runs.mask_inputs import PageSource, array_pages, file_pages
 from ipucnn.runs.mask_outputs import MaskFiles, PageSpool, check_folder, check_pages, plan_files
 from ipucnn.runs.spool import check_output
 from ipucnn.runs.subject import Subject, open_subject
-from ipucnn.runs.tiling import TiledNetwork, check_tile_size
+from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
 from ipucnn.text import printable
 
 __all__ = ["CONTACT_SHEET", "Masks", "foreground_probability", "infer_masks", "shown_class", "Page"]
@@ -80,6 +80,7 @@ def infer_masks(
     which: Optional[str] = None,
     weights: Optional[str] = None,
     tile_size: Optional[int] = None,
+    views: int = 1,
     with_overlay: bool = False,
     contact_sheet: Optional[Path] = None,
     verbose: bool = False,
@@ -99,6 +100,7 @@ def infer_masks(
         which: which checkpoint of the run.
         weights: a Keras weight file.
         tile_size: height and width of tiles; None chooses.
+        views: versions of each image whose probabilities are averaged.
         with_overlay: whether to write overlays.
         contact_sheet: file that the caller will write, checked before any work; None: one in ``output``.
         verbose: let TensorFlow speak.
@@ -119,6 +121,7 @@ def infer_masks(
     subject = open_subject("infer", target, flags, which=which, weights=weights, reads_data=split is not None)
     setup = subject.setup
     check_tile_size(setup.record, tile_size)
+    check_views(views)
     if setup.source.info.num_classes != 2:
         raise DataError(
             f"{target} has {setup.source.info.num_classes} classes, and a mask has two",
@@ -136,7 +139,7 @@ def infer_masks(
         files = plan_files(paths, output, with_overlay)
     names = tuple(map(printable, subject.names()))
     shown = shown_class(names)
-    network = TiledNetwork(subject, tile_size, verbose)
+    network = TiledNetwork(subject, tile_size, verbose, views)
     opened, failed = _open_all(subject, split, paths, say)
     failed += len(problems)
     if not opened:

@@ -17,13 +17,17 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+from scipy import special
 
 from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.shapes import nearest_legal_sizes, output_shape
 from ipucnn.runs.subject import Subject
 
-__all__ = ["OUTPUTS", "TiledNetwork", "check_tile_size", "choose_tile"]
+__all__ = ["OUTPUTS", "VIEWS", "TiledNetwork", "check_tile_size", "check_views", "choose_tile"]
+
+VIEWS = (1, 2, 4, 8)
+"""How many of an image's eight rotated and mirrored versions can be averaged; the first ones are taken."""
 
 OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
@@ -60,6 +64,31 @@ def check_tile_size(record: Any, size: Optional[int]) -> None:
         )
 
 
+def check_views(views: int) -> None:
+    """Refuses numbers of views that are not of ``VIEWS``.
+
+    Raises:
+        ConfigurationError: with the nearest that is.
+    """
+    if views not in VIEWS:
+        near = min(VIEWS, key=lambda number: abs(number - views))
+        raise ConfigurationError(
+            f"--views {views}: an image has {', '.join(map(str, VIEWS))} views", f"use --views {near}"
+        )
+
+
+def _view(image: Any, number: int) -> Any:
+    """[h, w, ...]: number 0 as it is, 1 mirrored, 2 and 3 these turned by 180 degrees, 4 to 7 all turned by 90."""
+    mirrored = image[:, ::-1] if number & 1 else image
+    return np.rot90(mirrored, 2 * (number >> 1 & 1) + (number >> 2 & 1))
+
+
+def _unview(image: Any, number: int) -> Any:
+    """What :func:`_view` was made of."""
+    turned = np.rot90(image, -(2 * (number >> 1 & 1) + (number >> 2 & 1)))
+    return turned[:, ::-1] if number & 1 else turned
+
+
 class TiledNetwork:
     """A segmentation network for images of any size; builds what it needs when it is needed.
 
@@ -68,13 +97,18 @@ class TiledNetwork:
         tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm,
             whose statistics are each tile's own, then takes the size it was trained with.
         verbose: let TensorFlow speak.
+        views: of ``VIEWS``; the paper averages the probabilities of 7 rotated versions of its input (section 4).
 
     Attributes:
         device: kind of the device it runs on, known after the first image.
         tile_sizes: the input sizes used so far.
     """
 
-    def __init__(self, subject: Subject, tile_size: Optional[int] = None, verbose: bool = False) -> None:
+    def __init__(
+        self, subject: Subject, tile_size: Optional[int] = None, verbose: bool = False, views: int = 1
+    ) -> None:
+        check_views(views)
+        self.views = views
         self._subject, self._verbose = subject, verbose
         record = subject.setup.record
         check_tile_size(record, tile_size)
@@ -93,18 +127,30 @@ class TiledNetwork:
 
     def prepare(self, image_shape: Sequence[int]) -> None:
         """Builds the network for tiles of an image, if it is not there yet; what is to be timed comes after it."""
-        self._session(self._output(image_shape))
+        height, width = image_shape[:2]
+        self._session(self._output((height, width)))
+        if self.views == 8:
+            self._session(self._output((width, height)))
 
     def _output(self, image_shape: Sequence[int]) -> int:
         return choose_tile(image_shape[0], image_shape[1], self._outputs, self._margin, self._step)
 
     def logits(self, image: Any) -> Any:
-        """float32 [h, w, classes] of uint8 [h, w, channels].
+        """float32 [h, w, classes] of uint8 [h, w, channels]; of several views the logarithm of their mean probability.
 
         Raises:
             DataError: what the network says is not finite.
             ConfigurationError: a tile does not fit into memory.
         """
+        if self.views == 1:
+            return self._logits(image)
+        mean: Any = 0.0
+        for view in range(self.views):
+            probabilities = special.softmax(self._logits(_view(image, view)), axis=-1)
+            mean = mean + _unview(probabilities, view) / self.views
+        return np.log(np.maximum(mean, np.finfo(np.float32).tiny)).astype(np.float32)
+
+    def _logits(self, image: Any) -> Any:
         height, width = image.shape[:2]
         output = self._output(image.shape)
         session = self._session(output)
