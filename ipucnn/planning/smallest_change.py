@@ -1,0 +1,251 @@
+"""What to change of a program that ran out of memory: the smallest change that is predicted to fit."""
+
+from dataclasses import dataclass, replace
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+from ipucnn.hardware import System
+from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.judge import PROPORTIONS, Planner
+from ipucnn.planning.memory import program_memory
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.verdict import FITS_BELOW
+from ipucnn.training.batching import overlap_length
+from ipucnn.training.program import Program
+
+__all__ = ["Change", "hint_for", "settings_of", "smallest_change"]
+
+# Dynamic programs spent on the splits of a change; the hint needs splits that fit, not a proof.
+_EVALUATIONS = 4
+_MOST_STAGES = 16
+
+# What ran out of memory by an unknown amount is taken to have missed it by a tenth.
+_UNKNOWN_OVERUSE = 1.1
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that makes a program fit, by prediction.
+
+    Attributes:
+        flags: to add to the command.
+        settings, splits: of the changed program.
+        predicted_fill: share of the fullest IPU's memory that it takes.
+        predicted_fill_before: the same of the program as it was.
+    """
+
+    flags: Tuple[str, ...]
+    settings: PlanSettings
+    splits: Tuple[str, ...]
+    predicted_fill: float
+    predicted_fill_before: float
+
+
+def settings_of(
+    program: Program,
+    *,
+    training: bool = True,
+    optimizer_slots: int = 1,
+    optimizer_state_offloading: bool = True,
+    half_partials: bool = False,
+    eight_bit_transfer: bool = False,
+    default_proportion: float = PROPORTIONS[0],
+) -> PlanSettings:
+    """A Program as the planner sees it; what a Program does not say is an argument.
+
+    Args:
+        default_proportion: availableMemoryProportion where the program gives none.
+    """
+    proportions = program.available_memory_proportion
+    return PlanSettings(
+        micro_batch_size=program.micro_batch_size,
+        gradient_accumulation_count=program.gradient_accumulation_count,
+        num_replicas=program.num_replicas,
+        num_stages=program.num_stages,
+        schedule=program.pipeline_schedule,
+        precision=program.precision,
+        recomputation=program.recomputation,
+        available_memory_proportion=max(proportions) / 100 if proportions else default_proportion,
+        training=training,
+        optimizer_slots=optimizer_slots,
+        # The SDK offloads optimizer state of pipelines only.
+        optimizer_state_offloading=optimizer_state_offloading and program.num_stages > 1,
+        half_partials=half_partials,
+        eight_bit_transfer=eight_bit_transfer,
+        device_mapping=program.device_mapping,
+    )
+
+
+def smallest_change(
+    graph: LayerGraph,
+    settings: PlanSettings,
+    splits: Sequence[str],
+    system: System,
+    *,
+    overuse: Optional[float] = None,
+    max_ipus: Optional[int] = None,
+) -> Optional[Change]:
+    """The first change, from small to large, after which the program is predicted to fit.
+
+    In order: what changes no result (recomputation, a smaller availableMemoryProportion, both, optimizer state
+    outside the chip, other splits, the Interleaved schedule); a smaller micro-batch with as many more accumulated; more
+    stages; 16-bit numbers; more stages and smaller micro-batches.
+
+    Args:
+        settings, splits: of the program that did not fit.
+        overuse: memory needed over memory there is, as the compiler said; None: unknown.
+        max_ipus: that the changed program may take; None: as many as the system has.
+    """
+    planner = Planner(graph, system)
+    before = max(memory.fill for memory in program_memory(graph, splits, settings, system.ipu))
+    # The compiler has just shown how far off the model is for this network: what fits must be as much smaller.
+    allowed = min(FITS_BELOW, before / max(1.0, _UNKNOWN_OVERUSE if overuse is None else overuse))
+    most = system.num_ipus if max_ipus is None else max_ipus
+    for flags, changed, own_splits in _changes(settings, tuple(splits), most):
+        found = _try(planner, changed, own_splits, allowed)
+        if found is not None:
+            own, fill = found
+            if own != tuple(splits):
+                flags = [*flags, *_split_flags(own)]
+            return Change(tuple(flags), changed, own, fill, before)
+    return None
+
+
+def hint_for(change: Optional[Change]) -> Optional[str]:
+    """The change as a hint; None where there is none."""
+    if change is None:
+        return None
+    return (
+        f"predicted to fit: {' '.join(change.flags)} (the fullest IPU at {change.predicted_fill:.0%} of its memory "
+        f"instead of {change.predicted_fill_before:.0%})"
+    )
+
+
+def _split_flags(splits: Tuple[str, ...]) -> List[str]:
+    return ["--pipeline-splits", *splits] if splits else []
+
+
+# Flags, settings, and splits to keep; None: the planner's.
+_Trial = Tuple[List[str], PlanSettings, Optional[Tuple[str, ...]]]
+
+
+def _changes(settings: PlanSettings, splits: Tuple[str, ...], max_ipus: int) -> Iterator[_Trial]:
+    """What to try, the smallest change first."""
+    yield from _without_effect_on_results(settings, splits)
+    for size in _smaller(settings.micro_batch_size):
+        smaller = _with_micro_batch(settings, size)
+        if smaller is None:
+            continue
+        own = ["--micro-batch-size", str(size)]
+        if settings.training:
+            own += ["--gradient-accumulation-count", str(smaller.gradient_accumulation_count)]
+        yield own, smaller, splits
+        for flags, changed, kept in _without_effect_on_results(smaller, splits):
+            yield [*own, *flags], changed, kept
+    powers = (1 << power for power in range(1, _MOST_STAGES.bit_length()))
+    counts = [k for k in powers if k > settings.num_stages and k * settings.num_replicas <= max_ipus]
+    for stages in counts:
+        yield from _more_stages(settings, stages, [])
+    if settings.precision == "32.32":
+        yield ["--precision", "16.16"], replace(settings, precision="16.16"), splits
+    for stages in counts:
+        for size in _smaller(settings.micro_batch_size):
+            smaller = _with_micro_batch(settings, size)
+            if smaller is not None:
+                yield from _more_stages(smaller, stages, ["--micro-batch-size", str(size)])
+
+
+def _more_stages(settings: PlanSettings, stages: int, flags: List[str]) -> Iterator[_Trial]:
+    more = _with_stages(settings, stages)
+    own = list(flags)
+    if flags or more.gradient_accumulation_count != settings.gradient_accumulation_count:
+        own += ["--gradient-accumulation-count", str(more.gradient_accumulation_count)]
+    if more.schedule != settings.schedule:
+        own += ["--pipeline-schedule", more.schedule]
+    yield own, more, None
+    for others, changed, _ in _without_effect_on_results(more, ()):
+        yield [*own, *others], changed, None
+
+
+def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) -> Iterator[_Trial]:
+    piped = settings.training and settings.num_stages > 1
+    least, least_flags = settings, []  # type: PlanSettings, List[str]
+    if piped and not settings.recomputation:
+        least, least_flags = replace(settings, recomputation=True), ["--recomputation"]
+        yield least_flags, least, splits
+    for share in (p for p in PROPORTIONS if p < settings.available_memory_proportion):
+        flags = ["--available-memory-proportion", f"{100 * share:g}"]
+        yield flags, replace(settings, available_memory_proportion=share), splits
+        if least_flags:
+            yield ["--recomputation", *flags], replace(least, available_memory_proportion=share), splits
+    share = min(PROPORTIONS[-1], settings.available_memory_proportion)
+    if share < settings.available_memory_proportion:
+        least = replace(least, available_memory_proportion=share)
+        least_flags = [*least_flags, "--available-memory-proportion", f"{100 * share:g}"]
+    if piped and not settings.optimizer_state_offloading:
+        yield ["--optimizer-state-offloading"], replace(settings, optimizer_state_offloading=True), splits
+    if settings.num_stages == 1:
+        return
+    yield [], settings, None
+    if least_flags:
+        yield least_flags, least, None
+    mapping = settings.device_mapping
+    if piped and settings.schedule == "Grouped" and (mapping is None or len(set(mapping)) == len(mapping)):
+        # Whatever count Grouped accepts, Interleaved does, too; but it refuses two stages on one IPU.
+        flags = ["--pipeline-schedule", "Interleaved"]
+        yield flags, replace(settings, schedule="Interleaved"), splits
+        yield [*least_flags, *flags], replace(least, schedule="Interleaved"), None
+
+
+def _smaller(size: int) -> List[int]:
+    """Micro-batches to try below one: halves."""
+    sizes = []
+    while size > 1:
+        size //= 2
+        sizes.append(size)
+    return sizes
+
+
+def _with_micro_batch(settings: PlanSettings, size: int) -> Optional[PlanSettings]:
+    """The same global batch in smaller micro-batches, None if there is none."""
+    if not settings.training:
+        return replace(settings, micro_batch_size=size)
+    samples = settings.micro_batch_size * settings.gradient_accumulation_count
+    if samples % size:
+        return None
+    return replace(settings, micro_batch_size=size, gradient_accumulation_count=samples // size)
+
+
+def _with_stages(settings: PlanSettings, stages: int) -> PlanSettings:
+    """So many stages, one per IPU, with a legal number of accumulated micro-batches."""
+    count = settings.gradient_accumulation_count
+    schedule = "Grouped" if settings.schedule == "Sequential" else settings.schedule
+    if settings.training:
+        base = overlap_length(schedule, stages)
+        count = -(-count // base) * base
+    return replace(
+        settings,
+        num_stages=stages,
+        schedule=schedule,
+        gradient_accumulation_count=count,
+        device_mapping=None,
+        optimizer_state_offloading=settings.training,
+    )
+
+
+def _try(
+    planner: Planner, changed: PlanSettings, splits: Optional[Tuple[str, ...]], allowed: float
+) -> Optional[Tuple[Tuple[str, ...], float]]:
+    """Splits and fill of changed settings if they fit.
+
+    Args:
+        splits: to keep; None: the planner's.
+    """
+    if splits is not None:
+        fill = max(ipu.fill for ipu in program_memory(planner.graph, splits, changed, planner.system.ipu))
+        return (splits, fill) if fill < allowed else None
+    if changed.num_stages > len(planner.starts) or not planner.fits(changed, allowed):
+        return None
+    found = planner.best(changed, allowed, _EVALUATIONS)
+    if found is None or found.predicted_fill >= allowed:
+        return None
+    return found.splits, found.predicted_fill

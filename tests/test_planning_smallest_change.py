@@ -1,0 +1,176 @@
+"""What to change when memory ran out: each answer is applied by a naive reading of its flags, and judged again."""
+
+from dataclasses import replace
+
+import pytest
+from test_planning_judge import network, system
+
+from ipucnn.config.options import RunConfig
+from ipucnn.planning.judge import PROPORTIONS, Planner
+from ipucnn.planning.memory import program_memory
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.smallest_change import hint_for, settings_of, smallest_change
+from ipucnn.planning.verdict import FITS_BELOW
+from ipucnn.training.batching import overlap_length
+from ipucnn.training.program import make_program
+
+GRAPH = network([16, 16, 16, 32, 32, 32], size=48)
+
+
+def program(kib_per_tile, **changes):
+    """Settings, their fastest splits whatever these need, and the machine."""
+    own = PlanSettings(
+        **{"micro_batch_size": 16, "gradient_accumulation_count": 16, "half_partials": False, **changes}
+    )
+    machine = system(kib_per_tile)
+    return own, Planner(GRAPH, machine).best(own, 1e9).splits, machine
+
+
+def fill(own, splits, machine):
+    return max(memory.fill for memory in program_memory(GRAPH, splits, own, machine.ipu))
+
+
+def applied(own, splits, flags):
+    """What a user gets who adds the flags to the command."""
+    words = list(flags)
+    while words:
+        flag, values = words.pop(0), []
+        while words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        if flag == "--recomputation":
+            own = replace(own, recomputation=True)
+        elif flag == "--optimizer-state-offloading":
+            own = replace(own, optimizer_state_offloading=True)
+        elif flag == "--available-memory-proportion":
+            own = replace(own, available_memory_proportion=float(values[0]) / 100)
+        elif flag == "--micro-batch-size":
+            own = replace(own, micro_batch_size=int(values[0]))
+        elif flag == "--gradient-accumulation-count":
+            own = replace(own, gradient_accumulation_count=int(values[0]))
+        elif flag == "--pipeline-schedule":
+            own = replace(own, schedule=values[0])
+        elif flag == "--precision":
+            own = replace(own, precision=values[0])
+        elif flag == "--pipeline-splits":
+            splits = tuple(values)
+            offloads = own.training and (own.num_stages == 1 or own.optimizer_state_offloading)
+            if len(splits) + 1 != own.num_stages:
+                own = replace(own, num_stages=len(splits) + 1, optimizer_state_offloading=offloads)
+        else:
+            raise AssertionError(flag)
+    return own, splits
+
+
+CASES = [
+    (kib, stages, schedule, again)
+    for stages, schedule, again in (
+        (1, "Grouped", False),
+        (2, "Grouped", False),
+        (2, "Grouped", True),
+        (3, "Interleaved", False),
+        (4, "Grouped", False),
+    )
+    for kib in (300, 80, 60, 30, 15)
+]
+
+
+@pytest.mark.parametrize(("kib", "stages", "schedule", "again"), CASES)
+def test_the_change_fits(kib, stages, schedule, again):
+    count = 16 * overlap_length(schedule, stages)
+    own, splits, machine = program(
+        kib, num_stages=stages, schedule=schedule, recomputation=again, gradient_accumulation_count=count
+    )
+    change = smallest_change(GRAPH, own, splits, machine)
+    if change is None:
+        assert not any(
+            Planner(GRAPH, machine).fits(
+                replace(own, micro_batch_size=1, num_stages=k, available_memory_proportion=min(PROPORTIONS)),
+                0.5 * FITS_BELOW,
+            )
+            for k in (stages, 8)
+        )
+        return
+    changed, changed_splits = applied(own, splits, change.flags)
+    now, before = fill(changed, changed_splits, machine), fill(own, splits, machine)
+    assert (changed, changed_splits) == (change.settings, change.splits)
+    assert now == pytest.approx(change.predicted_fill)
+    assert before == pytest.approx(change.predicted_fill_before)
+    assert now < FITS_BELOW
+    assert now < before / 1.09
+    assert changed.gradient_accumulation_count % overlap_length(changed.schedule, changed.num_stages) == 0
+    assert changed.global_batch_size >= own.global_batch_size
+    if changed.num_stages == own.num_stages:
+        assert changed.global_batch_size == own.global_batch_size
+
+
+def test_a_large_change_is_proposed_only_where_no_small_one_fits():
+    seen = set()
+    for kib in (100, 80, 70, 60, 50, 40, 30, 20):
+        own, splits, machine = program(kib, num_stages=4, gradient_accumulation_count=64)
+        change = smallest_change(GRAPH, own, splits, machine)
+        if change is None or change.settings.micro_batch_size == own.micro_batch_size:
+            seen.add("small")
+            continue
+        seen.add("large")
+        allowed = min(FITS_BELOW, fill(own, splits, machine) / 1.1)
+        for again in (False, True):
+            for share in PROPORTIONS:
+                small = replace(own, recomputation=again, available_memory_proportion=share)
+                assert fill(small, splits, machine) >= allowed
+    assert seen == {"small", "large"}
+
+
+def test_what_the_compiler_said_counts():
+    own, splits, machine = program(300, num_stages=2)
+    slightly = smallest_change(GRAPH, own, splits, machine, overuse=1.05)
+    greatly = smallest_change(GRAPH, own, splits, machine, overuse=4.0)
+    assert slightly.predicted_fill <= slightly.predicted_fill_before / 1.05
+    assert greatly.predicted_fill <= greatly.predicted_fill_before / 4.0
+    assert greatly.settings.micro_batch_size < slightly.settings.micro_batch_size
+
+
+def test_no_more_ipus_than_allowed():
+    own, splits, machine = program(24, num_stages=1, micro_batch_size=1)
+    assert smallest_change(GRAPH, own, splits, machine, max_ipus=1) is None
+    more = smallest_change(GRAPH, own, splits, machine, max_ipus=4)
+    assert 1 < more.settings.num_stages <= 4
+
+
+def test_inference_keeps_the_accumulation_out_of_it():
+    own, splits, machine = program(
+        30, num_stages=1, training=False, gradient_accumulation_count=1, micro_batch_size=64
+    )
+    change = smallest_change(GRAPH, own, splits, machine)
+    assert "--micro-batch-size" in change.flags
+    assert "--gradient-accumulation-count" not in change.flags
+    assert "--recomputation" not in change.flags
+
+
+def test_hint():
+    own, splits, machine = program(60, num_stages=2)
+    change = smallest_change(GRAPH, own, splits, machine)
+    assert hint_for(change).startswith(
+        "predicted to fit: --micro-batch-size 8 --gradient-accumulation-count 32 ("
+    )
+    assert "instead of 90%" in hint_for(change)
+    assert hint_for(None) is None
+
+
+def test_settings_of_a_program():
+    config = RunConfig(
+        model_name="resnet50",
+        micro_batch_size=4,
+        gradient_accumulation_count=8,
+        ipus_per_replica=2,
+        recomputation=True,
+        available_memory_proportion=(20.0,),
+    )
+    own = settings_of(make_program(config, 1000, seed=1), optimizer_slots=2)
+    assert (own.micro_batch_size, own.gradient_accumulation_count, own.num_stages) == (4, 8, 2)
+    assert own.recomputation
+    assert own.available_memory_proportion == pytest.approx(0.2)
+    assert own.optimizer_slots == 2
+    assert own.optimizer_state_offloading
+    single = settings_of(make_program(RunConfig(model_name="lenet"), 1000, seed=1))
+    assert not single.optimizer_state_offloading
+    assert single.available_memory_proportion == PROPORTIONS[0]
