@@ -195,7 +195,9 @@ class Benchmark:
         from ipucnn.sessions.factory import create_session
 
         began = time.perf_counter()
-        session = create_session(self.resolved.config.device, verbose=self.verbose)
+        session = create_session(
+            self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
+        )
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
 

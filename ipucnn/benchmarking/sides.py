@@ -30,7 +30,7 @@ class SessionTraining(Side):
 
     def __init__(self, session: Session, dataset: Any, fixed_updates: Optional[int] = None) -> None:
         assert session.program is not None
-        self._session, self._batches = session, iter(dataset)
+        self._session, self._batches = session, session.feed(dataset)
         self.samples_per_unit = session.program.global_batch_size
         self.fixed_units = fixed_updates
 

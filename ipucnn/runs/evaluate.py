@@ -100,7 +100,7 @@ def evaluate_run(
         say(subject.resolved.choice.message)
     for warning in setup.source.info.warnings:
         say(f"warning: {warning}")
-    session = create_session(config.device, verbose=verbose)
+    session = create_session(config.device, verbose=verbose, config=config)
     from ipucnn.datasets.pipeline import data_errors
 
     session.prepare_evaluation(subject.build(), None)

@@ -105,7 +105,7 @@ def infer_run(
         for warning in setup.source.info.warnings:
             say(f"warning: {warning}")
     config = subject.resolved.config
-    session = create_session(config.device, verbose=verbose)
+    session = create_session(config.device, verbose=verbose, config=config)
     names = tuple(map(printable, subject.names()))
     session.prepare_evaluation(subject.build(), None)
     on_total(total)

@@ -192,7 +192,7 @@ class TrainingRun:
         from ipucnn.sessions.factory import create_session
 
         config = self.setup.config
-        session = create_session(config.device, verbose=self.verbose)
+        session = create_session(config.device, verbose=self.verbose, config=config)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.tensorboard import EventWriter
         from ipucnn.training.losses import make_loss

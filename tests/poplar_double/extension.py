@@ -110,8 +110,8 @@ class Extension:
             if name in FACTS["forbidden_keywords"][method]:
                 raise ValueError(f"{method} does not take {name}")
 
-    def _changed(self, method: str, **arguments: Any) -> None:
-        self.machine.note(method, model=self.model.name, **arguments)
+    def _changed(self, call_: str, **arguments: Any) -> None:
+        self.machine.note(call_, model=self.model.name, **arguments)
         self.engine.forget()
 
     def set_asynchronous_callbacks(self, asynchronous: Any) -> None:
