@@ -40,8 +40,14 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     """
     machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
     made = modules.build(machine)
+    import tensorflow as tf
     import tensorflow.python as python
 
+    # Keras is loaded on first use, and two objects may stand for it: the loader and the module.
+    places = {id(k): k for k in (keras, tf.keras, sys.modules.get(keras.Model.__module__.split(".")[0]))}
+    from tensorflow import keras as loaded
+
+    places[id(loaded)] = loaded
     functional = _functional()
     original = functional.__init__
 
@@ -54,13 +60,17 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     environment = {name: os.environ.get(name) for name in _VARIABLES}
     sys.modules.update(made)
     python.ipu = made["tensorflow.python.ipu"]
-    keras.ipu = made["keras.ipu"]
+    for place in places.values():
+        place.ipu = made["keras.ipu"]
     functional.__init__ = init
     try:
         yield machine
     finally:
         functional.__init__ = original
-        del keras.ipu, python.ipu
+        del python.ipu
+        for place in places.values():
+            # The loader passes on what it does not have, and has nothing of its own to delete then.
+            vars(place).pop("ipu", None)
         for name, module in saved.items():
             if module is None:
                 sys.modules.pop(name, None)

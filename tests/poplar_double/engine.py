@@ -112,7 +112,10 @@ class Engine:
         folder = machine.flags.get("executable_cache_path")
         leaves = {k: str(v) for k, v in machine.config["leaves"].items()}
         # Not the model's configuration: names that Keras counts up differ from process to process.
-        shapes = [(layer.name, str(layer.output.shape)) for layer in self._model.layers]
+        shapes = [
+            (layer.name, [str(part.shape) for part in tf.nest.flatten(layer.output)])
+            for layer in self._model.layers
+        ]
         text = json.dumps([key, leaves, shapes], sort_keys=True)
         if folder:
             os.makedirs(folder, exist_ok=True)
