@@ -24,6 +24,8 @@ from ipucnn.training.schedules import make_schedule
 _RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
 # Micro-batches per replica from which inference may fuse, where executions are not prescribed.
 _OPEN_STEPS = 64
+# On IPUs every length of an execution is a program of its own, compiled for minutes: one length, long enough.
+_IPU_UPDATES = 32
 
 
 def _silent(phase: str, done: int, of: int, figures: str) -> None:
@@ -180,7 +182,7 @@ class Benchmark:
             batch_size=samples_per_element,
             samples_per_epoch=max(1, self.setup.source.info.num_train),
             input_shape=self.setup.input_shape,
-            input_range=self.setup.record.input_range,
+            input_range=self.setup.input_range,
             augment=config.augment and self.settings.training,
             seed=self.seed,
             shuffle=config.shuffle and self.settings.training,
@@ -198,6 +200,7 @@ class Benchmark:
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
+        run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
 
@@ -215,7 +218,9 @@ class Benchmark:
         result.program = self.program.to_dict()
         self._predict(model, result)
         with _void_on_error(result), data_errors():
-            reference = machine.MatmulReference(session.place)
+            # The host's matrix products are no measure of what IPUs do.
+            on_ipus = session.device.kind == "ipu"
+            reference = None if on_ipus else machine.MatmulReference(session.place)
             report("compiling", 0, 0, "")
             sides, rival = self._compile(session, model, result)
             measured = measure(sides, self.settings.limits, report, reference, started=began)
@@ -295,6 +300,8 @@ class Benchmark:
             self.program = session.program
             element = self.program.fused_micro_batches * self.program.micro_batch_size
             fixed = None if self.steps is None else self.program.weight_updates_per_execution
+            if fixed is None and session.device.kind == "ipu":
+                fixed = _IPU_UPDATES
             side: Any = sides.SessionTraining(session, self.dataset(0, element), fixed)
         else:
             self.program = self.program.with_fused(self._fused_inference(session, model))
@@ -309,6 +316,7 @@ class Benchmark:
                 self.program.fused_micro_batches,
                 None if self.steps is None else self.steps * self.program.num_replicas,
             )
+        result.device = asdict(session.device)
         result.program = self.program.to_dict()
         result.compilation = {
             **{k: v for k, v in compilation.to_dict().items() if k not in ("device", "first_update_s")},
@@ -393,7 +401,7 @@ class Benchmark:
             step_samples=self._step_samples(),
             # A training step counts as three forward passes: forward, and the products of the two gradients.
             flop_per_image=2.0 * macs * (3 if self.settings.training else 1),
-            peak=reference.peak(),
+            peak=None if reference is None else reference.peak(),
             peak_memory_bytes=machine.peak_memory_bytes(),
             device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
         )

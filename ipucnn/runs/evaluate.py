@@ -101,6 +101,7 @@ def evaluate_run(
     for warning in setup.source.info.warnings:
         say(f"warning: {warning}")
     session = create_session(config.device, verbose=verbose, config=config)
+    run_setup.move_preprocessing(setup, session)
     from ipucnn.datasets.pipeline import data_errors
 
     session.prepare_evaluation(subject.build(), None)

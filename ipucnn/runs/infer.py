@@ -17,6 +17,7 @@ from ipucnn.runs.image_inputs import (
     images_of_split,
 )
 from ipucnn.runs.spool import Spool, check_output
+from ipucnn.runs import setup as run_setup
 from ipucnn.runs.subject import Subject, open_subject
 from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax
@@ -106,6 +107,7 @@ def infer_run(
             say(f"warning: {warning}")
     config = subject.resolved.config
     session = create_session(config.device, verbose=verbose, config=config)
+    run_setup.move_preprocessing(setup, session)
     names = tuple(map(printable, subject.names()))
     session.prepare_evaluation(subject.build(), None)
     on_total(total)
@@ -180,7 +182,7 @@ def _finisher(subject: Subject) -> Callable[[Any], Any]:
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 
     setup = subject.setup
-    shape, info, input_range = setup.input_shape, setup.source.info, setup.record.input_range
+    shape, info, input_range = setup.input_shape, setup.source.info, setup.input_range
     return lambda images: prepare_range(prepare_size(images, shape), shape, input_range, info)
 
 

@@ -154,7 +154,7 @@ class TrainingRun:
             samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
             weigh_padding=p.samples_padded_per_epoch > 0,
             input_shape=self.setup.input_shape,
-            input_range=self.setup.record.input_range,
+            input_range=self.setup.input_range,
             augment=config.augment,
             seed=self.seed,
             start_epoch=epoch,
@@ -193,6 +193,7 @@ class TrainingRun:
 
         config = self.setup.config
         session = create_session(config.device, verbose=self.verbose, config=config)
+        run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.tensorboard import EventWriter
         from ipucnn.training.losses import make_loss

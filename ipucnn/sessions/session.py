@@ -161,6 +161,16 @@ class Session:
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
 
+    def take_preprocessing(self, affine: Any) -> bool:
+        """Whether the session brings images from pixels 0 to 255 to the network's range itself.
+
+        Call it before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
+
+        Args:
+            affine: ``ipucnn.datasets.preprocessing.ChannelAffine``.
+        """
+        return False
+
     def compile(
         self,
         model: Any,

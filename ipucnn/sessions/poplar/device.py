@@ -20,7 +20,7 @@ class Device:
         api: the SDK's modules.
         instances: of this process among those of ``poprun``.
         num_ipus: of this process; 0 before :meth:`configure`.
-        preprocess: (function, fused operation or None, transfer type) of preprocessing on the IPU, or None.
+        preprocess: (``ChannelAffine``, fused operation or None, transfer type) of preprocessing on the IPU, or None.
         would_fit: what to suggest when memory runs out; see ``ErrorContext``.
     """
 

@@ -69,23 +69,27 @@ class Preprocess(keras.layers.Layer):
     """The network's input range from pixels 0 to 255, on the IPU.
 
     Args:
-        function: (float images) -> images in the range.
-        fused: (ipu.image_ops.normalise_image, scale, offsets, scales), which does it in one operation; or None.
-        compute: the type of the result.
+        affine: ``ChannelAffine``.
+        fused: ``ipu.image_ops.normalise_image``, which does it in one operation; or None.
+        compute: type of the result.
     """
 
-    def __init__(self, function: Any, fused: Any, compute: str, **kwargs: Any) -> None:
+    def __init__(self, affine: Any, fused: Any, compute: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._function, self._fused, self._compute = function, fused, compute
+        self._affine, self._fused, self._compute = affine, fused, compute
 
     def call(self, inputs: Any) -> Any:
+        affine = self._affine
         if self._fused is not None:
-            normalise_image, scale, offsets, scales = self._fused
-            made = normalise_image(
-                inputs, tf.constant(offsets, self._compute), tf.constant(scales, self._compute), scale
-            )
-            return made[..., : len(offsets)]
-        return tf.cast(self._function(tf.cast(inputs, tf.float32)), self._compute)
+            offsets = tf.constant(affine.offsets, self._compute)
+            factors = tf.constant(affine.factors, self._compute)
+            # The operation pads three channels to four.
+            return self._fused(inputs, offsets, factors, affine.scale)[..., :3]
+        images = tf.cast(inputs, tf.float32)
+        if affine.reverse:
+            images = tf.reverse(images, axis=[-1])
+        images = (images * affine.scale - tf.constant(affine.offsets)) * tf.constant(affine.factors)
+        return tf.cast(images, self._compute)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

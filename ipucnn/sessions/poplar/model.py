@@ -33,7 +33,7 @@ class Shape:
             statistics).
         precision: "16.16", "16.32" or "32.32".
         stateless_dropout: masks as on the host; else the IPU's own generator.
-        preprocess: (function, fused, transfer type) of a :class:`Preprocess` layer, or None.
+        preprocess: (affine, fused, transfer type) of a :class:`Preprocess` layer, or None.
     """
 
     micro_batch_size: int
@@ -171,8 +171,8 @@ def build_for_ipus(api: Any, network: Any, shape: Shape, name: str) -> DeviceMod
     images = keras.Input(sizes, batch_size=shape.micro_batch_size, name=INPUT_NAME, dtype=transfer)
     x = images
     if shape.preprocess is not None:
-        function, fused, _ = shape.preprocess
-        x = Preprocess(function, fused, compute, name="preprocess", dtype=compute)(images)
+        affine, fused, _ = shape.preprocess
+        x = Preprocess(affine, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
     for step in blueprint.steps[1:]:
         sources = [tensors[source] for source in step.inputs]

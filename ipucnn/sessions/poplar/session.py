@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.arithmetic import count_macs
 from ipucnn.models.weight_names import named_weights
@@ -83,6 +84,25 @@ class PoplarSession(Session):
         self._loss: Any = None
         self._schedule: Callable[[Any], Any] = np.zeros_like
         self._steps = 0
+
+    def take_preprocessing(self, affine: Any) -> bool:
+        """See the contract: with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
+
+        Raises:
+            ConfigurationError: the SDK's fused operation cannot do this.
+        """
+        config = self._config
+        if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
+            return False
+        if config.fused_preprocessing and (affine.reverse or len(affine.offsets) != 3):
+            raise ConfigurationError(
+                "--fused-preprocessing normalises red, green and blue, and this network takes other channels",
+                "drop it; preprocessing still runs on the IPU",
+            )
+        fused = self._device.api.ipu.image_ops.normalise_image if config.fused_preprocessing else None
+        transfer = "uint8" if config.eight_bit_transfer else compute_type(config.precision)
+        self._device.preprocess = (affine, fused, transfer)
+        return True
 
     # --- building --------------------------------------------------------------------------------------
 
