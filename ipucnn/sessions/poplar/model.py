@@ -51,7 +51,6 @@ class DeviceModel:
         model: Keras model; its inputs are the images, and the micro-batch's seeds if ``takes_seeds``.
         weights: variables by canonical name, in the order of the network it was made of.
         norms: names of the batch norms, in the order of a STATISTICS model's outputs (mean, variance of each).
-        stage_names: step name -> name of the layer the splits know it by.
     """
 
     model: Any
@@ -177,7 +176,12 @@ def build_for_ipus(api: Any, network: Any, shape: Shape, name: str) -> DeviceMod
     for step in blueprint.steps[1:]:
         sources = [tensors[source] for source in step.inputs]
         tensors[step.name] = builder.layer(step, sources[0] if len(sources) == 1 else sources)
-    outputs = builder.statistics if shape.purpose == STATISTICS else tensors[blueprint.output]
+    outputs = tensors[blueprint.output]
+    if shape.purpose == STATISTICS:
+        # The end of the network comes along, small: a pipeline without it could lack its last stages.
+        if len(outputs.shape) == 4:
+            outputs = keras.layers.GlobalAveragePooling2D(name="end")(outputs)
+        outputs = [*builder.statistics, outputs]
     inputs = images if builder.seeds is None else [images, builder.seeds]
     model = keras.Model(inputs, outputs, name=name)
     made = DeviceModel(model, _weights(model, network), builder.seeds is not None, builder.norms)

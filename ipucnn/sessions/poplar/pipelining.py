@@ -31,12 +31,14 @@ def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, in
 def assign_stages(model: Any, order: Sequence[str], splits: Sequence[str]) -> None:
     """Tells the SDK which layer runs in which stage.
 
-    Layers that only the model on IPUs has (preprocessing) run before the first split.
+    Layers that only the model on IPUs has stay with the layer before them: preprocessing opens the first stage.
     """
     stages = stages_by_layer(order, splits)
     assignment = model.get_pipeline_stage_assignment()
+    stage = 0
     for entry in assignment:
-        entry.pipeline_stage = stages.get(entry.layer.name, 0)
+        stage = stages.get(entry.layer.name, stage)
+        entry.pipeline_stage = stage
     model.set_pipeline_stage_assignment(assignment)
 
 
