@@ -69,7 +69,8 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
             raise TypeError(f"in user code: pipeline() got an unexpected keyword argument '{name}'")
     if training and extension.pipelining is None:
         raise ValueError("a pipelined model needs gradient_accumulation_steps_per_replica to be trained")
-    schedule = keywords.get("pipeline_schedule") or ENUMS["PipelineSchedule"].Grouped
+    schedule = keywords.get("pipeline_schedule")
+    schedule = ENUMS["PipelineSchedule"].Grouped if schedule is None else schedule
     if not isinstance(schedule, ENUMS["PipelineSchedule"]):
         raise TypeError("pipeline_schedule must be a PipelineSchedule")
     mode = keywords.get("recomputation_mode")
