@@ -177,6 +177,9 @@ def build_for_ipus(api: Any, network: Any, shape: Shape, name: str) -> DeviceMod
         sources = [tensors[source] for source in step.inputs]
         tensors[step.name] = builder.layer(step, sources[0] if len(sources) == 1 else sources)
     outputs = tensors[blueprint.output]
+    if compute != "float32":
+        # Loss and metrics are float32, and Keras casts the samples' weights to the type of the logits.
+        outputs = keras.layers.Activation("linear", dtype="float32", name="float32_logits")(outputs)
     if shape.purpose == STATISTICS:
         # The end of the network comes along, small: a pipeline without it could lack its last stages.
         if len(outputs.shape) == 4:
