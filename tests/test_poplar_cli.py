@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from poplar_double import installed
 
 from ipucnn import cli
 from ipucnn.training.checkpoints import load_checkpoint
-from poplar_double import installed
 
 SMALL = ["--limit-train", "64", "--limit-eval", "32", "--micro-batch-size", "4", "--seed", "3"]
 

@@ -10,12 +10,12 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
+from pairwise import pairwise
+from poplar_double import installed
 
 from ipucnn import cli
 from ipucnn.models.registry import get_model
 from ipucnn.training.checkpoints import load_checkpoint
-from pairwise import pairwise
-from poplar_double import installed
 
 FACTORS: Dict[str, List[Any]] = {
     "model": [
@@ -46,7 +46,10 @@ FACTORS: Dict[str, List[Any]] = {
     "sdk": ["3.0", "3.4"],
     "padding": [False, True],
 }
-TINY = {"model": ["toy_model", "lenet", "cifar_resnet8", "unet"], "stages": ["1", "2 Grouped", "2 Interleaved"]}
+TINY = {
+    "model": ["toy_model", "lenet", "cifar_resnet8", "unet"],
+    "stages": ["1", "2 Grouped", "2 Interleaved"],
+}
 TINY.update(replicas=[1, 2], optimizer=["sgd", "adam"], reduction=["mean"], precision=["32.32", "16.16"])
 TINY.update(memory=["none", "per stage"], validation=["one", "pipelined"])
 
@@ -72,7 +75,9 @@ def is_legal(row: Dict[str, Any]) -> bool:
 
 def is_tiny(row: Dict[str, Any]) -> bool:
     """16-bit convolutions of a U-Net take a CPU minutes; validation in a pipeline, seconds more."""
-    slow = row["model"] == "unet" and (row["precision"] != "32.32" or row["replicas"] > 1 or row["stages"] != "1")
+    slow = row["model"] == "unet" and (
+        row["precision"] != "32.32" or row["replicas"] > 1 or row["stages"] != "1"
+    )
     return is_legal(row) and not slow
 
 
@@ -104,7 +109,10 @@ def flags_of(row: Dict[str, Any]) -> List[str]:
     if row["validation"] == "pipelined":
         flags.append("--pipeline-validation-model")
     if row["memory"] != "none":
-        flags += ["--available-memory-proportion", *["40"] * (int(stages) if row["memory"] == "per stage" else 1)]
+        flags += [
+            "--available-memory-proportion",
+            *["40"] * (int(stages) if row["memory"] == "per stage" else 1),
+        ]
     if row["padding"]:
         flags.append("--pad-dataset")
     if row["model"] == "unet":
@@ -139,7 +147,9 @@ def check(row: Dict[str, Any], folder: Any, capfd: Any) -> None:
 
 
 def name_of(row: Dict[str, Any]) -> str:
-    return "-".join(str(row[k]).replace(" ", "") for k in ("model", "norm", "stages", "replicas", "precision"))
+    return "-".join(
+        str(row[k]).replace(" ", "") for k in ("model", "norm", "stages", "replicas", "precision")
+    )
 
 
 def select() -> Dict[str, List[Dict[str, Any]]]:
@@ -174,5 +184,7 @@ def test_every_legal_pair_occurs():
     for _ in range(20000):
         row = {name: rng.choice(values) for name, values in FACTORS.items()}
         if is_legal(row):
-            missing = [pair for pair in ((a, row[a], b, row[b]) for a in row for b in row) if pair not in found]
+            missing = [
+                pair for pair in ((a, row[a], b, row[b]) for a in row for b in row) if pair not in found
+            ]
             assert not missing, missing

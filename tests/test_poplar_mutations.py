@@ -12,12 +12,12 @@ from typing import Any, Callable, Dict, List, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from poplar_double import ProcessAborted, installed
+from poplar_double.facts import FACTS
 from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.poplar.config import ROWS, Layout, make_ipu_config
-from poplar_double import ProcessAborted, installed
-from poplar_double.facts import FACTS
 
 Case = Tuple[str, Callable[[], Any], Tuple[type, ...]]
 
@@ -84,7 +84,9 @@ def leaf_cases(ipu: Any) -> List[Case]:
         cases.append((f"{name} = {value}", _configured(ipu, name, value), (error,)))
     for kind in ("PRE_COMPILE", "NEVER"):
         member = ipu.config.DeviceConnectionType[kind]
-        cases.append((f"{kind}: no version", _configured(ipu, "device_connection.type", member), (ValueError,)))
+        cases.append(
+            (f"{kind}: no version", _configured(ipu, "device_connection.type", member), (ValueError,))
+        )
     return cases
 
 
@@ -215,7 +217,9 @@ def call_cases(ipu: Any) -> List[Case]:
     # Depth and steps
     for count in (1, 2, 3, 6):
         setting(f"depth {count}", lambda s, n=count: _depth(s, n, grouped), failed)
-    setting("Interleaved depth", lambda s: _depth(s, 3, ipu.pipelining_ops.PipelineSchedule.Interleaved), failed)
+    setting(
+        "Interleaved depth", lambda s: _depth(s, 3, ipu.pipelining_ops.PipelineSchedule.Interleaved), failed
+    )
     setting(
         "Interleaved, one IPU",
         lambda s: s.arguments.update(
@@ -230,7 +234,11 @@ def call_cases(ipu: Any) -> List[Case]:
         ("Sequential", "RecomputeThenBackpropagate"),
         ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
     ):
-        setting(f"{mode}, {schedule}", lambda s, p=(schedule, mode): _recompute(s, *p), tf.errors.UnimplementedError)
+        setting(
+            f"{mode}, {schedule}",
+            lambda s, p=(schedule, mode): _recompute(s, *p),
+            tf.errors.UnimplementedError,
+        )
     # set_gradient_accumulation_options
     for value in (0, 1.0, "4"):
         argument("gradient_accumulation_steps_per_replica", value, ValueError, stages=1)
@@ -241,7 +249,9 @@ def call_cases(ipu: Any) -> List[Case]:
         argument(name, None, TypeError, stages=1)
     # Other options of a model
     for depth in (256, 1000, -1):
-        setting(f"prefetch depth {depth}", _option("set_infeed_queue_options", prefetch_depth=depth), ValueError)
+        setting(
+            f"prefetch depth {depth}", _option("set_infeed_queue_options", prefetch_depth=depth), ValueError
+        )
     for name in FACTS["forbidden_keywords"]["set_infeed_queue_options"]:
         setting(f"infeed {name}", _option("set_infeed_queue_options", **{name: 1}), ValueError)
     for name in FACTS["forbidden_keywords"]["set_outfeed_queue_options"]:
@@ -307,10 +317,16 @@ def call_cases(ipu: Any) -> List[Case]:
         ("IPUStrategy", ipu.ipu_strategy.IPUStrategy, {}),
         ("PipelineStageOptions", options, {}),
         ("cross_replica_mean", ipu.cross_replica_ops.cross_replica_mean, dict(x=1.0)),
-        ("normalise_image", ipu.image_ops.normalise_image, dict(image=1, channel_offsets=1, channel_scales=1)),
+        (
+            "normalise_image",
+            ipu.image_ops.normalise_image,
+            dict(image=1, channel_offsets=1, channel_scales=1),
+        ),
     ]
     for name, function, keywords in functions:
-        cases.append((f"{name}: unknown keyword", lambda f=function, k=keywords: f(**k, surplus=1), (TypeError,)))
+        cases.append(
+            (f"{name}: unknown keyword", lambda f=function, k=keywords: f(**k, surplus=1), (TypeError,))
+        )
         for missing in keywords:
             kept = {k: v for k, v in keywords.items() if k != missing}
             cases.append((f"{name}: no {missing}", lambda f=function, k=kept: f(**k), (TypeError,)))
@@ -333,7 +349,11 @@ def layer_cases() -> List[Case]:
 
     return [
         ("Dropout: no rate", lambda: layers.Dropout(), (TypeError,)),
-        ("GroupNormalization: channels", lambda: layers.GroupNormalization(3)(tf.zeros([1, 2, 2, 4])), (ValueError,)),
+        (
+            "GroupNormalization: channels",
+            lambda: layers.GroupNormalization(3)(tf.zeros([1, 2, 2, 4])),
+            (ValueError,),
+        ),
         ("GroupNormalization: axis", lambda: layers.GroupNormalization(2, channels_axis=2), (ValueError,)),
         ("Dropout: misspelt", lambda: layers.Dropouts(0.1), (AttributeError,)),
     ]
@@ -433,7 +453,9 @@ def test_what_is_mutated_is_legal_unchanged():
         plain.fit()
 
 
-@pytest.mark.parametrize("flags", ["--no_such_flag", "--show_progress_bar=maybe", "--synthetic_data_initializer=1"])
+@pytest.mark.parametrize(
+    "flags", ["--no_such_flag", "--show_progress_bar=maybe", "--synthetic_data_initializer=1"]
+)
 def test_wrong_flags_end_the_process(monkeypatch, flags):
     monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
     with installed(), pytest.raises(ProcessAborted):

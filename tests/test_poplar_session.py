@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from poplar_double import installed
 from tensorflow import keras
+from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
 
 from ipucnn.compat import tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.session import CheckpointDue, ExecutionFinished, ValidationDue
-from ipucnn.training.losses import make_loss
 from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
+from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import Optimizer, make_settings
-from poplar_double import installed
-from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
 
 SPLIT = "relu0"
 
@@ -150,9 +150,7 @@ def test_optimizers_as_on_the_host(optimizer):
     host = [tf.Variable(s) for s in start]
     expected = Optimizer(settings, host, ["a", "b"])
     for i, step in enumerate(gradients):
-        expected.apply(
-            [tf.constant(g) for g in step], tf.constant(rates[i]), tf.constant(i, tf.int64)
-        )
+        expected.apply([tf.constant(g) for g in step], tf.constant(rates[i]), tf.constant(i, tf.int64))
     device = [keras.Variable(s) if hasattr(keras, "Variable") else tf.Variable(s) for s in start]
     own = Optimizer(settings, [tf_variable(v) for v in device], ["a", "b"])
     update = WeightUpdate(own, 2, 8.0, [], None)

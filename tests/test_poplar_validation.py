@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from poplar_double import installed, rules
+from poplar_double.config import ENUMS
 from tensorflow import keras
+from test_host_session import make_program as plain_program
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.presets import built_in_names
@@ -29,9 +32,6 @@ from ipucnn.sessions.poplar.validation import check_program
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_program
-from poplar_double import installed, rules
-from poplar_double.config import ENUMS
-from test_host_session import make_program as plain_program
 
 STAGES, REPLICAS, SCHEDULES = (1, 2, 4), (1, 2, 4), ("Grouped", "Interleaved", "Sequential")
 NUM_SAMPLES = 1_281_167
@@ -57,9 +57,7 @@ def is_refused(config: RunConfig, stages: int, schedule: str, replicas: int) -> 
 @pytest.mark.parametrize("preset", built_in_names())
 def test_presets(preset):
     """Each preset in every layout: a legal program and system configuration, or a refusal that is right."""
-    resolved = resolve(
-        "train", {}, model=preset.partition("@")[0], config_name=preset, reads_data=False
-    )
+    resolved = resolve("train", {}, model=preset.partition("@")[0], config_name=preset, reads_data=False)
     with installed(num_ipus=16):
         from tensorflow.python import ipu
 
@@ -118,7 +116,14 @@ def test_wrong_layouts_are_refused_with_the_nearest_legal_ones():
         ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
     ):
         program = plain_program(
-            1, 4, 1, num_stages=2, num_ipus=2, device_mapping=(0, 1), pipeline_schedule=schedule, recomputation=True
+            1,
+            4,
+            1,
+            num_stages=2,
+            num_ipus=2,
+            device_mapping=(0, 1),
+            pipeline_schedule=schedule,
+            recomputation=True,
         )
         check_program(program, config)
         with pytest.raises(ConfigurationError, match=mode):
@@ -189,7 +194,8 @@ def check_network(name: str) -> None:
                 if stages > 1:
                     _check_stages(trained.model, network, splits)
                 spec = tf.nest.map_structure(
-                    lambda tensor: tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)), trained.model.inputs
+                    lambda tensor: tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)),
+                    trained.model.inputs,
                 )
                 engine = trained.model._double.engine
                 assert engine._compile("fit", program.steps_per_execution, spec) == replicas

@@ -157,10 +157,14 @@ class IpuOnly:
         default_text="TF_POPLAR_FLAGS' if it names one",
     )
     convolution_options: Dict[str, Any] = option(
-        {}, "Further Poplar options of convolutions, e.g. '{\"use128BitConvUnitLoad\": true}'.", host_effect=False
+        {},
+        "Further Poplar options of convolutions, e.g. '{\"use128BitConvUnitLoad\": true}'.",
+        host_effect=False,
     )
     matmul_options: Dict[str, Any] = option(
-        {}, "Further Poplar options of matrix products, e.g. '{\"enableFastReduce\": true}'.", host_effect=False
+        {},
+        "Further Poplar options of matrix products, e.g. '{\"enableFastReduce\": true}'.",
+        host_effect=False,
     )
     recomputation_mode: str = option(
         "Auto",
@@ -178,7 +182,11 @@ class IpuOnly:
         False, "Share the offloaded optimizer state out over the replicas.", host_effect=False
     )
     prefetch_depth: int = option(
-        3, "Micro-batches the host prepares ahead for each replica.", minimum=1, maximum=255, host_effect=False
+        3,
+        "Micro-batches the host prepares ahead for each replica.",
+        minimum=1,
+        maximum=255,
+        host_effect=False,
     )
     deterministic_workers: Optional[str] = option(
         None,

@@ -77,9 +77,8 @@ class TrainProgress:
         m = event.metrics
         # An execution in which IPUs compile is not timed.
         speed = f"{event.images_per_s:.0f} images/s" if event.images_per_s else "compiled"
-        self._execution = (
-            f"epoch {self._epoch(event.weight_updates)}  loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}  {speed}"
-        )
+        figures = f"loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
+        self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
 
     def validation(self, event: Any) -> None:
         """A validation is over."""

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs import setup as run_setup
 from ipucnn.runs.image_inputs import (
     SPLITS,
     ImageInput,
@@ -17,7 +18,6 @@ from ipucnn.runs.image_inputs import (
     images_of_split,
 )
 from ipucnn.runs.spool import Spool, check_output
-from ipucnn.runs import setup as run_setup
 from ipucnn.runs.subject import Subject, open_subject
 from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax

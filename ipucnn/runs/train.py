@@ -13,11 +13,14 @@ from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import Notes, RunEvent, Started
 from ipucnn.runs.folder import METRICS
+from ipucnn.runs.instances import check_seed, own_folder
 from ipucnn.runs.interrupts import InterruptGuard
+from ipucnn.runs.memory_hint import memory_hint
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import plan_differences, settle_splits
+from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_layout, make_program
@@ -38,8 +41,15 @@ class TrainingRun:
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         from ipucnn.sessions.factory import check_device
 
+        self.instances = find_instances()
+        if not self.instances.is_writer:
+            # The writer may have made the folder already; this instance leaves it alone.
+            resolved = replace(
+                resolved, config=replace(resolved.config, overwrite=not resolved.config.resume)
+            )
         start = find_start(resolved)
         resolved = start.resolved
+        check_seed(self.instances, resolved.config)
         config = resolved.config
         self.start = start
         self.verbose = verbose
@@ -53,7 +63,7 @@ class TrainingRun:
                 "drop --pad-dataset, or use --loss cross_entropy",
             )
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        self.folder = start.folder
+        self.folder = own_folder(self.instances, start.folder)
         self._check_flags()
         make_layout(config)  # before data is touched; the rest of the Program needs the size of the data set
         self.setup = run_setup.prepare(resolved, self.seed)
@@ -120,6 +130,8 @@ class TrainingRun:
     @property
     def warnings(self) -> List[str]:
         """What the user should know before the run starts, one line each."""
+        from ipucnn.sessions.factory import runs_on_ipus
+
         lines = [*self.info.warnings, *self.program.warnings]
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
@@ -132,6 +144,10 @@ class TrainingRun:
             lines.append(
                 f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
                 "epoch; batch norm's statistics include them"
+            )
+        if runs_on_ipus(self.setup.config.device) and self.program.num_stages > 1 < self.program.num_replicas:
+            lines.append(
+                "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
             )
         norm = self.setup.config.norm_layer["name"]
         if self.program.num_stages > 1 and norm in ("batch_norm", "custom_batch_norm"):
@@ -204,6 +220,7 @@ class TrainingRun:
         saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
         self.program = settle_splits(self.program, model, self.resolved, saved)
         check_same_run(self.start, self.saved_config(), self.program, self.info, self.data_sha256)
+        session.would_fit = memory_hint(self, model)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
             self.compilation = session.compile(

@@ -152,6 +152,8 @@ class Session:
         state: everything a weight update changes.
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
         compilation: the latest report, with what only the first execution told.
+        would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
+            needed; see ``ipucnn.runs.memory_hint``.
     """
 
     device: DeviceInfo
@@ -160,6 +162,7 @@ class Session:
     state: TrainState
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
+    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
 
     def take_preprocessing(self, affine: Any) -> bool:
         """Whether the session brings images from pixels 0 to 255 to the network's range itself.

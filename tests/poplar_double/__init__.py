@@ -24,9 +24,7 @@ _VARIABLES = ("TF_POPLAR_FLAGS",)
 def _functional() -> Any:
     """The class that Keras makes of ``keras.Model(inputs, outputs)``."""
     inputs = keras.Input((1,))
-    return next(
-        kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional"
-    )
+    return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
 
 @contextlib.contextmanager

@@ -242,11 +242,8 @@ class Engine:
         pipelined = bool(rules.stages_of(extension))
         count = (extension.pipelining if pipelined else extension.accumulation) or 1
         method = extension.reduction.name
-        group = self._machine.config["leaves"][
-            "norms.experimental.distributed_batch_norm_replica_group_size"
-        ]
+        group = self._machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"]
         step = self._train_step(group)
-        variables = [_variable(v) for v in model.trainable_weights]
         trained_statistics = [v.numpy() for v in map(_variable, model.non_trainable_weights)]
         for _ in range(steps // count):
             sums: List[Any] = [None] * replicas
@@ -302,7 +299,11 @@ class Engine:
             raise ValueError("the data set has too few elements")
         self._compile("fit", per_execution, dataset.element_spec)
         machine.note(
-            "fit", model=model.name, steps_per_epoch=steps_per_epoch, per_execution=per_execution, epochs=epochs
+            "fit",
+            model=model.name,
+            steps_per_epoch=steps_per_epoch,
+            per_execution=per_execution,
+            epochs=epochs,
         )
         if machine.config["leaves"]["device_connection.type"].name == "PRE_COMPILE":
             return _History({})
@@ -323,7 +324,22 @@ class Engine:
         return model.history
 
     def _results(self, replicas: int) -> Dict[str, float]:
-        """The last replica's metrics, or their mean over replicas if that was asked for and is no pipeline."""
+        """The last replica's metrics, or their mean over replicas if that was asked for and is no pipeline.
+
+        Metrics that average over replicas by themselves are asked twice: once for what each replica has, and once
+        more when all have been heard.
+        """
+        asked = _Asked()
+        self._machine.replicas = asked
+        try:
+            for replica in range(replicas):
+                self._read(replicas, replica)
+            asked.close(replicas)
+            return self._read(replicas, None)
+        finally:
+            self._machine.replicas = None
+
+    def _read(self, replicas: int, only: Optional[int]) -> Dict[str, float]:
 
         def of(replica: int) -> Dict[str, float]:
             self._load(replica)
@@ -331,6 +347,8 @@ class Engine:
                 return {k: float(v) for k, v in self._model.get_metrics_result().items()}
             return {m.name: float(m.result()) for m in self._model.metrics}
 
+        if only is not None:
+            return of(only)
         method = self._extension.metric_reduction
         if method not in ("SUM", "MEAN") or rules.stages_of(self._extension):
             return of(replicas - 1)
@@ -372,6 +390,27 @@ class Engine:
         if isinstance(found[0], (list, tuple)):
             return [np.concatenate([np.asarray(f[i]) for f in found]) for i in range(len(found[0]))]
         return np.concatenate([np.asarray(f) for f in found])
+
+
+class _Asked:
+    """Hears what each replica wants averaged, in the order of the calls, and answers with the means."""
+
+    def __init__(self) -> None:
+        self._heard: List[Any] = []
+        self._means: List[Any] = []
+        self._next = 0
+
+    def close(self, replicas: int) -> None:
+        """All replicas were heard."""
+        each = len(self._heard) // replicas
+        self._means = [np.mean(self._heard[i::each], axis=0, dtype=np.float32) for i in range(each)]
+
+    def cross_replica_mean(self, value: Any) -> Any:
+        if not self._means:
+            self._heard.append(np.asarray(value))
+            return value
+        self._next += 1
+        return tf.constant(self._means[(self._next - 1) % len(self._means)])
 
 
 class _History:

@@ -211,9 +211,7 @@ class Extension:
                     raise ValueError(f"{layer.name} consumes an output of a later stage ({source.name})")
             stages[id(layer)] = entry.pipeline_stage
         self.assignment = list(given)
-        self._changed(
-            "set_pipeline_stage_assignment", stages={e.layer.name: e.pipeline_stage for e in given}
-        )
+        self._changed("set_pipeline_stage_assignment", stages={e.layer.name: e.pipeline_stage for e in given})
 
     def reset_pipeline_stage_assignment(self) -> None:
         self.assignment = None

@@ -192,7 +192,9 @@ def check_feed(spec: Any) -> None:
     """
     for index, part in enumerate(tf.nest.flatten(spec)):
         if not part.shape.is_fully_defined():
-            raise ValueError(f"infeed shapes must be fully defined, got {part.shape}: use drop_remainder=True")
+            raise ValueError(
+                f"infeed shapes must be fully defined, got {part.shape}: use drop_remainder=True"
+            )
         name = "float32" if part.dtype == tf.float64 else part.dtype.name
         if name not in FACTS["feed_types"]:
             raise tf.errors.FailedPreconditionError(

@@ -34,7 +34,9 @@ def poplar_flags(config: Any, synthetic: bool, present: str) -> str:
     names = {_name(word) for word in words}
     wanted = ["--show_progress_bar=true"]
     if config is not None and config.executable_cache:
-        wanted.append(f"--executable_cache_path={os.path.abspath(os.path.expanduser(config.executable_cache))}")
+        wanted.append(
+            f"--executable_cache_path={os.path.abspath(os.path.expanduser(config.executable_cache))}"
+        )
     if synthetic:
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
     words += [word for word in wanted if _name(word) not in names]

@@ -4,7 +4,7 @@ Keras' own reductions are passed by: the loss is the mean over a micro-batch, in
 the metrics are means over the samples of an execution that count.
 """
 
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 from tensorflow import keras
@@ -42,11 +42,17 @@ class SampleMean(keras.metrics.Metric):
     Args:
         figure: (labels, logits, weights 0 or 1) -> the mean over the micro-batch's samples that count.
         name: of the metric.
+        mean: over replicas, of the result; None: each replica has its own.
     """
 
-    def __init__(self, figure: Callable[[Any, Any, Any], Any], name: str) -> None:
+    def __init__(
+        self,
+        figure: Callable[[Any, Any, Any], Any],
+        name: str,
+        mean: Optional[Callable[[Any], Any]] = None,
+    ) -> None:
         super().__init__(name=name)
-        self._figure = figure
+        self._figure, self._mean = figure, mean
         self._total = self.add_weight(name="total", shape=(), initializer="zeros")
         self._count = self.add_weight(name="count", shape=(), initializer="zeros")
 
@@ -62,9 +68,10 @@ class SampleMean(keras.metrics.Metric):
         self._count.assign_add(number)
 
     def result(self) -> Any:
-        return tf.math.divide_no_nan(
+        result = tf.math.divide_no_nan(
             tf.convert_to_tensor(self._total), tf.maximum(tf.convert_to_tensor(self._count), 1.0)
         )
+        return result if self._mean is None else self._mean(result)
 
     def reset_state(self) -> None:
         self._total.assign(0.0)
@@ -73,8 +80,8 @@ class SampleMean(keras.metrics.Metric):
     reset_states = reset_state
 
 
-def make_metrics(loss: Callable[..., Any]) -> List[Any]:
-    """Loss and accuracy, as the host session reports them of an execution."""
+def make_metrics(loss: Callable[..., Any], mean: Optional[Callable[[Any], Any]] = None) -> List[SampleMean]:
+    """Loss and accuracy, as the host session reports them of an execution; ``mean`` is over replicas."""
 
     def mean_loss(labels: Any, logits: Any, counts: Any) -> Any:
         if counts is None:
@@ -89,4 +96,4 @@ def make_metrics(loss: Callable[..., Any]) -> List[Any]:
             return tf.reduce_mean(right)
         return tf.reduce_sum(right * counts) / tf.maximum(tf.reduce_sum(counts), 1.0)
 
-    return [SampleMean(mean_loss, "mean_loss"), SampleMean(accuracy, "accuracy")]
+    return [SampleMean(mean_loss, "mean_loss", mean), SampleMean(accuracy, "accuracy", mean)]

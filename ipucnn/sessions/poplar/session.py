@@ -126,6 +126,7 @@ class PoplarSession(Session):
         popdist.check_program(instances, program)
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
+        self._device.would_fit = self.would_fit
         self.program, self._schedule, self._loss = program, schedule, loss
         self._network = model
         self._attach(program.num_ipus // instances.count, program)
@@ -205,7 +206,7 @@ class PoplarSession(Session):
     def _compile_training(self, steps_per_execution: int) -> None:
         p, trained = self.program, self._trained
         assert p is not None and trained is not None and self._update is not None
-        weighted = make_metrics(self._loss)
+        weighted = make_metrics(self._loss, self._metric_mean())
         trained.model.compile(
             optimizer=DeviceOptimizer(self._update),
             loss=MicroBatchLoss(self._loss, p.loss_scaling or 1.0),
@@ -214,6 +215,14 @@ class PoplarSession(Session):
         )
         self._steps = steps_per_execution
 
+    def _metric_mean(self) -> Optional[Callable[[Any], Any]]:
+        """The mean over replicas for metrics that the IPUs reduce themselves; stages of a pipeline cannot."""
+        p = self.program
+        assert p is not None
+        if self._config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
+            return self._device.mean_over_replicas
+        return None
+
     def _report(self, model: Any, trace_s: float, fused: int) -> CompilationReport:
         weights = named_weights(model)
         trainable = {id(_underlying(v)) for v in model.trainable_weights}
@@ -221,7 +230,9 @@ class PoplarSession(Session):
             device=self.device,
             num_layers=len(model.layers),
             num_parameters=sum(int(np.prod(v.shape)) for v in weights.values()),
-            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in weights.values() if id(v) in trainable),
+            num_trainable_parameters=sum(
+                int(np.prod(v.shape)) for v in weights.values() if id(v) in trainable
+            ),
             macs_per_sample=count_macs(model),
             num_graph_operations=0,
             trace_s=trace_s,
@@ -367,9 +378,7 @@ class PoplarSession(Session):
         )
         inputs = batches.map(lambda images, *rest: (images,))
         with self._device.running(training=False):
-            found = made.model.predict(
-                inputs, steps=steps * (p.num_replicas // instances.count), verbose=0
-            )
+            found = made.model.predict(inputs, steps=steps * (p.num_replicas // instances.count), verbose=0)
         for position, name in enumerate(made.norms):
             for offset, moving in enumerate(("moving_mean", "moving_variance")):
                 values = np.asarray(found[2 * position + offset], np.float64).mean(axis=0)

@@ -40,7 +40,11 @@ def check_program(program: Program, config: Any, num_instances: int = 1) -> None
     """
     check_num_ipus(program.num_ipus // num_instances, f"{program.num_replicas // num_instances} replica(s)")
     mapping = program.device_mapping
-    if program.pipeline_schedule == "Interleaved" and program.num_stages > 1 and len(set(mapping)) < len(mapping):
+    if (
+        program.pipeline_schedule == "Interleaved"
+        and program.num_stages > 1
+        and len(set(mapping)) < len(mapping)
+    ):
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the Interleaved schedule cannot train several stages on "
             "one IPU",
