@@ -106,7 +106,7 @@ def test_feeding_types_seeds_and_weights_of_padding():
     batches = list(training_batches(dataset(program, weights), program, 0, True, "uint8", Instances()))
     assert len(batches) == 18
     rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # what IPUs take
-    (images, seeds), labels, counts = batches[7]
+    (images, seeds), labels, _ = batches[7]
     assert images.dtype == tf.uint8 and labels.dtype == tf.int32 and images.shape == (2, 1, 1, 1)
     assert seeds.numpy().tolist() == [[9, 7], [9, 7]]
     # Weight updates 0, 1, 2: the second ends the epoch, with 8 samples of 12 that count.
@@ -119,14 +119,15 @@ def test_the_instances_share_the_micro_batches_of_every_step(count):
     """Together they have each micro-batch once, and in each accumulation step as many as they have replicas."""
     program = make_program(1, 3, 4)
     whole = [
-        float(b[0][0]) for b in training_batches(dataset(program), program, 0, False, "float32", Instances())
+        float(np.ravel(b[0])[0])
+        for b in training_batches(dataset(program), program, 0, False, "float32", Instances())
     ]
     parts = []
     for index in range(count):
         instances = Instances(count, index, 1, 4)
         parts.append(
             [
-                float(b[0][0])
+                float(np.ravel(b[0])[0])
                 for b in training_batches(dataset(program), program, 0, False, "float32", instances)
             ]
         )

@@ -196,7 +196,7 @@ class Engine:
         outputs = self._model(x, training=False)
         if _KERAS_3:
             self._model.compute_loss(x, y, outputs, w, training=False)
-            self._model.compute_metrics(x, y, outputs, w)
+            self._model._compile_metrics.update_state(y, outputs, w)
         else:
             self._model.compiled_loss(y, outputs, w)
             self._model.compiled_metrics.update_state(y, outputs, w)
@@ -208,7 +208,7 @@ class Engine:
             loss = model.compute_loss(x, y, outputs, w, training=True)
             if update:
                 model._loss_tracker.update_state(loss)
-                model.compute_metrics(x, y, outputs, w)
+                model._compile_metrics.update_state(y, outputs, w)
             return loss
         loss = model.compiled_loss(y, outputs, w, regularization_losses=model.losses)
         if update:

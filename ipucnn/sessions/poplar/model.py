@@ -78,7 +78,7 @@ def _policy(precision: str) -> Any:
 
 def _batch_norm(config: Mapping[str, Any], common: Dict[str, Any]) -> Any:
     own = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
-    if KERAS_3:
+    if KERAS_3 and common["dtype"] == "float32":
         # Keras 3 moves its variance by the biased estimate; the SDK, which never has Keras 3, by the unbiased one.
         return ours.BatchNormalization(**own, **common)
     return keras.layers.BatchNormalization(**own, **common)
