@@ -119,8 +119,8 @@ def flags_of(row: Dict[str, Any]) -> List[str]:
     return flags
 
 
-def check(row: Dict[str, Any], folder: Any, capfd: Any) -> None:
-    """Trains two executions, evaluates and infers."""
+def check(row: Dict[str, Any], folder: Any, capfd: Any, commands: bool = True) -> None:
+    """Trains two executions and validates; with ``commands``, evaluates and infers from the run folder, too."""
     run_dir = str(folder / "run")
     with installed(sdk=row["sdk"]) as machine:
         code = cli.run(["train", row["model"], "--run-dir", run_dir, "--json", *flags_of(row)])
@@ -132,6 +132,8 @@ def check(row: Dict[str, Any], folder: Any, capfd: Any) -> None:
     first = load_checkpoint(folder / "run" / "checkpoints" / "last.npz")
     assert first.meta["weight_updates"] == 2
     assert all(value.dtype == np.float32 and np.isfinite(value).all() for value in first.weights.values())
+    if not commands:
+        return
     with installed(sdk=row["sdk"]):
         code = cli.run(["evaluate", run_dir, "--json", "--limit-eval", "4"])
         out, err = capfd.readouterr()
@@ -170,7 +172,7 @@ _FEW, _ALL = _ROWS["few"], _ROWS["all"]
 
 @pytest.mark.parametrize("row", _FEW, ids=name_of)
 def test_a_dozen_small_combinations(row, tmp_path, capfd):
-    check(row, tmp_path, capfd)
+    check(row, tmp_path, capfd, commands=row["model"] == "lenet")
 
 
 @pytest.mark.slow

@@ -109,13 +109,21 @@ PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), i
     ("norm", "batch", "accumulate", "replicas", "changes"),
     [
         ("batch", 4, 1, 1, {}),
-        ("batch", 4, 3, 1, {"gradient_accumulation_reduction_method": "running_mean"}),
-        ("batch", 4, 2, 2, {}),
+        ("batch", 4, 3, 2, {"gradient_accumulation_reduction_method": "running_mean"}),
         ("batch", 4, 2, 4, {"dbn_replica_group_size": 2}),
         ("batch", 4, 4, 2, {**PIPELINE, "num_ipus": 4}),
-        ("group", 2, 4, 1, {**PIPELINE, "num_ipus": 2}),
-        ("group", 2, 4, 2, {**PIPELINE, "num_ipus": 4, "gradient_accumulation_reduction_method": "sum"}),
-        ("none", 2, 2, 2, {"loss_scaling": 64.0, "gradient_accumulation_reduction_method": "sum"}),
+        (
+            "group",
+            2,
+            4,
+            2,
+            {
+                **PIPELINE,
+                "num_ipus": 4,
+                "gradient_accumulation_reduction_method": "sum",
+                "loss_scaling": 64.0,
+            },
+        ),
     ],
 )
 def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, changes):
