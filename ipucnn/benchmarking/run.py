@@ -36,6 +36,8 @@ from ipucnn.training.schedules import make_schedule
 _RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
 # Micro-batches per replica from which inference may fuse, where executions are not prescribed.
 _OPEN_STEPS = 64
+# On IPUs every length of an execution is a program of its own, compiled for minutes: one length, long enough.
+_IPU_UPDATES = 32
 
 
 def _silent(phase: str, done: int, of: int, figures: str) -> None:
@@ -209,7 +211,7 @@ class Benchmark:
             batch_size=samples_per_element,
             samples_per_epoch=max(1, self.setup.source.info.num_train),
             input_shape=self.setup.input_shape,
-            input_range=self.setup.record.input_range,
+            input_range=self.setup.input_range,
             augment=config.augment and self.settings.training,
             seed=self.seed,
             shuffle=config.shuffle and self.settings.training,
@@ -224,7 +226,10 @@ class Benchmark:
         from ipucnn.sessions.factory import create_session
 
         began = time.perf_counter()
-        session = create_session(self.resolved.config.device, verbose=self.verbose)
+        session = create_session(
+            self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
+        )
+        run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
 
@@ -243,7 +248,9 @@ class Benchmark:
             self.program = settle_splits(self.program, model, self.resolved, None)
             result.program = self.program.to_dict()
             self._predict(model, result)
-            peak = machine.MatmulPeak(session.place) if self.settings.scope != DATA else None
+            # The host's matrix products are no measure of what IPUs do.
+            has_peak = self.settings.scope != DATA and session.device.kind != "ipu"
+            peak = machine.MatmulPeak(session.place) if has_peak else None
             report("compiling", 0, 0, "")
             sides, rival = self._sides(session, model, result)
             if self.baseline is not None:
@@ -390,6 +397,8 @@ class Benchmark:
             self.program = session.program
             element = self.program.fused_micro_batches * self.program.micro_batch_size
             fixed = None if self.steps is None else self.program.weight_updates_per_execution
+            if fixed is None and session.device.kind == "ipu":
+                fixed = _IPU_UPDATES
             side: Any = sides.SessionTraining(
                 session, self.dataset(0, element), fixed, lead=self._lead(element)
             )
@@ -407,6 +416,7 @@ class Benchmark:
                 None if self.steps is None else self.steps * self.program.num_replicas,
                 lead=self._lead(element),
             )
+        result.device = asdict(session.device)
         result.program = self.program.to_dict()
         result.compilation = {
             **{k: v for k, v in compilation.to_dict().items() if k not in ("device", "first_update_s")},

@@ -35,7 +35,7 @@ class SessionTraining(Side):
         assert session.program is not None
         per_update = session.program.num_micro_batches // session.program.fused_micro_batches
         self._lead = -(-lead // per_update)
-        self._session, self._batches = session, iter(dataset)
+        self._session, self._batches = session, session.feed(dataset)
         self.samples_per_unit = session.program.global_batch_size
         self.fixed_units = fixed_updates
 

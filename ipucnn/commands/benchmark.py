@@ -214,7 +214,9 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     folder = check_folder(resolved)
     work = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
-    effect = resolved.host_note()
+    from ipucnn.sessions.factory import runs_on_ipus
+
+    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
     if effect:
         note(effect)
     with BenchmarkProgress() as progress:

@@ -89,7 +89,9 @@ def _introduce(run: Any) -> None:
     if run.start.report is not None:
         note(f"{run.folder.path} is finished: nothing to continue")
     note(resolved.choice.message)
-    effect = resolved.host_note()
+    from ipucnn.sessions.factory import runs_on_ipus
+
+    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
     if effect:
         note(effect)
     for warning in run.warnings:

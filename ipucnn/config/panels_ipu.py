@@ -1,10 +1,11 @@
 """Options of a run that concern devices: pipelines, and what only one kind of session acts on."""
 
+# ruff: noqa: RUF009 - option() returns a dataclasses.field with a default_factory for mutable defaults
 import dataclasses
-from typing import ClassVar, Optional, Tuple
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import values
-from ipucnn.config.spec import PLAN, option
+from ipucnn.config.spec import DEVICE, PLAN, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,14 @@ class IpuOnly:
     PANEL: ClassVar[str] = "IPU only"
 
     on_demand: bool = option(True, "Attach to IPUs only when they are needed.", host_effect=False)
+    select_ipu: Optional[int] = option(
+        None,
+        "Number of the device to take, as gc-info -l lists it.",
+        minimum=0,
+        host_effect=False,
+        commands=DEVICE,
+        default_text="any free device with the IPUs",
+    )
     stochastic_rounding: str = option(
         "OFF",
         "Stochastic rounding of 16-bit values: ON, OFF, or RI (the same in all replicas).",
@@ -133,7 +142,66 @@ class IpuOnly:
     accelerator_side_reduction: bool = option(
         False, "Reduce metrics over replicas on the IPU.", host_effect=False
     )
-    compile_only: bool = option(False, "Compile for IPUs without attaching to any.", host_effect=False)
+    compile_only: bool = option(
+        False,
+        "Compile for IPUs without attaching to any, into --executable-cache.",
+        host_effect=False,
+        in_yaml=False,
+    )
+    executable_cache: Optional[str] = option(
+        None,
+        "Folder that keeps compiled programs for later runs.",
+        metavar="DIR",
+        host_effect=False,
+        commands=DEVICE,
+        default_text="TF_POPLAR_FLAGS' if it names one",
+    )
+    convolution_options: Dict[str, Any] = option(
+        {},
+        "Further Poplar options of convolutions, e.g. '{\"use128BitConvUnitLoad\": true}'.",
+        host_effect=False,
+    )
+    matmul_options: Dict[str, Any] = option(
+        {},
+        "Further Poplar options of matrix products, e.g. '{\"enableFastReduce\": true}'.",
+        host_effect=False,
+    )
+    recomputation_mode: str = option(
+        "Auto",
+        "How --recomputation recomputes; Auto is the schedule's own way.",
+        choices=("Auto", "RecomputeThenBackpropagate", "RecomputeAndBackpropagateInterleaved"),
+        host_effect=False,
+    )
+    offload_activations: bool = option(
+        False, "Keep stashed activations of a pipeline in remote memory.", host_effect=False
+    )
+    offload_gradient_accumulation_buffers: bool = option(
+        False, "Keep a pipeline's accumulated gradients in remote memory.", host_effect=False
+    )
+    replicated_optimizer_state_sharding: bool = option(
+        False, "Share the offloaded optimizer state out over the replicas.", host_effect=False
+    )
+    prefetch_depth: int = option(
+        3,
+        "Micro-batches the host prepares ahead for each replica.",
+        minimum=1,
+        maximum=255,
+        host_effect=False,
+    )
+    deterministic_workers: Optional[str] = option(
+        None,
+        "Random numbers that do not depend on how work is spread: portable, or false.",
+        choices=("portable", "false"),
+        host_effect=False,
+        default_text="portable with --stochastic-rounding RI, else Poplar's",
+    )
+    dropout_layer: str = option(
+        "poprand",
+        "Dropout on IPUs: poprand (the IPU's generator, which keeps no mask for the backward pass), or stateless "
+        "(the same function of seed and micro-batch as on the host).",
+        choices=("poprand", "stateless"),
+        host_effect=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ Order: size, channels, range.  Every step works on each image by itself and uses
 scalar forms could round differently, so an image gives the same bytes in a batch of any size.
 """
 
+from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
@@ -102,6 +103,39 @@ def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
             f"input range '{input_range}' is unknown", f"choose one of {', '.join(INPUT_RANGES)}"
         )
     return (images - _whole_image(mean, images.shape)) / _whole_image(std, images.shape)
+
+
+@dataclass(frozen=True)
+class ChannelAffine:
+    """:func:`normalise` as numbers per channel: ``(images x scale - offsets) x factors``, channels in reverse first.
+
+    Attributes:
+        reverse: blue, green, red order.
+        scale: of all channels.
+        offsets, factors: one per channel.
+    """
+
+    reverse: bool
+    scale: float
+    offsets: Tuple[float, ...]
+    factors: Tuple[float, ...]
+
+
+def channel_affine(input_range: str, info: DatasetInfo, channels: int) -> ChannelAffine:
+    """The numbers of an input range, for where a constant of a whole image would take too much memory."""
+    zeros, ones = (0.0,) * channels, (1.0,) * channels
+    if input_range == "raw":
+        return ChannelAffine(False, 1.0, zeros, ones)
+    if input_range == "unit":
+        return ChannelAffine(False, 1 / 255.0, zeros, ones)
+    if input_range == "tf":
+        return ChannelAffine(False, 1 / 127.5, ones, ones)
+    if input_range == "caffe":
+        mean = CAFFE_MEAN if channels == 3 else _to_channels(CAFFE_MEAN[::-1], channels)
+        return ChannelAffine(channels == 3, 1.0, tuple(mean), ones)
+    statistics = (IMAGENET_MEAN, IMAGENET_STD) if input_range == "torch" else (info.mean, info.std)
+    mean, std = (_to_channels(values, channels) for values in statistics)
+    return ChannelAffine(False, 1.0, mean, tuple(1.0 / value for value in std))
 
 
 def _whole_image(values: Sequence[float], shape: Any) -> np.ndarray:

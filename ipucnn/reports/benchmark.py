@@ -177,10 +177,12 @@ def facts(report: Any) -> List[Tuple[str, str]]:
         ),
     ]
     if compilation is not None:
+        number = compilation["num_graph_operations"]
+        operations = f"{number} graph operations, " if number else ""
         rows.append(
             (
                 "compilation",
-                f"{compilation['num_layers']} layers, {compilation['num_graph_operations']} graph operations, "
+                f"{compilation['num_layers']} layers, {operations}"
                 f"{human_count(compilation['num_parameters'])} parameters, "
                 f"{human_count(compilation['macs_per_sample'])} MACs per sample",
             )

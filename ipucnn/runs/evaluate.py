@@ -132,7 +132,8 @@ def evaluate_run(
         wall_s = time.perf_counter() - started
         report = _report(subject, network.device, totals, _class_names(subject), wall_s)
         return {**report, "segmentation": evaluation.report()}
-    session = create_session(config.device, verbose=verbose)
+    session = create_session(config.device, verbose=verbose, config=config)
+    run_setup.move_preprocessing(setup, session)
     from ipucnn.datasets.pipeline import data_errors
 
     session.prepare_evaluation(subject.build(), None)

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs import setup as run_setup
 from ipucnn.runs.image_inputs import (
     SPLITS,
     ImageInput,
@@ -107,7 +108,8 @@ def infer_run(
         for warning in setup.source.info.warnings:
             say(f"warning: {warning}")
     config = subject.resolved.config
-    session = create_session(config.device, verbose=verbose)
+    session = create_session(config.device, verbose=verbose, config=config)
+    run_setup.move_preprocessing(setup, session)
     names = tuple(map(printable, subject.names()))
     session.prepare_evaluation(subject.build(), None)
     on_total(total)
@@ -182,7 +184,7 @@ def _finisher(subject: Subject) -> Callable[[Any], Any]:
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 
     setup = subject.setup
-    shape, info, input_range = setup.input_shape, setup.source.info, setup.record.input_range
+    shape, info, input_range = setup.input_shape, setup.source.info, setup.input_range
     return lambda images: prepare_range(prepare_size(images, shape), shape, input_range, info)
 
 

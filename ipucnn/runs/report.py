@@ -24,7 +24,7 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
         },
         "program": run.program.to_dict(),
         "compilation": {
-            **run.compilation.to_dict(),
+            **(session.compilation or run.compilation).to_dict(),
             "first_update_s": session.first_update_s,
             "compile_s": run.compilation.trace_s + session.first_update_s,
         },

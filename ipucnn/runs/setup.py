@@ -23,6 +23,7 @@ class Setup:
         input_shape: (height, width, channels) the network is built for.
         output_shape: (height, width) of a segmentation network's logits, None for classification.
         seed: of the run.
+        is_preprocessed: the input pipeline brings images to the network's range; else the session does.
     """
 
     resolved: Resolved
@@ -30,6 +31,12 @@ class Setup:
     input_shape: Tuple[int, int, int]
     output_shape: Optional[Tuple[int, int]]
     seed: int
+    is_preprocessed: bool = True
+
+    @property
+    def input_range(self) -> str:
+        """The range of the images that the input pipeline delivers."""
+        return str(self.record.input_range) if self.is_preprocessed else "raw"
 
     @property
     def config(self) -> RunConfig:
@@ -42,13 +49,27 @@ class Setup:
         return self.resolved.record
 
 
+def move_preprocessing(setup: Setup, session: Any) -> None:
+    """Leaves the last step of preprocessing to the session where the configuration says so and the session can.
+
+    Raises:
+        ConfigurationError: the network's range cannot be made in the one operation that was asked for.
+    """
+    from ipucnn.datasets.preprocessing import channel_affine
+
+    affine = channel_affine(setup.record.input_range, setup.source.info, setup.input_shape[2])
+    setup.is_preprocessed = not session.take_preprocessing(affine)
+
+
 def check_supported(config: RunConfig) -> None:
     """Refuses what this version cannot do, rather than doing something else.
 
     Raises:
         ConfigurationError: naming the option.
     """
-    if config.precision != "32.32":
+    from ipucnn.sessions.factory import runs_on_ipus
+
+    if config.precision != "32.32" and not runs_on_ipus(config.device):
         raise ConfigurationError(
             f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
             "use --precision 32.32",
@@ -250,7 +271,7 @@ def evaluation_batches(setup: Any, batch_size: int) -> Any:
         setup.source.info,
         batch_size=batch_size * max(1, wanted // batch_size),
         input_shape=setup.input_shape,
-        input_range=setup.record.input_range,
+        input_range=setup.input_range,
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
         tile_step=setup.record.size_step,

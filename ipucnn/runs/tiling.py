@@ -209,7 +209,7 @@ class TiledNetwork:
             size = output + self._margin
             shape = (size, size, setup.input_shape[2])
             sized = replace(setup, input_shape=shape, output_shape=output_shape(setup.record, shape))
-            session = create_session(setup.config.device, verbose=self._verbose)
+            session = create_session(setup.config.device, verbose=self._verbose, config=setup.config)
             session.prepare_evaluation(replace(self._subject, setup=sized).build(), None)
             self._sessions[output] = session
             self.device = session.device.kind

@@ -14,12 +14,14 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
+from ipucnn.runs.instances import check_seed, own_folder
 from ipucnn.runs.interrupts import InterruptGuard
 from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
+from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_layout, make_program
@@ -40,8 +42,15 @@ class TrainingRun:
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         from ipucnn.sessions.factory import check_device
 
+        self.instances = find_instances()
+        if not self.instances.is_writer:
+            # The writer may have made the folder already; this instance leaves it alone.
+            resolved = replace(
+                resolved, config=replace(resolved.config, overwrite=not resolved.config.resume)
+            )
         start = find_start(resolved)
         resolved = start.resolved
+        check_seed(self.instances, resolved.config)
         config = resolved.config
         self.start = start
         self.verbose = verbose
@@ -55,7 +64,7 @@ class TrainingRun:
                 "drop --pad-dataset, or use --loss cross_entropy",
             )
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        self.folder = start.folder
+        self.folder = own_folder(self.instances, start.folder)
         self._check_flags()
         make_layout(config)  # before data is touched; the rest of the Program needs the size of the data set
         check_named_splits(resolved)
@@ -124,6 +133,8 @@ class TrainingRun:
     @property
     def warnings(self) -> List[str]:
         """What the user should know before the run starts, one line each."""
+        from ipucnn.sessions.factory import runs_on_ipus
+
         lines = [*self.info.warnings, *self.program.warnings]
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
@@ -136,6 +147,10 @@ class TrainingRun:
             lines.append(
                 f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
                 "epoch; batch norm's statistics include them"
+            )
+        if runs_on_ipus(self.setup.config.device) and self.program.num_stages > 1 < self.program.num_replicas:
+            lines.append(
+                "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
             )
         norm = self.setup.config.norm_layer["name"]
         if self.program.num_stages > 1 and norm in ("batch_norm", "custom_batch_norm"):
@@ -158,7 +173,7 @@ class TrainingRun:
             samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
             weigh_padding=p.samples_padded_per_epoch > 0,
             input_shape=self.setup.input_shape,
-            input_range=self.setup.record.input_range,
+            input_range=self.setup.input_range,
             augment=config.augment,
             seed=self.seed,
             start_epoch=epoch,
@@ -196,7 +211,8 @@ class TrainingRun:
         from ipucnn.sessions.factory import create_session
 
         config = self.setup.config
-        session = create_session(config.device, verbose=self.verbose)
+        session = create_session(config.device, verbose=self.verbose, config=config)
+        run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.tensorboard import EventWriter
         from ipucnn.training.losses import make_loss

@@ -2,7 +2,8 @@
 
 import importlib.util
 import os
-from typing import List
+import sys
+from typing import Any, List
 
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.sessions.session import DeviceInfo, Session, cpu_name, host_memory_bytes
@@ -12,6 +13,8 @@ DEVICES = ("auto", "ipu", "gpu", "cpu")
 
 def has_poplar_sdk() -> bool:
     """Whether this TensorFlow is the Poplar SDK's; asks the file system, imports nothing."""
+    if "tensorflow.python.ipu" in sys.modules:
+        return True
     found = importlib.util.find_spec("tensorflow")
     locations = found.submodule_search_locations if found is not None else None
     return any(os.path.isdir(os.path.join(place, "python", "ipu")) for place in locations or ())
@@ -21,17 +24,12 @@ def check_device(device: str) -> None:
     """Refuses what cannot run here, before TensorFlow is imported.
 
     Raises:
-        MissingError: an IPU is asked for (or the SDK is here) and the Poplar session does not exist yet.
+        MissingError: an IPU is asked for, and the SDK is not here.
     """
     if device == "ipu" and not has_poplar_sdk():
         raise MissingError(
             "--device ipu needs the Poplar SDK's TensorFlow, which is not installed here",
             "use --device cpu, or run inside the Poplar SDK's Python environment",
-        )
-    if device in ("auto", "ipu") and has_poplar_sdk():
-        raise MissingError(
-            "the Poplar session is not built yet: this version runs on CPUs and GPUs only",
-            "use --device cpu to run with the IPU's semantics on the host",
         )
 
 
@@ -42,12 +40,18 @@ def visible_gpus() -> List[str]:
     return [device.name for device in tf.config.list_logical_devices("GPU")]
 
 
-def create_session(device: str = "auto", *, verbose: bool = False) -> Session:
+def runs_on_ipus(device: str) -> bool:
+    """Whether a device means IPUs here: auto does where the SDK is."""
+    return device == "ipu" or (device == "auto" and has_poplar_sdk())
+
+
+def create_session(device: str = "auto", *, verbose: bool = False, config: Any = None) -> Session:
     """The session for a device.
 
     Args:
-        device: auto (a GPU if there is one, else the CPU), ipu, gpu or cpu.
+        device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: let TensorFlow print what it prints.
+        config: ``RunConfig`` with the options that IPUs act on; None: all defaults.
 
     Raises:
         MissingError: the device is not here.
@@ -58,6 +62,8 @@ def create_session(device: str = "auto", *, verbose: bool = False) -> Session:
     check_device(device)
     from ipucnn.sessions.host.environment import import_tensorflow
 
+    if runs_on_ipus(device):
+        return _poplar_session(config, lambda: import_tensorflow(verbose))
     import_tensorflow(verbose)
     from ipucnn.sessions.host.session import HostSession
 
@@ -74,3 +80,21 @@ def create_session(device: str = "auto", *, verbose: bool = False) -> Session:
         info = DeviceInfo("gpu", gpus[0], cores, host_memory_bytes())
         return HostSession(info, gpus[0])
     return HostSession(DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes()), "/CPU:0")
+
+
+def _poplar_session(config: Any, import_tensorflow: Any) -> Session:
+    from ipucnn.config.options import RunConfig
+    from ipucnn.sessions.poplar.environment import set_flags
+    from ipucnn.sessions.poplar.errors import poplar_errors
+    from ipucnn.sessions.poplar.popdist import find_instances
+
+    config = RunConfig() if config is None else config
+    instances = find_instances()
+    set_flags(config)
+    with poplar_errors():
+        import_tensorflow()
+    from ipucnn.sessions.poplar.device import Device
+    from ipucnn.sessions.poplar.session import PoplarSession
+    from ipucnn.sessions.poplar.versions import load_api
+
+    return PoplarSession(Device(load_api(), instances), config)

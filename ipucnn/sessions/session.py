@@ -1,7 +1,7 @@
 """The contract both sessions keep: compile a Program, then train, evaluate and predict as events."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 from ipucnn.errors import UserError
 from ipucnn.training.program import Program
@@ -30,6 +30,9 @@ class CompilationReport:
     trace_s: float
     first_update_s: float
     fused_micro_batches: int
+    # Seconds of each stage of an IPU's compiler, as its progress bar tells them; none: from the cache, or no IPU
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    cached: bool = False
 
     @property
     def compile_s(self) -> float:
@@ -80,6 +83,9 @@ class ValidationDue:
     weight_updates: int
     execution: int
 
+
+# Batches of how many weight updates the moving statistics of a pipelined batch norm are recomputed from.
+STATISTICS_UPDATES = 16
 
 Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
 
@@ -141,19 +147,32 @@ class Session:
 
     Attributes:
         device: what it runs on.
-        would_fit: what to suggest when an IPU's memory runs out (see ``runs.fitting``); set before :meth:`compile`.
         place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
         state: everything a weight update changes.
-        first_update_s: seconds of the first weight update, which includes compiling.
+        first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
+        compilation: the latest report, with what only the first execution told.
+        would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
+            needed; see ``ipucnn.runs.fitting``; set before :meth:`compile`.
     """
 
     device: DeviceInfo
-    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
     place: str = "/CPU:0"
     program: Optional[Program] = None
     state: TrainState
     first_update_s: float = 0.0
+    compilation: Optional[CompilationReport] = None
+    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+
+    def take_preprocessing(self, affine: Any) -> bool:
+        """Whether the session brings images from pixels 0 to 255 to the network's range itself.
+
+        Call it before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
+
+        Args:
+            affine: ``ipucnn.datasets.preprocessing.ChannelAffine``.
+        """
+        return False
 
     def compile(
         self,
@@ -167,7 +186,8 @@ class Session:
         """Builds what :meth:`train` runs.  Must be called once, before it.
 
         Args:
-            model: functional Keras model with logits as output; its weights are trained in place.
+            model: functional Keras model with logits as output.  The host trains its weights in place; on IPUs a copy
+                is trained.  Either way ``state.weights`` has the trained ones.
             program: ``fused_micro_batches`` 0 lets the session choose; see ``self.program`` afterwards.
             optimizer: ``OptimizerSettings``.
             loss: from ``make_loss``.
@@ -185,11 +205,15 @@ class Session:
         """
         raise NotImplementedError
 
-    def execute(self, batches: Iterator[Any], num_weight_updates: int) -> List[float]:
+    def feed(self, dataset: Any) -> Any:
+        """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
+        return iter(dataset)
+
+    def execute(self, batches: Any, num_weight_updates: int) -> List[float]:
         """Runs weight updates as one execution, without events: what a benchmark times.
 
         Args:
-            batches: an iterator over a data set of the same shapes as :meth:`compile` was given.
+            batches: what :meth:`feed` made of a data set of the same shapes as :meth:`compile` was given.
             num_weight_updates: at least 1.
 
         Returns:

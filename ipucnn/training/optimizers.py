@@ -103,7 +103,7 @@ def make_settings(
 
 
 class Optimizer:
-    """Applies gradients to variables; every slot is a float32 variable of the weight's shape.
+    """Applies gradients to variables; every slot is a variable of the weight's shape and type.
 
     Args:
         settings: from :func:`make_settings`.
@@ -122,7 +122,7 @@ class Optimizer:
         for slot in settings.slots:
             for variable, name in zip(self._variables, self._names):
                 self.slots[f"{name}/{slot}"] = tf.Variable(
-                    tf.zeros(variable.shape, tf.float32), trainable=False, name=f"{slot}_slot"
+                    tf.zeros(variable.shape, variable.dtype), trainable=False, name=f"{slot}_slot"
                 )
 
     def apply(self, gradients: Sequence[Any], learning_rate: Any, weight_update: Any) -> List[Any]:
@@ -138,21 +138,40 @@ class Optimizer:
         """
         import tensorflow as tf
 
-        s = self.settings
-        step = {"sgd": self._sgd, "lars": self._lars, "rmsprop": self._rmsprop}.get(s.name, self._adam)
-        done = []
         count = tf.cast(weight_update, tf.float32) + 1.0
-        for index, (variable, gradient) in enumerate(zip(self._variables, gradients)):
-            if s.l2_regularization:
-                gradient = gradient + s.l2_regularization * variable
-            if s.weight_decay and s.name != "lars":
-                with tf.control_dependencies([gradient]):
-                    decayed = variable.assign_sub(learning_rate * s.weight_decay * variable)
-                with tf.control_dependencies([decayed]):
-                    done.append(step(index, variable, gradient, learning_rate, count))
-            else:
-                done.append(step(index, variable, gradient, learning_rate, count))
+        done: List[Any] = []
+        for index, gradient in enumerate(gradients):
+            done += self._apply(index, gradient, learning_rate, count)
         return done
+
+    def index_of(self, variable: Any) -> int:
+        """The position of a variable.
+
+        Raises:
+            KeyError: it is not one of this optimizer's.
+        """
+        for index, own in enumerate(self._variables):
+            if own is variable:
+                return index
+        raise KeyError(variable.name)
+
+    def apply_one(self, index: int, gradient: Any, learning_rate: Any, weight_update: Any) -> List[Any]:
+        """:meth:`apply` for the ``index``-th variable alone; ``weight_update`` a float32 scalar."""
+        return self._apply(index, gradient, learning_rate, weight_update + 1.0)
+
+    def _apply(self, index: int, gradient: Any, learning_rate: Any, count: Any) -> List[Any]:
+        import tensorflow as tf
+
+        s, variable = self.settings, self._variables[index]
+        step = {"sgd": self._sgd, "lars": self._lars, "rmsprop": self._rmsprop}.get(s.name, self._adam)
+        if s.l2_regularization:
+            gradient = gradient + s.l2_regularization * variable
+        if not s.weight_decay or s.name == "lars":
+            return [step(index, variable, gradient, learning_rate, count)]
+        with tf.control_dependencies([gradient]):
+            decayed = variable.assign_sub(learning_rate * s.weight_decay * variable)
+        with tf.control_dependencies([decayed]):
+            return [step(index, variable, gradient, learning_rate, count)]
 
     def _slot(self, index: int, slot: str) -> Any:
         return self.slots[f"{self._names[index]}/{slot}"].handle
@@ -206,8 +225,8 @@ class Optimizer:
             var=variable.handle,
             m=self._slot(index, "m"),
             v=self._slot(index, "v"),
-            beta1_power=tf.pow(p["beta_1"], count),
-            beta2_power=tf.pow(p["beta_2"], count),
+            beta1_power=tf.cast(tf.pow(p["beta_1"], count), variable.dtype),
+            beta2_power=tf.cast(tf.pow(p["beta_2"], count), variable.dtype),
             lr=learning_rate,
             beta1=p["beta_1"],
             beta2=p["beta_2"],

@@ -91,7 +91,9 @@ class Fit:
         from ipucnn.sessions.factory import create_session
 
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        session = create_session(self.resolved.config.device, verbose=self.verbose)
+        session = create_session(
+            self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
+        )
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
         from ipucnn.runs.splits import settle_splits

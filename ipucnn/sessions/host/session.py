@@ -12,6 +12,7 @@ from ipucnn.models.weight_names import named_weights
 from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
 from ipucnn.sessions.host.step import Evaluation, UpdateLoop
 from ipucnn.sessions.session import (
+    STATISTICS_UPDATES,
     CompilationReport,
     DeviceInfo,
     Event,
@@ -30,8 +31,6 @@ from ipucnn.training.program import Program
 
 # An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
 SLICE_S = 1.0
-# Batches of how many weight updates the moving statistics of a pipelined batch norm are recomputed from.
-STATISTICS_UPDATES = 16
 
 
 class HostSession(Session):

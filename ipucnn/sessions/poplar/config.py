@@ -1,0 +1,201 @@
+"""From a configuration and a Program to the SDK's ``IPUConfig``: one table, a row per leaf that is set."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Tuple
+
+# Generation that programs are compiled for without a device: Mk2 and Bow.
+_COMPILED_VERSION = "ipu2"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of the configuration depends on the program.
+
+    Attributes:
+        num_ipus: of this process' device.
+        available_memory_proportion: of every convolution and matrix product, in [0, 1]; None: per stage, or Poplar's.
+        recomputation: activations are recomputed.
+        dbn_replica_group_size: replicas that share batch norm statistics.
+    """
+
+    num_ipus: int
+    available_memory_proportion: Optional[float] = None
+    recomputation: bool = False
+    dbn_replica_group_size: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One leaf.
+
+    Attributes:
+        leaf: dotted name in ``IPUConfig``.
+        options: the options it comes from, by their names in ``RunConfig``.
+        value: (config, layout) -> value, for an enumeration the member's name; None leaves the SDK's default.
+    """
+
+    leaf: str
+    options: Tuple[str, ...]
+    value: Callable[[Any, Layout], Any]
+
+
+def option_text(value: Any) -> str:
+    """A Poplar option's value: always a string."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def connection_type(config: Any) -> str:
+    """When the process attaches to its device."""
+    if config.compile_only:
+        return "PRE_COMPILE"
+    return "ON_DEMAND" if config.on_demand else "ALWAYS"
+
+
+def _convolution(config: Any, layout: Layout) -> Dict[str, str]:
+    options: Dict[str, Any] = {}
+    if layout.available_memory_proportion is not None:
+        options["availableMemoryProportion"] = layout.available_memory_proportion
+    if config.half_partials:
+        options["partialsType"] = "half"
+    if config.gather_conv_output:
+        options["gatherConvOutput"] = True
+    if config.conv_dithering:
+        options["enableConvDithering"] = True
+    options.update(config.convolution_options)
+    return {key: option_text(value) for key, value in options.items()}
+
+
+def _matmul(config: Any, layout: Layout) -> Dict[str, str]:
+    options: Dict[str, Any] = {}
+    if layout.available_memory_proportion is not None:
+        options["availableMemoryProportion"] = layout.available_memory_proportion
+    if config.half_partials:
+        options["partialsType"] = "half"
+    if config.gather_conv_output:
+        options["gatherOutput"] = True
+    options.update(config.matmul_options)
+    return {key: option_text(value) for key, value in options.items()}
+
+
+def _engine(config: Any, layout: Layout) -> Dict[str, str]:
+    options: Dict[str, str] = {}
+    if config.internal_exchange_optimization_target is not None:
+        options["opt.internalExchangeOptimisationTarget"] = config.internal_exchange_optimization_target
+    workers = config.deterministic_workers
+    if workers is None and config.stochastic_rounding == "RI":
+        # Replicas round alike only where random numbers do not depend on the worker that draws them.
+        workers = "portable"
+    if workers is not None:
+        options["target.deterministicWorkers"] = workers
+    return options
+
+
+def _rounding(config: Any, layout: Layout) -> str:
+    return {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}[config.stochastic_rounding]
+
+
+_EXCEPTIONS = ("inv", "div0", "oflo", "nanoo")
+
+ROWS: Tuple[Row, ...] = (
+    Row(
+        "auto_select_ipus",
+        ("num_replicas", "ipus", "ipus_per_replica", "select_ipu"),
+        lambda c, p: p.num_ipus if c.select_ipu is None else None,
+    ),
+    Row("select_ipus", ("select_ipu",), lambda c, p: c.select_ipu),
+    Row("device_connection.type", ("on_demand", "compile_only"), lambda c, p: connection_type(c)),
+    Row(
+        "device_connection.version",
+        ("compile_only",),
+        lambda c, p: _COMPILED_VERSION if c.compile_only else None,
+    ),
+    # Only read where no device is attached while compiling, which then cannot be asked.
+    Row(
+        "device_connection.enable_remote_buffers",
+        ("on_demand", "compile_only"),
+        lambda c, p: connection_type(c) != "ALWAYS" or None,
+    ),
+    Row("allow_recompute", ("recomputation",), lambda c, p: p.recomputation),
+    *(
+        Row(f"floating_point_behaviour.{name}", ("fp_exceptions",), lambda c, p: c.fp_exceptions)
+        for name in _EXCEPTIONS
+    ),
+    Row("floating_point_behaviour.esr", ("stochastic_rounding",), _rounding),
+    Row(
+        "convolutions.poplar_options",
+        (
+            "available_memory_proportion",
+            "half_partials",
+            "gather_conv_output",
+            "conv_dithering",
+            "convolution_options",
+        ),
+        _convolution,
+    ),
+    Row(
+        "matmuls.poplar_options",
+        ("available_memory_proportion", "half_partials", "gather_conv_output", "matmul_options"),
+        _matmul,
+    ),
+    Row(
+        "compilation_poplar_options",
+        ("internal_exchange_optimization_target", "deterministic_workers", "stochastic_rounding"),
+        _engine,
+    ),
+    Row("norms.use_stable_statistics", ("stable_norm",), lambda c, p: c.stable_norm),
+    Row(
+        "norms.experimental.distributed_batch_norm_replica_group_size",
+        ("dbn_replica_group_size",),
+        lambda c, p: p.dbn_replica_group_size,
+    ),
+    Row(
+        "optimizations.maximum_cross_replica_sum_buffer_size",
+        ("max_cross_replica_buffer_size",),
+        lambda c, p: c.max_cross_replica_buffer_size,
+    ),
+    Row(
+        "optimizations.maximum_reduce_many_buffer_size",
+        ("max_reduce_many_buffer_size",),
+        lambda c, p: c.max_reduce_many_buffer_size,
+    ),
+    Row(
+        "optimizations.minimum_remote_tensor_size",
+        ("min_remote_tensor_size",),
+        lambda c, p: c.min_remote_tensor_size,
+    ),
+    Row("scheduling.algorithm", ("scheduling_algorithm",), lambda c, p: c.scheduling_algorithm),
+)
+
+
+def set_leaf(config: Any, leaf: str, value: Any) -> None:
+    """Sets a leaf of an ``IPUConfig``; enumerations take their member's name."""
+    import enum
+
+    *categories, name = leaf.split(".")
+    node = config
+    for category in categories:
+        node = getattr(node, category)
+    present = getattr(node, name)
+    if isinstance(present, enum.Enum):
+        value = type(present)[value]
+    setattr(node, name, value)
+
+
+def make_ipu_config(ipu: Any, config: Any, layout: Layout) -> Any:
+    """An ``IPUConfig`` with every row of the table set; nothing takes effect before it is applied.
+
+    Args:
+        ipu: ``tensorflow.python.ipu``.
+        config: ``RunConfig``.
+        layout: what follows from the program.
+    """
+    made = ipu.config.IPUConfig()
+    for row in ROWS:
+        value = row.value(config, layout)
+        if value is not None:
+            set_leaf(made, row.leaf, value)
+    return made

@@ -1,0 +1,101 @@
+"""The IPUs of this process: the SDK's modules, the system's configuration, the strategy and its scope."""
+
+import contextlib
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+from ipucnn.sessions.poplar import popdist
+from ipucnn.sessions.poplar.config import Layout, make_ipu_config
+from ipucnn.sessions.poplar.environment import captured_stdout
+from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
+from ipucnn.sessions.poplar.pipelining import proportions
+from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.poplar.progress import CompiledModule, parse_progress
+from ipucnn.sessions.poplar.versions import Api
+
+
+class Device:
+    """Where a Poplar session runs.
+
+    Attributes:
+        api: the SDK's modules.
+        instances: of this process among those of ``poprun``.
+        num_ipus: of this process; 0 before :meth:`configure`.
+        preprocess: (``ChannelAffine``, fused operation or None, transfer type) of preprocessing on the IPU, or None.
+        would_fit: what to suggest when memory runs out; see ``ErrorContext``.
+    """
+
+    def __init__(self, api: Api, instances: Instances) -> None:
+        self.api, self.instances = api, instances
+        self.num_ipus = 0
+        self.preprocess: Optional[Tuple[Any, Any, str]] = None
+        self.would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+        self._strategy: Any = None
+        self._fp_exceptions = False
+
+    def configure(self, num_ipus: int, config: Any, program: Any) -> None:
+        """Applies the system's configuration, and makes the strategy.
+
+        Args:
+            num_ipus: of this process.
+            config: ``RunConfig``.
+            program: to be trained, or None.
+
+        Raises:
+            MissingError: there are no such IPUs, or others use them.
+        """
+        layout = Layout(num_ipus)
+        if program is not None:
+            values = program.available_memory_proportion
+            per_stage = bool(proportions(program)[0])
+            layout = Layout(
+                num_ipus,
+                values[0] / 100 if values and not per_stage else None,
+                program.recomputation,
+                program.dbn_replica_group_size,
+            )
+        elif len(config.available_memory_proportion) == 1:
+            layout = Layout(num_ipus, config.available_memory_proportion[0] / 100)
+        self._fp_exceptions = config.fp_exceptions
+        self.num_ipus = num_ipus
+        made = make_ipu_config(self.api.ipu, config, layout)
+        with self._errors(training=True):
+            if self.instances.is_distributed:
+                self._strategy = popdist.configure(self.api, made, self.instances)
+            made.configure_ipu_system()
+            if self._strategy is None:
+                self._strategy = self.api.ipu.ipu_strategy.IPUStrategy()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Models and variables made here are the IPUs'."""
+        with self._errors(training=True), self._strategy.scope():
+            yield
+
+    @contextlib.contextmanager
+    def running(self, training: bool) -> Iterator[List[CompiledModule]]:
+        """While the IPUs run (and compile, the first time).
+
+        Yields:
+            A list that holds what was compiled once the context has ended.
+
+        Raises:
+            UserError: for what the SDK is known to raise.
+        """
+        modules: List[CompiledModule] = []
+        printed: List[bytes] = []
+        try:
+            with self._errors(training), captured_stdout() as printed:
+                yield modules
+        finally:
+            modules += parse_progress(b"".join(printed).decode("utf-8", "replace"))
+
+    def _errors(self, training: bool) -> Any:
+        return poplar_errors(ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit))
+
+    def reset_seed(self, seed: int) -> None:
+        """Seeds the IPUs' random numbers."""
+        self.api.ipu.utils.reset_ipu_seed(int(seed))
+
+    def mean_over_replicas(self, value: Any) -> Any:
+        """The mean of a tensor over replicas, on the IPUs."""
+        return self.api.ipu.cross_replica_ops.cross_replica_mean(value)

@@ -1,0 +1,103 @@
+"""Several instances of the program under ``poprun``: which one this is, and what it may do.
+
+``poprun`` sets POPDIST_* in each process.  Each instance has replicas of its own and its share of the data; one of
+them writes checkpoints and logs.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional
+
+from ipucnn.errors import ConfigurationError
+
+_TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
+
+
+@dataclass(frozen=True)
+class Instances:
+    """The processes of one run.
+
+    Attributes:
+        count: of them; 1 without ``poprun``.
+        index: of this one.
+        ipus_per_replica: as ``poprun`` was told; None without it.
+        total_replicas: over all instances; None without ``poprun``.
+    """
+
+    count: int = 1
+    index: int = 0
+    ipus_per_replica: Optional[int] = None
+    total_replicas: Optional[int] = None
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether ``poprun`` started this process."""
+        return self.total_replicas is not None
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this instance writes the run folder."""
+        return self.index == 0
+
+
+def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances:
+    """Reads what ``poprun`` set.
+
+    Raises:
+        ConfigurationError: instances with different numbers of replicas.
+    """
+    env = os.environ if environment is None else environment
+    if _TOTAL not in env:
+        return Instances()
+    total = int(env[_TOTAL])
+    local = int(env.get("POPDIST_NUM_LOCAL_REPLICAS", total))
+    if local < 1 or total % local or env.get("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1") == "0":
+        raise ConfigurationError(
+            f"{total} replicas are not spread evenly over the instances of poprun",
+            "use a --num-instances that divides --num-replicas",
+        )
+    offset = int(env.get("POPDIST_REPLICA_INDEX_OFFSET", 0))
+    ipus = int(env.get("POPDIST_NUM_IPUS_PER_REPLICA", 1))
+    return Instances(total // local, offset // local, ipus, total)
+
+
+def check_program(instances: Instances, program: Any) -> None:
+    """Refuses a Program that is not what ``poprun`` was started for.
+
+    Raises:
+        ConfigurationError: naming both numbers.
+    """
+    if not instances.is_distributed:
+        return
+    if instances.total_replicas != program.num_replicas:
+        raise ConfigurationError(
+            f"poprun has {instances.total_replicas} replica(s), the program {program.num_replicas}",
+            f"use --num-replicas {instances.total_replicas}, or poprun --num-replicas {program.num_replicas}",
+        )
+    if instances.ipus_per_replica != program.ipus_per_replica:
+        raise ConfigurationError(
+            f"poprun has {instances.ipus_per_replica} IPU(s) per replica, the program {program.ipus_per_replica}",
+            f"use poprun --ipus-per-replica {program.ipus_per_replica}",
+        )
+    if program.dbn_replica_group_size > 1 and instances.count > 1:
+        raise ConfigurationError(
+            "distributed batch norm over several instances: which replicas form a group depends on how the data is "
+            "shared out",
+            "use --dbn-replica-group-size 1, or poprun --num-instances 1",
+        )
+
+
+def configure(api: Any, made: Any, instances: Instances) -> Any:
+    """Tells an ``IPUConfig`` of the other instances, and makes the strategy.
+
+    Args:
+        api: the SDK's modules.
+        made: ``IPUConfig`` with the IPUs of this instance; it is not applied yet.
+        instances: distributed.
+    """
+    import popdist
+
+    popdist.init()
+    strategy = api.popdist_strategy()()
+    strategy.update_ipu_config(made)
+    return strategy

@@ -1,0 +1,85 @@
+"""What IPUs refuse of a Program, found before TensorFlow is imported."""
+
+from typing import Any
+
+from ipucnn.errors import ConfigurationError
+from ipucnn.training.batching import next_power_of_two
+from ipucnn.training.program import Program
+
+# (schedule, recomputation mode) that the driver does not implement; driver/tools/pipeline_util.cc.
+_UNSUPPORTED_MODES = (
+    ("Sequential", "RecomputeThenBackpropagate"),
+    ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
+)
+
+
+def check_num_ipus(num_ipus: int, what: str) -> None:
+    """Devices have 1, 2, 4, 8, ... IPUs.
+
+    Raises:
+        ConfigurationError: naming the numbers around.
+    """
+    above = next_power_of_two(num_ipus)
+    if above != num_ipus:
+        raise ConfigurationError(
+            f"{what} need {num_ipus} IPUs, and a device has 1, 2, 4, 8, ... of them",
+            f"use {above // 2} or {above} IPUs: --num-replicas, or --ipus",
+        )
+
+
+def check_program(program: Program, config: Any, num_instances: int = 1) -> None:
+    """Refuses what the SDK would refuse while compiling, minutes or hours later.
+
+    Args:
+        program: from ``make_program``.
+        config: ``RunConfig``.
+        num_instances: processes that share its replicas.
+
+    Raises:
+        ConfigurationError: with the nearest legal choice.
+    """
+    check_num_ipus(program.num_ipus // num_instances, f"{program.num_replicas // num_instances} replica(s)")
+    mapping = program.device_mapping
+    if (
+        program.pipeline_schedule == "Interleaved"
+        and program.num_stages > 1
+        and len(set(mapping)) < len(mapping)
+    ):
+        raise ConfigurationError(
+            f"--device-mapping {' '.join(map(str, mapping))}: the Interleaved schedule cannot train several stages on "
+            "one IPU",
+            "use --pipeline-schedule Grouped or Sequential, or one IPU per stage",
+        )
+    pair = (program.pipeline_schedule, config.recomputation_mode)
+    if program.recomputation and pair in _UNSUPPORTED_MODES:
+        raise ConfigurationError(
+            f"--recomputation-mode {pair[1]} does not exist for the {pair[0]} schedule",
+            "use --recomputation-mode Auto",
+        )
+    if config.replicated_optimizer_state_sharding:
+        if not config.optimizer_state_offloading:
+            raise ConfigurationError(
+                "--replicated-optimizer-state-sharding shares out an offloaded state, and it is not offloaded",
+                "add --optimizer-state-offloading",
+            )
+        if num_instances > 1:
+            raise ConfigurationError(
+                "--replicated-optimizer-state-sharding does not work over several instances", "drop it"
+            )
+    _check_validation(program, config, num_instances)
+
+
+def evaluation_replicas(program: Program, config: Any, num_instances: int = 1) -> int:
+    """Replicas of the validation model on the IPUs that training has, in one process."""
+    if config.pipeline_validation_model:
+        return program.num_replicas // num_instances
+    return program.num_ipus // num_instances
+
+
+def _check_validation(program: Program, config: Any, num_instances: int) -> None:
+    wanted, there = config.validation_num_replicas, evaluation_replicas(program, config, num_instances)
+    if wanted is not None and wanted != there:
+        raise ConfigurationError(
+            f"--validation-num-replicas {wanted}: validation runs on the IPUs of training, which hold {there}",
+            f"use --validation-num-replicas {there}, or drop it",
+        )

@@ -1,0 +1,81 @@
+"""A stand-in for the Poplar SDK's Python API, made from recorded facts (``facts.json``).
+
+``installed()`` puts it where the SDK's modules would be and takes all of it away again.  It refuses what the SDK
+refuses, keeps a log of what was configured, and trains with stock Keras underneath.  What it cannot show is in
+docs/hardware-checklist.md.
+"""
+
+import contextlib
+import os
+import sys
+from typing import Any, Iterator
+
+from tensorflow import keras
+
+from . import modules
+from .extension import extend
+from .machine import Machine, ProcessAborted
+
+__all__ = ["Machine", "ProcessAborted", "installed"]
+
+_VARIABLES = ("TF_POPLAR_FLAGS",)
+
+
+def _functional() -> Any:
+    """The class that Keras makes of ``keras.Model(inputs, outputs)``."""
+    inputs = keras.Input((1,))
+    return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
+
+
+@contextlib.contextmanager
+def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Machine]:
+    """The SDK of a machine with IPUs, while the context lasts.
+
+    Args:
+        sdk: its version.
+        num_ipus: IPUs of the machine.
+        facts: further attributes of :class:`Machine`.
+    """
+    machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
+    made = modules.build(machine)
+    import tensorflow as tf
+    import tensorflow.python as python
+
+    # Keras is loaded on first use, and two objects may stand for it: the loader and the module.
+    places = {id(k): k for k in (keras, tf.keras, sys.modules.get(keras.Model.__module__.split(".")[0]))}
+    from tensorflow import keras as loaded
+
+    places[id(loaded)] = loaded
+    functional = _functional()
+    original = functional.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if machine.strategy is not None and machine.strategy.extends and not hasattr(self, "_double"):
+            extend(machine, self)
+
+    saved = {name: sys.modules.get(name) for name in made}
+    environment = {name: os.environ.get(name) for name in _VARIABLES}
+    sys.modules.update(made)
+    python.ipu = made["tensorflow.python.ipu"]
+    for place in places.values():
+        place.ipu = made["keras.ipu"]
+    functional.__init__ = init
+    try:
+        yield machine
+    finally:
+        functional.__init__ = original
+        del python.ipu
+        for place in places.values():
+            # The loader passes on what it does not have, and has nothing of its own to delete then.
+            vars(place).pop("ipu", None)
+        for name, module in saved.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,207 @@
+"""``ipu.config``: strictly typed leaves, as recorded; nothing takes effect before ``configure_ipu_system``."""
+
+import enum
+import warnings
+from typing import Any, Dict
+
+import tensorflow as tf
+
+from .facts import FACTS, like
+
+ENUMS = {
+    name: (enum.IntEnum if name == "PipelineSchedule" else enum.Enum)(name, members)  # type: ignore[misc]
+    for name, members in FACTS["enums"].items()
+}
+_PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict}
+_IPUS = ("auto_select_ipus", "select_ipus")
+
+
+def _parse(cls: Any, value: Any) -> Any:
+    """A member from itself or its name in any case."""
+    if isinstance(value, cls):
+        return value
+    if isinstance(value, str) and value.upper() in cls.__members__:
+        return cls[value.upper()]
+    raise ValueError(f"cannot make a {cls.__name__} of {value!r}")
+
+
+for _name in ("GradientAccumulationReductionMethod", "ReplicatedMetricReductionMethod"):
+    ENUMS[_name].parse = classmethod(_parse)  # type: ignore[attr-defined]
+
+
+def _default(fact: Dict[str, Any]) -> Any:
+    if "enum" in fact:
+        return ENUMS[fact["enum"]][fact["default"]]
+    value = fact["default"]
+    return type(value)(value) if isinstance(value, (list, dict)) else value
+
+
+def _check_type(name: str, value: Any) -> None:
+    fact = FACTS["leaves"][name]
+    if name in _IPUS:
+        right = type(value) is int or (type(value) in (list, tuple) and all(type(v) is int for v in value))
+    elif "enum" in fact:
+        right = isinstance(value, ENUMS[fact["enum"]])
+    else:
+        right = type(value) is _PLAIN[fact["type"]]
+    if not right:
+        raise TypeError(f"IPUConfig.{name} takes {fact['type']}, got {type(value).__name__}")
+
+
+class Category:
+    """The leaves and categories below one dotted prefix."""
+
+    def __init__(self, values: Dict[str, Any], prefix: str) -> None:
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_prefix", prefix)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = self._prefix + name
+        if full in FACTS["leaves"]:
+            return self._values[full]
+        if full in FACTS["categories"]:
+            return Category(self._values, full + ".")
+        raise ValueError(f"IPUConfig has no attribute {full}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        full = self._prefix + name
+        if full in FACTS["categories"]:
+            raise Exception(f"{full} is a category of IPUConfig and cannot be assigned")
+        if full not in FACTS["leaves"]:
+            raise ValueError(f"IPUConfig has no attribute {full}")
+        _check_type(full, value)
+        self._values[full] = value
+
+
+def make_config_class(machine: Any) -> Any:
+    """``IPUConfig`` bound to a machine."""
+
+    class IPUConfig(Category):
+        def __init__(self) -> None:
+            values = {name: _default(fact) for name, fact in FACTS["leaves"].items()}
+            super().__init__(values, "")
+            object.__setattr__(self, "_machine", machine)
+
+        def configure_ipu_system(self, device: str = "cpu") -> None:
+            configure(machine, self._values)
+
+        def to_dict(self) -> Dict[str, Any]:
+            return {k: v.value if isinstance(v, enum.Enum) else v for k, v in self._values.items()}
+
+    return IPUConfig
+
+
+def make_functions(machine: Any) -> Dict[str, Any]:
+    """The functions of ``ipu.config``."""
+
+    @like("ipu.config.configure_ipu_system")
+    def configure_ipu_system(config: Any, device: Any, reset_configuration: Any) -> None:
+        configure(machine, config._values)
+
+    @like("ipu.config.reset_ipu_configuration")
+    def reset_ipu_configuration() -> None:
+        machine.note("reset_ipu_configuration")
+        machine.config = None
+
+    return {
+        "configure_ipu_system": configure_ipu_system,
+        "reset_ipu_configuration": reset_ipu_configuration,
+    }
+
+
+def check_options(options: Dict[Any, Any]) -> None:
+    """Poplar options are strings; protobuf refuses anything else."""
+    for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"{key!r}: {value!r} has type {type(value).__name__}, but expected one of: str")
+
+
+def check_option_words(kind: str, options: Dict[str, str]) -> None:
+    """What Poplar finds when it plans an operation: unknown keys, and values that are none."""
+    known = FACTS["poplar_options"].get(kind)
+    for key, value in options.items():
+        fact = known.get(key) if known is not None else {}
+        wrong = fact is None or ("values" in fact and value not in fact["values"])
+        if fact is not None and fact.get("type") == "decimal":
+            try:
+                wrong = float(value) < 0
+            except ValueError:
+                wrong = True
+        if wrong:
+            raise tf.errors.InternalError(
+                None, None, f"[Poplar][Build graph] invalid_option: {kind} {key}={value}"
+            )
+
+
+def configure(machine: Any, leaves: Dict[str, Any]) -> None:
+    """What ``configure_ipu_system`` checks and the driver finds out."""
+    machine.flags  # noqa: B018 - the first access of the driver parses them
+    values = dict(leaves)
+    for name in FACTS["leaves"]:
+        if name.endswith("poplar_options"):
+            check_options(values[name])
+            values[name] = dict(values[name])
+    if values["auto_select_ipus"] and values["select_ipus"]:
+        raise Exception("auto_select_ipus and select_ipus are both set")
+    connection = values["device_connection.type"].name
+    if connection in ("PRE_COMPILE", "NEVER") and not values["device_connection.version"]:
+        raise ValueError(f"device_connection.version must be set with {connection}")
+    if values["device_connection.version"] not in ("", "ipu1", "ipu2", "ipu21"):
+        raise ValueError("device_connection.version")
+    count = values["experimental.multi_replica_distribution.process_count"]
+    if count and not 0 <= values["experimental.multi_replica_distribution.process_index"] < count:
+        raise ValueError("process_index is outside of process_count")
+    group = values["norms.experimental.distributed_batch_norm_replica_group_size"]
+    if group < 1:
+        raise ValueError("distributed_batch_norm_replica_group_size must be at least 1")
+    if values["io_tiles.place_ops_on_io_tiles"] and not values["io_tiles.num_io_tiles"]:
+        raise ValueError("place_ops_on_io_tiles needs num_io_tiles")
+    ipus = _num_ipus(values, machine)
+    if connection in ("ALWAYS", "ON_DEMAND"):
+        _find_device(machine, ipus, connection)
+    if machine.config is not None and machine.config["leaves"] != values:
+        warnings.warn("Resetting existing IPU configuration before applying new configuration", stacklevel=3)
+    machine.config = {"leaves": values, "ipus": ipus}
+    machine.note("configure_ipu_system", leaves=values)
+
+
+def _num_ipus(values: Dict[str, Any], machine: Any) -> int:
+    chosen = values["select_ipus"]
+    if chosen:
+        ids = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
+        if len(set(ids)) != len(ids):
+            raise ValueError("select_ipus must be unique")
+        return _ipus_of(ids[0], machine)
+    wanted = values["auto_select_ipus"]
+    if isinstance(wanted, (list, tuple)):
+        return wanted[0] if wanted else 1
+    return int(wanted)
+
+
+def _ipus_of(device_id: int, machine: Any) -> int:
+    """IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ..."""
+    first, size = 0, 1
+    while size <= machine.num_ipus:
+        if device_id < first + machine.num_ipus // size:
+            return size
+        first, size = first + machine.num_ipus // size, 2 * size
+    raise tf.errors.InvalidArgumentError(None, None, "No device matches the requested configuration")
+
+
+def _find_device(machine: Any, ipus: int, connection: str) -> None:
+    if not machine.num_ipus:
+        raise tf.errors.InvalidArgumentError(
+            None, None, "Target configuration failed: model disabled and no hardware IPU found."
+        )
+    if ipus < 1 or ipus & (ipus - 1) or ipus > machine.num_ipus:
+        raise tf.errors.FailedPreconditionError(
+            None,
+            None,
+            f"Unsupported number of IPUs requested - could not find an IPU device with {ipus} IPUs",
+        )
+    if machine.busy and connection == "ALWAYS":
+        raise tf.errors.InternalError(
+            None, None, "Could not find an available device for TensorFlow virtual device /device:IPU:0."
+        )

@@ -1,0 +1,250 @@
+"""The methods that models constructed inside ``IPUStrategy.scope()`` get, with the SDK's checks."""
+
+import enum
+from typing import Any, Dict, List
+
+from tensorflow import keras
+
+from .config import ENUMS, check_options
+from .engine import Engine
+from .facts import FACTS, checked, like, signature_of
+
+
+class StageAssignment:
+    """``FunctionalLayerPipelineStageAssignment``: one call of a layer and its stage."""
+
+    def __init__(self, layer: Any, node_index: int, pipeline_stage: Any = None) -> None:
+        self._layer, self._node_index = layer, node_index
+        self.pipeline_stage = pipeline_stage
+
+    layer = property(lambda self: self._layer)
+    node_index = property(lambda self: self._node_index)
+
+
+class PipelineStageOptions:
+    """Poplar options of one stage: dictionaries of strings."""
+
+    def __init__(self, **options: Any) -> None:
+        for name, value in options.items():
+            if value is not None and not isinstance(value, dict):
+                raise TypeError(f"{name} must be a dict")
+            check_options(value or {})
+        self.options = {name: dict(value or {}) for name, value in options.items()}
+
+
+make_stage_options = like("ipu.ops.pipelining_ops.PipelineStageOptions")(PipelineStageOptions)
+
+
+def make_stage_scope(machine: Any) -> Any:
+    """``keras.ipu.PipelineStage``."""
+
+    class PipelineStage:
+        def __init__(self, stage: int) -> None:
+            self._stage = stage
+
+        def __enter__(self) -> Any:
+            if self._stage < 0:
+                raise ValueError("a pipeline stage is at least 0")
+            if type(machine.strategy).__name__ != "IPUStrategyV1":
+                raise RuntimeError("PipelineStage outside of an IPUStrategy scope")
+            if machine.stage is not None:
+                raise RuntimeError("PipelineStage scopes cannot be nested")
+            machine.stage = self._stage
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            machine.stage = None
+
+    return PipelineStage
+
+
+def layer_calls(model: Any) -> List[Any]:
+    """(layer, node index) of every call of a functional model in post order, without the inputs."""
+    found: List[Any] = []
+    seen = set()
+
+    def visit(tensor: Any) -> None:
+        history = tensor._keras_history
+        layer = getattr(history, "layer", None) or history.operation
+        key = (id(layer), history.node_index)
+        if key in seen:
+            return
+        seen.add(key)
+        node = layer._inbound_nodes[history.node_index]
+        parents = node.keras_inputs if hasattr(node, "keras_inputs") else node.input_tensors
+        for parent in parents:
+            visit(parent)
+        if not isinstance(layer, keras.layers.InputLayer):
+            found.append((layer, history.node_index, list(parents)))
+
+    for output in model.outputs:
+        visit(output)
+    return found
+
+
+def _positive(name: str, value: Any) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+class Extension:
+    """State of one model's options; the methods are bound to the model by :func:`extend`."""
+
+    def __init__(self, machine: Any, model: Any) -> None:
+        self.machine, self.model = machine, model
+        self.accumulation: Any = None
+        self.pipelining: Any = None
+        self.device_mapping: Any = None
+        self.accumulate_outfeed: Any = None
+        self.reduction = ENUMS["GradientAccumulationReductionMethod"].SUM
+        self.accumulation_keywords: Dict[str, Any] = {}
+        self.pipelining_keywords: Dict[str, Any] = {}
+        self.infeed: Dict[str, Any] = {}
+        self.outfeed: Dict[str, Any] = {}
+        self.metric_reduction = "NONE"
+        self.assignment: Any = None
+        self.engine = Engine(self)
+
+    def _refuse(self, method: str, keywords: Dict[str, Any]) -> None:
+        for name in keywords:
+            if name in FACTS["forbidden_keywords"][method]:
+                raise ValueError(f"{method} does not take {name}")
+
+    def _changed(self, call_: str, **arguments: Any) -> None:
+        self.machine.note(call_, model=self.model.name, **arguments)
+        self.engine.forget()
+
+    def set_asynchronous_callbacks(self, asynchronous: Any) -> None:
+        self._changed("set_asynchronous_callbacks", asynchronous=asynchronous)
+
+    def set_replication_options(self, replicated_metric_reduction_method: Any) -> None:
+        method = ENUMS["ReplicatedMetricReductionMethod"].parse(replicated_metric_reduction_method)
+        self.metric_reduction = method.name
+        self._changed("set_replication_options", method=method.name)
+
+    def set_gradient_accumulation_options(
+        self,
+        gradient_accumulation_steps_per_replica: Any,
+        gradient_accumulation_reduction_method: Any,
+        use_v2_gradient_accumulation_optimizer: Any = False,
+        **keywords: Any,
+    ) -> None:
+        _positive("gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica)
+        self._refuse("set_gradient_accumulation_options", keywords)
+        self.reduction = ENUMS["GradientAccumulationReductionMethod"].parse(
+            gradient_accumulation_reduction_method
+        )
+        if gradient_accumulation_steps_per_replica is not None:
+            self.accumulation = gradient_accumulation_steps_per_replica
+        self.accumulation_keywords = keywords
+        self._changed(
+            "set_gradient_accumulation_options",
+            steps=gradient_accumulation_steps_per_replica,
+            reduction=self.reduction.name,
+            keywords=keywords,
+        )
+
+    def set_pipelining_options(
+        self,
+        gradient_accumulation_steps_per_replica: Any,
+        device_mapping: Any,
+        accumulate_outfeed: Any,
+        gradient_accumulation_reduction_method: Any,
+        **keywords: Any,
+    ) -> None:
+        _positive("gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica)
+        if device_mapping is not None and not (
+            isinstance(device_mapping, list) and all(isinstance(d, int) for d in device_mapping)
+        ):
+            raise ValueError("device_mapping must be a list of integers")
+        self._refuse("set_pipelining_options", keywords)
+        self.reduction = ENUMS["GradientAccumulationReductionMethod"].parse(
+            gradient_accumulation_reduction_method
+        )
+        if gradient_accumulation_steps_per_replica is not None:
+            self.pipelining = gradient_accumulation_steps_per_replica
+        if device_mapping is not None:
+            self.device_mapping = device_mapping
+        if accumulate_outfeed is not None:
+            self.accumulate_outfeed = accumulate_outfeed
+        self.pipelining_keywords = keywords
+        self._changed(
+            "set_pipelining_options",
+            steps=gradient_accumulation_steps_per_replica,
+            device_mapping=device_mapping,
+            reduction=self.reduction.name,
+            keywords=keywords,
+        )
+
+    def set_infeed_queue_options(self, **keywords: Any) -> None:
+        self._refuse("set_infeed_queue_options", keywords)
+        self.infeed = keywords
+        self._changed("set_infeed_queue_options", **keywords)
+
+    def set_outfeed_queue_options(self, **keywords: Any) -> None:
+        self._refuse("set_outfeed_queue_options", keywords)
+        self.outfeed = keywords
+        self._changed("set_outfeed_queue_options", **keywords)
+
+    def get_pipeline_stage_assignment(self) -> List[Any]:
+        if self.assignment is None:
+            return [StageAssignment(layer, index) for layer, index, _ in layer_calls(self.model)]
+        return self.assignment
+
+    def set_pipeline_stage_assignment(self, pipeline_stage_assignment: Any) -> None:
+        calls = layer_calls(self.model)
+        given = pipeline_stage_assignment
+        if not isinstance(given, list) or len(given) != len(calls):
+            raise ValueError(f"the stage assignment must be a list of {len(calls)} entries")
+        stages: Dict[int, int] = {}
+        for entry, (layer, index, parents) in zip(given, calls):
+            if not isinstance(entry, StageAssignment):
+                raise ValueError("entries must be FunctionalLayerPipelineStageAssignment")
+            if entry.layer is not layer or entry.node_index != index:
+                raise ValueError(f"the assignment is not in post order: {entry.layer.name}, not {layer.name}")
+            if entry.pipeline_stage is None:
+                raise ValueError(f"{layer.name} has no pipeline stage")
+            for parent in parents:
+                history = parent._keras_history
+                source = getattr(history, "layer", None) or history.operation
+                if stages.get(id(source), 0) > entry.pipeline_stage:
+                    raise ValueError(f"{layer.name} consumes an output of a later stage ({source.name})")
+            stages[id(layer)] = entry.pipeline_stage
+        self.assignment = list(given)
+        self._changed("set_pipeline_stage_assignment", stages={e.layer.name: e.pipeline_stage for e in given})
+
+    def reset_pipeline_stage_assignment(self) -> None:
+        self.assignment = None
+        self._changed("reset_pipeline_stage_assignment")
+
+    def print_pipeline_stage_assignment_summary(self, line_length: Any, print_fn: Any) -> None:
+        for entry in self.get_pipeline_stage_assignment():
+            (print_fn or print)(f"{entry.layer.name} {entry.pipeline_stage}")
+
+
+_ENGINE = ("fit", "evaluate", "predict")
+
+
+def extend(machine: Any, model: Any) -> None:
+    """Gives a functional model the SDK's methods, as the SDK's Keras does on construction."""
+    extension = Extension(machine, model)
+    absent = FACTS["absent_in"].get(machine.sdk, {})
+    body: Dict[str, Any] = {"_double": extension, "__original_class__": type(model)}
+    for name, params in FACTS["model_methods"].items():
+        if name in absent.get("methods", ()):
+            continue
+        signature = signature_of(params, absent.get("parameters", {}).get(name, ()))
+        method = checked(signature, name, getattr(extension, name))
+        body[name] = staticmethod(method)
+    for name in _ENGINE:
+        body[name] = staticmethod(getattr(extension.engine, name))
+    kind = type(model)
+    made = type(kind.__name__, (kind,), body)
+    object.__setattr__(model, "__class__", made)
+    if machine.stage is not None:
+        raise NotImplementedError("the double assigns stages with set_pipeline_stage_assignment only")
+
+
+def is_member(value: Any, name: str) -> bool:
+    """Whether a value is a member of a recorded enum."""
+    return isinstance(value, enum.Enum) and isinstance(value, ENUMS[name])

@@ -1,0 +1,101 @@
+"""What the double knows: the IPUs that are there, what was configured, and a log of every call."""
+
+import os
+import shlex
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+import tensorflow as tf
+
+from .facts import FACTS
+
+
+class ProcessAborted(BaseException):
+    """Where the SDK's driver ends the process (LOG(FATAL)); no ``except Exception`` may catch it."""
+
+
+@dataclass
+class Machine:
+    """One process on a machine with IPUs.
+
+    Attributes:
+        sdk: version whose API is there.
+        num_ipus: IPUs of the largest device group; 0: none.
+        busy: every device is taken.
+        tile_bytes: weights beyond this many bytes per IPU are out of memory; None: nothing is.
+        config: what ``configure_ipu_system`` applied, by leaf; None before.
+        log: (name of the call, arguments) in order.
+        programs: keys of what was compiled.
+    """
+
+    sdk: str = "3.4"
+    num_ipus: int = 16
+    busy: bool = False
+    tile_bytes: Optional[int] = None
+    config: Optional[Dict[str, Any]] = None
+    log: List[Tuple[str, Dict[str, Any]]] = field(default_factory=list)
+    programs: List[Any] = field(default_factory=list)
+    strategies: List[Any] = field(default_factory=list)
+    stage: Optional[int] = None
+    replicas: Optional[Any] = None
+    _flags: Optional[Dict[str, str]] = None
+    _generator: Any = None
+
+    def note(self, call: str, **arguments: Any) -> None:
+        """Adds to the log."""
+        self.log.append((call, arguments))
+
+    def calls(self, name: str) -> List[Dict[str, Any]]:
+        """The arguments of every call of a name, in order."""
+        return [arguments for call, arguments in self.log if call == name]
+
+    @property
+    def strategy(self) -> Any:
+        """The innermost strategy whose scope is entered."""
+        return self.strategies[-1] if self.strategies else None
+
+    @property
+    def flags(self) -> Dict[str, str]:
+        """TF_POPLAR_FLAGS, parsed once, on the first access of the driver.
+
+        Raises:
+            ProcessAborted: an unknown flag or word, as the driver does.
+        """
+        if self._flags is None:
+            absent = FACTS["absent_in"].get(self.sdk, {}).get("flags", ())
+            flags: Dict[str, str] = {}
+            for word in shlex.split(os.environ.get("TF_POPLAR_FLAGS", "")):
+                name, _, value = word.partition("=")
+                name = name[2:] if name.startswith("--") else ""
+                if name not in FACTS["flags"] or name in absent:
+                    raise ProcessAborted(f"unknown TF_POPLAR_FLAGS: {word}")
+                flags[name] = value or "true"
+            if flags.get("show_progress_bar", "auto") not in ("true", "false", "auto"):
+                raise ProcessAborted("show_progress_bar")
+            if "synthetic_data_initializer" in flags and not (
+                "use_synthetic_data" in flags or "synthetic_data_categories" in flags
+            ):
+                raise ProcessAborted("synthetic_data_initializer without synthetic data")
+            self._flags = flags
+        return self._flags
+
+    @property
+    def generator(self) -> Any:
+        """The IPUs' random numbers: one generator, reset by ``reset_ipu_seed``."""
+        if self._generator is None:
+            with tf.init_scope():
+                self._generator = tf.random.Generator.from_seed(0)
+        return self._generator
+
+    @property
+    def device_ipus(self) -> int:
+        """IPUs of /device:IPU:0.
+
+        Raises:
+            FailedPreconditionError: the system was never configured.
+        """
+        if self.config is None:
+            raise tf.errors.FailedPreconditionError(
+                None, None, "No device target has been configured for virtual device 0"
+            )
+        return int(self.config["ipus"])

@@ -1,0 +1,214 @@
+"""What the SDK refuses when a model is compiled for IPUs, as the recorded facts have it."""
+
+from typing import Any, Dict, List
+
+import tensorflow as tf
+
+from .config import ENUMS, check_option_words
+from .facts import FACTS
+
+
+def stages_of(extension: Any) -> List[int]:
+    """The stage of every layer call; [] for a model that is no pipeline.
+
+    Raises:
+        RuntimeError: stage numbers with a hole.
+    """
+    if extension.assignment is None:
+        return []
+    stages = [entry.pipeline_stage for entry in extension.assignment]
+    if sorted(set(stages)) != list(range(max(stages) + 1)):
+        raise RuntimeError(f"pipeline stages must have no hole: {sorted(set(stages))}")
+    return stages
+
+
+def num_replicas(machine: Any, extension: Any) -> int:
+    """The replication factor of a model on the configured device.
+
+    Raises:
+        ValueError: more shards than IPUs.
+        InternalError: the shards do not divide the IPUs.
+    """
+    stages = stages_of(extension)
+    shards = 1
+    if stages:
+        shards = max(extension.device_mapping or [max(stages)]) + 1
+    ipus = machine.device_ipus
+    if shards > ipus:
+        raise ValueError(f"the model needs {shards} IPUs, but the device has {ipus}")
+    shards = 1 << (shards - 1).bit_length()
+    if ipus % shards:
+        raise tf.errors.InternalError(
+            None, None, f"Trying to compile a graph for an IPU device with {ipus} IPUs and {shards} shards"
+        )
+    return ipus // shards
+
+
+def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
+    """What the pipeline's depth must be a multiple of, for any device mapping."""
+    ring = mapping + mapping[::-1] if training else list(mapping)
+    if schedule == "Grouped":
+        return len(ring)
+    if schedule == "Sequential":
+        return 1
+    accepted: List[List[int]] = []
+    for turn in range(len(ring)):
+        rotated = ring[turn:] + ring[:turn]
+        if all(a != b for other in accepted for a, b in zip(rotated, other)):
+            accepted.append(rotated)
+    return len(accepted)
+
+
+def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execution: int) -> None:
+    """The checks of ``pipeline()`` and of the driver that compiles it."""
+    keywords: Dict[str, Any] = extension.pipelining_keywords
+    absent = FACTS["absent_in"].get(machine.sdk, {}).get("parameters", {})
+    known = set(FACTS["pipelining_keywords"]) - set(absent.get("ipu.ops.pipelining_ops.pipeline", ()))
+    for name in keywords:
+        if name not in known:
+            raise TypeError(f"in user code: pipeline() got an unexpected keyword argument '{name}'")
+    if training and extension.pipelining is None:
+        raise ValueError("a pipelined model needs gradient_accumulation_steps_per_replica to be trained")
+    schedule = keywords.get("pipeline_schedule")
+    schedule = ENUMS["PipelineSchedule"].Grouped if schedule is None else schedule
+    if not isinstance(schedule, ENUMS["PipelineSchedule"]):
+        raise TypeError("pipeline_schedule must be a PipelineSchedule")
+    mode = keywords.get("recomputation_mode")
+    if mode is not None and not isinstance(mode, ENUMS["RecomputationMode"]):
+        raise TypeError("recomputation_mode must be a RecomputationMode")
+    stages = max(stages_of(extension)) + 1
+    if stages < 2:
+        raise ValueError("a pipeline needs at least two stages")
+    mapping = extension.device_mapping or list(range(stages))
+    if len(mapping) != stages:
+        raise ValueError(f"device_mapping has {len(mapping)} entries for {stages} stages")
+    if schedule.name == "Interleaved" and training and len(set(mapping)) < len(mapping):
+        raise NotImplementedError("Interleaved with several stages on one IPU cannot be trained")
+    if keywords.get("continuous_weight_updates"):
+        raise NotImplementedError("continuous_weight_updates")
+    if (
+        keywords.get("replicated_optimizer_state_sharding")
+        and keywords.get("offload_weight_update_variables") is False
+    ):
+        raise ValueError("replicated_optimizer_state_sharding needs offload_weight_update_variables")
+    _check_stage_options(keywords, stages)
+    if machine.config["leaves"]["allow_recompute"] and mode is not None:
+        pair = (schedule.name, mode.name)
+        if pair in (
+            ("Sequential", "RecomputeThenBackpropagate"),
+            ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
+        ):
+            raise tf.errors.UnimplementedError(None, None, f"{pair[1]} with the {pair[0]} schedule")
+    if machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"] > 1:
+        raise tf.errors.UnimplementedError(None, None, "distributed batch norm in a pipelined model")
+    depth = extension.pipelining if training else steps_per_execution
+    overlap = overlap_length(schedule.name, mapping, training)
+    if schedule.name == "Grouped" and machine.config["leaves"]["io_tiles.num_io_tiles"]:
+        if depth < overlap + 2:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"The number of iterations of the pipeline must be at least {overlap + 2}, but it is {depth}.",
+            )
+    elif depth % overlap or depth < overlap:
+        raise tf.errors.FailedPreconditionError(
+            None,
+            None,
+            f"The number of iterations of the pipeline must be a multiple of {overlap}, but it is {depth}.",
+        )
+
+
+def _check_stage_options(keywords: Dict[str, Any], stages: int) -> None:
+    from .extension import PipelineStageOptions
+
+    for name in ("forward", "backward"):
+        options = keywords.get(f"{name}_propagation_stages_poplar_options")
+        if options is None:
+            continue
+        if not isinstance(options, (list, tuple)):
+            raise TypeError(f"{name} options must be a list")
+        if any(not isinstance(o, PipelineStageOptions) for o in options):
+            raise TypeError(f"{name} options must be PipelineStageOptions")
+        if len(options) != stages:
+            raise ValueError(f"{len(options)} {name} options for {stages} stages")
+    update = keywords.get("weight_update_poplar_options")
+    if update is not None and not isinstance(update, PipelineStageOptions):
+        raise TypeError("weight_update_poplar_options must be a PipelineStageOptions")
+
+
+def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
+    """What Poplar and its libraries find while they compile."""
+    leaves = machine.config["leaves"]
+    for kind, leaf in (
+        ("convolution", "convolutions.poplar_options"),
+        ("matmul", "matmuls.poplar_options"),
+        ("pooling", "pooling.poplar_options"),
+        ("slice", "slices.poplar_options"),
+    ):
+        check_option_words(kind, leaves[leaf])
+    for key, value in leaves["compilation_poplar_options"].items():
+        fact = FACTS["engine_options"].get(key)
+        if fact is None or ("values" in fact and value not in fact["values"]):
+            raise tf.errors.InternalError(
+                None, None, f"[Poplar][Compile engine] invalid_option: {key}={value}"
+            )
+    for side in ("forward", "backward"):
+        for stage in extension.pipelining_keywords.get(f"{side}_propagation_stages_poplar_options") or ():
+            check_option_words("convolution", stage.options["convolution_options"])
+            check_option_words("matmul", stage.options["matmul_options"])
+            check_option_words("slice", stage.options["slice_options"])
+    group = leaves["norms.experimental.distributed_batch_norm_replica_group_size"]
+    if replicas % group:
+        raise tf.errors.InternalError(
+            None,
+            None,
+            f"The replication factor {replicas} must be divisible by distributed_batch_norm_replica_group_size",
+        )
+    if leaves["device_connection.type"].name in ("PRE_COMPILE",) and not machine.flags.get(
+        "executable_cache_path"
+    ):
+        raise tf.errors.FailedPreconditionError(
+            None, None, "'executable_cache_path' in 'TF_POPLAR_FLAGS' has not been set"
+        )
+    if machine.busy and leaves["device_connection.type"].name == "ON_DEMAND":
+        raise tf.errors.InternalError(None, None, "Timed out trying to find an available device")
+    size = 4 * sum(int(tf.size(w)) for w in extension.model.weights)
+    shards = machine.device_ipus // replicas
+    if machine.tile_bytes is not None and size > machine.tile_bytes * shards:
+        raise tf.errors.InternalError(
+            None,
+            None,
+            "[Poplar][Compile engine] graph_memory_allocation_error: Out of memory on tile 12: "
+            f"{size} bytes used but tiles only have {machine.tile_bytes} bytes of memory",
+        )
+
+
+def check_feed(spec: Any) -> None:
+    """The types and shapes that an infeed takes.
+
+    Raises:
+        ValueError: a shape is not static.
+        FailedPreconditionError: a type that IPUs do not take.
+    """
+    for index, part in enumerate(tf.nest.flatten(spec)):
+        if not part.shape.is_fully_defined():
+            raise ValueError(
+                f"infeed shapes must be fully defined, got {part.shape}: use drop_remainder=True"
+            )
+        name = "float32" if part.dtype == tf.float64 else part.dtype.name
+        if name not in FACTS["feed_types"]:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"Unsupported datatype {name} on index {index} of feed operation"
+            )
+
+
+def steps_per_replica(cardinality: int, steps: Any, replicas: int, steps_per_execution: int) -> int:
+    """Steps each replica runs in an epoch."""
+    if steps is None and cardinality < 0:
+        raise ValueError("the number of steps is unknown: give steps_per_epoch or steps")
+    each = (cardinality if steps is None else steps) // replicas
+    if each < 1:
+        raise ValueError("there is not a step for each replica")
+    if each % min(steps_per_execution, each):
+        raise ValueError(f"{each} steps per replica are not a multiple of steps_per_execution")
+    return each

@@ -1,0 +1,131 @@
+"""Every command on the double of the SDK, with nothing but the default --device auto."""
+
+import json
+
+import numpy as np
+import pytest
+from poplar_double import installed
+
+from ipucnn import cli
+from ipucnn.training.checkpoints import load_checkpoint
+
+SMALL = ["--limit-train", "64", "--limit-eval", "32", "--micro-batch-size", "4", "--seed", "3"]
+
+
+def run(capfd, *args):
+    """(exit code, stdout, stderr) of a command."""
+    code = cli.run([str(a) for a in args])
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+def train(capfd, run_dir, *more):
+    rate = ["--lr-schedule", "const", "--learning-rate", 0.01]  # not one that depends on the number of epochs
+    args = ["train", "toy_model", "--run-dir", run_dir, *SMALL, *rate, "--num-epochs", 2, "--json", *more]
+    code, out, err = run(capfd, *args)
+    assert code == 0, err
+    return json.loads(out), err
+
+
+def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
+    cache = folder / "cache"
+    with installed() as machine:
+        report, err = train(
+            capfd, folder / "ipu", "--executable-cache", cache, "--num-replicas", 2, "--eight-bit-transfer"
+        )
+        assert machine.calls("fit") and machine.calls("predict")
+        assert machine.config["ipus"] == 2
+    assert report["compilation"]["device"]["kind"] == "ipu"
+    assert set(report["compilation"]["stages_s"]) == {
+        "Hlo Optimizations",
+        "Pre-Planning Operations",
+        "Graph Construction",
+        "Graph Compilation",
+    }
+    assert not report["compilation"]["cached"]
+    assert "Compiling module" not in err and "[" not in err.split("run folder")[0]
+    with installed():  # the same program again comes from the cache
+        again, _ = train(
+            capfd, folder / "again", "--executable-cache", cache, "--num-replicas", 2, "--eight-bit-transfer"
+        )
+    assert again["compilation"]["cached"]
+    first, second = (load_checkpoint(folder / n / "checkpoints" / "last.npz") for n in ("ipu", "again"))
+    for name, value in first.weights.items():
+        assert np.array_equal(value, second.weights[name]), name
+    # Half of it, and the rest on IPUs again: the same bytes.
+    with installed():
+        train(capfd, folder / "half", "--num-replicas", 2, "--eight-bit-transfer", "--num-epochs", 1)
+    with installed():
+        train(capfd, folder / "half", "--num-replicas", 2, "--eight-bit-transfer", "--resume")
+    third = load_checkpoint(folder / "half" / "checkpoints" / "last.npz")
+    for name, value in first.weights.items():
+        assert np.array_equal(value, third.weights[name]), name
+    # Trained on IPUs, evaluated there and on the host.
+    with installed():
+        code, out, err = run(capfd, "evaluate", folder / "ipu", "--json")
+        assert code == 0, err
+        on_ipus = json.loads(out)
+        code, out, _ = run(capfd, "infer", folder / "ipu", "--split", "eval", "--limit-eval", 4, "--json")
+        assert code == 0
+    assert on_ipus["device"] == "ipu"
+    code, out, _ = run(capfd, "evaluate", folder / "ipu", "--json", "--device", "cpu")
+    on_host = json.loads(out)
+    assert on_host["device"] == "cpu"
+    assert on_host["measured"]["samples"] == on_ipus["measured"]["samples"] == 32
+    # The images were resized on the host; on their way to the IPUs they were rounded to 8 bits.
+    assert on_host["measured"]["loss"] == pytest.approx(on_ipus["measured"]["loss"], abs=1e-3)
+    # And back: trained on the host, continued on IPUs.
+    train(capfd, folder / "host", "--num-epochs", 1, "--device", "cpu")
+    with installed():
+        continued, _ = train(capfd, folder / "host", "--resume", "--device", "auto")
+    assert continued["compilation"]["device"]["kind"] == "ipu"
+    assert load_checkpoint(folder / "host" / "checkpoints" / "last.npz").meta["weight_updates"] == 32
+
+
+def test_benchmarks(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    limits = ["--min-time", 0.1, "--executions", 3, "--max-time", 3, "--micro-batch-size", 4]
+    steps = ["--steps-per-execution", 2]
+    for mode in ([*steps, "--host-generated-data"], [*steps, "--training", "--device-generated-data"]):
+        with installed():
+            code, out, err = run(capfd, "benchmark", "toy_model", *limits, *mode, "--json")
+        assert code == 0, err
+        report = json.loads(out)
+        assert report["device"]["kind"] == "ipu" and report["device"]["num_cores"] == 1472
+        assert report["measured"]["matmul_peak"] is None and report["measured"]["images_per_s"]["value"] > 0
+
+
+def test_errors_of_the_sdk_become_errors_of_the_command(capfd, tmp_path):
+    cases = [
+        (dict(num_ipus=0), [], 6, "no IPU is visible"),
+        (dict(num_ipus=1), ["--num-replicas", 2], 6, "no device of 2 IPUs"),
+        (dict(busy=True), ["--no-on-demand"], 6, "no free device"),
+        (dict(tile_bytes=100), [], 4, "does not fit in the memory of an IPU"),
+        (dict(), ["--num-replicas", 3], 2, "2 or 4 IPUs"),
+        (dict(), ["--compile-only"], 2, "--executable-cache"),
+        (dict(), ["--matmul-options", '{"partialsType": "double"}'], 2, "Poplar refuses an option"),
+    ]
+    for facts, flags, code, text in cases:
+        with installed(**facts):
+            found, out, err = run(
+                capfd, "train", "toy_model", "--run-dir", tmp_path / "run", "--overwrite", *SMALL, *flags
+            )
+        assert (found, out) == (code, ""), (flags, err)
+        assert text in err and "hint:" in err and "Traceback" not in err, err
+
+
+def test_nothing_is_left_behind():
+    import sys
+
+    from tensorflow import keras
+
+    with installed():
+        assert keras.ipu
+    assert not hasattr(keras, "ipu") and "tensorflow.python.ipu" not in sys.modules
+    model = keras.Sequential([keras.layers.Dense(1)])
+    assert not hasattr(model, "set_pipelining_options")

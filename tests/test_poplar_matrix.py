@@ -1,0 +1,195 @@
+"""Many combinations on the double: a pairwise selection that trains, evaluates and infers, through the CLI.
+
+``pytest -m slow tests/test_poplar_matrix.py`` runs the whole selection; a dozen small ones run always.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+from pairwise import pairwise
+from poplar_double import installed
+
+from ipucnn import cli
+from ipucnn.models.registry import get_model
+from ipucnn.training.checkpoints import load_checkpoint
+
+FACTORS: Dict[str, List[Any]] = {
+    "model": [
+        "toy_model",
+        "lenet",
+        "mnist_cnn",
+        "cifar_resnet8",
+        "unet",
+        "resnet18",
+        "resnet50v2",
+        "vgg16",
+        "mobilenet",
+        "mobilenetv3-small",
+        "efficientnet-b0",
+        "efficientnet-b0-g16",
+    ],
+    "norm": ["batch_norm", "group_norm", "none"],
+    "stages": ["1", "2 Grouped", "2 Interleaved", "2 Sequential", "4 Grouped"],
+    "replicas": [1, 2, 4],
+    "optimizer": ["sgd", "lars", "adam", "adamw", "rmsprop"],
+    "reduction": ["sum", "mean", "running_mean"],
+    "precision": ["32.32", "16.16", "16.32"],
+    "dropout_layer": ["poprand", "stateless"],
+    "transfer": ["float", "eight-bit-transfer", "accelerator-side-preprocess", "fused-preprocessing"],
+    "dbn": [1, 2],
+    "validation": ["one", "pipelined"],
+    "memory": ["none", "one", "per stage"],
+    "sdk": ["3.0", "3.4"],
+    "padding": [False, True],
+}
+TINY = {
+    "model": ["toy_model", "lenet", "cifar_resnet8", "unet"],
+    "stages": ["1", "2 Grouped", "2 Interleaved"],
+}
+TINY.update(replicas=[1, 2], optimizer=["sgd", "adam"], reduction=["mean"], precision=["32.32", "16.16"])
+TINY.update(memory=["none", "per stage"], validation=["one", "pipelined"])
+
+
+def is_legal(row: Dict[str, Any]) -> bool:
+    """Whether this program allows the combination; what it refuses is tested elsewhere."""
+    record = get_model(row["model"])
+    if record.norms == ("none",) and row["norm"] != "none":
+        return False
+    pipelined = row["stages"] != "1"
+    if row["dbn"] > 1 and (pipelined or row["replicas"] == 1):
+        return False
+    if row["validation"] == "pipelined" and not pipelined:
+        return False
+    if row["memory"] == "per stage" and not pipelined:
+        return False
+    if row["transfer"] == "fused-preprocessing" and record.input_shape[2] != 3:
+        return False
+    # Dice couples the samples of a micro-batch.
+    return not (row["padding"] and row["model"] == "unet")
+
+
+def is_tiny(row: Dict[str, Any]) -> bool:
+    """16-bit convolutions of a U-Net take a CPU minutes; validation in a pipeline, seconds more."""
+    slow = row["model"] == "unet" and (
+        row["precision"] != "32.32" or row["replicas"] > 1 or row["stages"] != "1"
+    )
+    return is_legal(row) and not slow
+
+
+def flags_of(row: Dict[str, Any]) -> List[str]:
+    """The command line of a combination: two executions of one weight update at the smallest input."""
+    record = get_model(row["model"])
+    stages, _, schedule = row["stages"].partition(" ")
+    count = int(stages) * {"Grouped": 2, "Interleaved": 1, "Sequential": 1}.get(schedule, 1)
+    count = max(count, 2)
+    global_batch = count * row["replicas"]
+    size = max(record.min_size, 16)
+    flags = ["--micro-batch-size", "1", "--gradient-accumulation-count", str(count)]
+    if row["model"] != "unet":
+        flags = ["--micro-batch-size", "2", "--gradient-accumulation-count", str(count)]
+        global_batch *= 2
+    flags += ["--num-replicas", str(row["replicas"]), "--dataset", "random", "--image-size", str(size)]
+    limit = global_batch - 1 if row["padding"] else global_batch
+    flags += ["--limit-train", str(limit), "--limit-eval", "4", "--num-epochs", "2", "--seed", "7"]
+    flags += ["--learning-rate", "0.001", "--optimizer", row["optimizer"], "--optimizer-params", "{}"]
+    flags += ["--gradient-accumulation-reduction-method", row["reduction"], "--precision", row["precision"]]
+    flags += ["--norm-layer", row["norm"], "--dropout-layer", row["dropout_layer"]]
+    flags += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--loss-scaling", "8"]
+    flags += ["--dbn-replica-group-size", str(row["dbn"]), "--weight-decay", "0"]
+    if stages != "1":
+        flags += ["--ipus-per-replica", stages, "--pipeline-schedule", schedule, "--recomputation"]
+    if row["transfer"] != "float":
+        flags.append("--accelerator-side-preprocess")
+        flags += [] if row["transfer"] == "accelerator-side-preprocess" else ["--" + row["transfer"]]
+    if row["validation"] == "pipelined":
+        flags.append("--pipeline-validation-model")
+    if row["memory"] != "none":
+        flags += [
+            "--available-memory-proportion",
+            *["40"] * (int(stages) if row["memory"] == "per stage" else 1),
+        ]
+    if row["padding"]:
+        flags.append("--pad-dataset")
+    if row["model"] == "unet":
+        flags += ["--base-filters", "2"]
+    return flags
+
+
+def check(row: Dict[str, Any], folder: Any, capfd: Any, commands: bool = True) -> None:
+    """Trains two executions and validates; with ``commands``, evaluates and infers from the run folder, too."""
+    run_dir = str(folder / "run")
+    with installed(sdk=row["sdk"]) as machine:
+        code = cli.run(["train", row["model"], "--run-dir", run_dir, "--json", *flags_of(row)])
+        out, err = capfd.readouterr()
+        assert code == 0, (row, err)
+        report = json.loads(out)
+        assert report["program"]["num_executions"] == 2 and len(machine.calls("fit")) == 2
+        assert np.isfinite(report["validation"]["loss"])
+    first = load_checkpoint(folder / "run" / "checkpoints" / "last.npz")
+    assert first.meta["weight_updates"] == 2
+    assert all(value.dtype == np.float32 and np.isfinite(value).all() for value in first.weights.values())
+    if not commands:
+        return
+    with installed(sdk=row["sdk"]):
+        code = cli.run(["evaluate", run_dir, "--json", "--limit-eval", "4"])
+        out, err = capfd.readouterr()
+        assert code == 0, (row, err)
+        loss = json.loads(out)["measured"]["loss"]
+        tolerance = 1e-3 if row["precision"] == "32.32" else 5e-2
+        assert loss == pytest.approx(report["validation"]["loss"], rel=tolerance, abs=tolerance)
+        if row["model"] != "unet":
+            code = cli.run(["infer", run_dir, "--split", "eval", "--limit-eval", "2", "--json"])
+            out, err = capfd.readouterr()
+            assert code == 0 and len(json.loads(out)) == 2, (row, err)
+
+
+def name_of(row: Dict[str, Any]) -> str:
+    return "-".join(
+        str(row[k]).replace(" ", "") for k in ("model", "norm", "stages", "replicas", "precision")
+    )
+
+
+def select() -> Dict[str, List[Dict[str, Any]]]:
+    """The combinations; chosen once and kept in a file, as the search takes seconds."""
+    small = pairwise({**FACTORS, **TINY}, is_tiny)
+    few = [row for row in small if row["model"] != "unet"][:11] + [
+        row for row in small if row["model"] == "unet"
+    ][:1]
+    return {
+        "few": few,
+        "all": pairwise(FACTORS, is_legal, minimum=60),
+    }
+
+
+ROWS_FILE = Path(__file__).parent / "data" / "poplar_pairs.json"
+_ROWS = json.loads(ROWS_FILE.read_text(encoding="utf-8")) if ROWS_FILE.exists() else {"few": [], "all": []}
+_FEW, _ALL = _ROWS["few"], _ROWS["all"]
+
+
+@pytest.mark.parametrize("row", _FEW, ids=name_of)
+def test_a_dozen_small_combinations(row, tmp_path, capfd):
+    check(row, tmp_path, capfd, commands=row["model"] == "lenet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", _ALL, ids=name_of)
+def test_pairwise_selection(row, tmp_path, capfd):
+    check(row, tmp_path, capfd)
+
+
+def test_every_legal_pair_occurs():
+    assert len(_ALL) >= 60 and all(set(row) == set(FACTORS) and is_legal(row) for row in _ALL)
+    assert len(_FEW) == 12 and all(is_legal(row) for row in _FEW)
+    rng = random.Random(0)
+    found = {(a, row[a], b, row[b]) for row in _ALL for a in row for b in row}
+    for _ in range(20000):
+        row = {name: rng.choice(values) for name, values in FACTORS.items()}
+        if is_legal(row):
+            missing = [
+                pair for pair in ((a, row[a], b, row[b]) for a in row for b in row) if pair not in found
+            ]
+            assert not missing, missing

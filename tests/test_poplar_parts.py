@@ -1,0 +1,291 @@
+"""Parts of the Poplar session: the progress bar, flags, feeding, preprocessing, several instances."""
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from poplar_double import installed, rules
+from poplar_double.facts import FACTS
+from test_host_session import make_program
+
+from ipucnn import cli
+from ipucnn.config.options import RunConfig
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalise
+from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar import popdist
+from ipucnn.sessions.poplar.environment import captured_stdout, poplar_flags
+from ipucnn.sessions.poplar.feeding import training_batches
+from ipucnn.sessions.poplar.layers import BatchStatistics, Preprocess, SeededDropout
+from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.sessions.poplar.progress import parse_progress
+
+STAGES = FACTS["progress"]["stages"]
+
+
+def bar(percent, stage, seconds):
+    minutes, rest = divmod(seconds, 60)
+    hashes = ("#" * (percent // 2)).ljust(50)
+    return f"\x1b[2K[{hashes}] {percent}% {stage} [Elapsed: 00:{int(minutes):02d}:{rest:04.1f}]"
+
+
+def test_progress_of_a_program_that_compiles():
+    text = "noise\nCompiling module cluster_1__.42:\n"
+    for percent, stage, seconds in ((1, 0, 0.5), (3, 1, 2.0), (20, 2, 5.0), (30, 2, 9.5), (70, 3, 20.0)):
+        text += bar(percent, STAGES[stage], seconds) + "\r"
+    text += bar(100, STAGES[4], 80.5) + "\nnoise\n"
+    (module,) = parse_progress(text)
+    assert module.name == "cluster_1__.42" and module.finished and module.total_s == 80.5
+    assert module.stages_s == pytest.approx(
+        {
+            "Hlo Optimizations": 2.0,
+            "Pre-Planning Operations": 3.0,
+            "Graph Construction": 15.0,
+            "Graph Compilation": 60.5,
+        }
+    )
+
+
+def test_progress_of_a_program_that_does_not_fit_stays_where_it_was():
+    text = "Compiling module a:\n" + bar(2, STAGES[1], 1.0) + "\r" + bar(60, STAGES[3], 7.0) + "\n"
+    text += "Compiling module b:\n"
+    first, second = parse_progress(text)
+    assert not first.finished and first.total_s == 7.0 and not second.finished
+    assert first.stages_s == {"Pre-Planning Operations": 7.0, "Graph Compilation": 0.0}
+    assert parse_progress("a program from the cache prints nothing") == []
+
+
+@given(st.lists(st.floats(0.1, 50), min_size=4, max_size=4))
+def test_the_stages_add_up_to_the_whole(seconds):
+    times = np.round(np.cumsum(seconds), 1)
+    text = "Compiling module m:\n"
+    for i, begin in enumerate([0.0, *times[:3]]):
+        text += bar(10 * i, STAGES[i], begin) + "\r"
+    text += bar(100, STAGES[4], times[3]) + "\n"
+    (module,) = parse_progress(text)
+    assert sum(module.stages_s.values()) == pytest.approx(times[3])
+
+
+def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
+    config = dataclasses.replace(RunConfig(), executable_cache=str(tmp_path / "a"))
+    value = poplar_flags(config, True, "--max_infeed_threads=4 --show_progress_bar=false")
+    words = dict(word.partition("=")[::2] for word in value.split())
+    assert words["--show_progress_bar"] == "false" and words["--max_infeed_threads"] == "4"
+    assert words["--executable_cache_path"] == str(tmp_path / "a")
+    assert "--use_synthetic_data" in words
+    assert {name[2:] for name in words} <= set(FACTS["flags"])
+    with pytest.raises(ConfigurationError, match="--compile-only"):
+        poplar_flags(dataclasses.replace(RunConfig(), compile_only=True), False, "")
+
+
+def test_what_is_printed_while_ipus_run_does_not_reach_stdout(capfd):
+    with captured_stdout() as found:
+        os.write(1, b"from C++\n")
+    print("result")
+    assert b"".join(found) == b"from C++\n"
+    assert capfd.readouterr().out == "result\n"
+
+
+def dataset(program, weights=None):
+    count = program.global_batch_size * 3
+    images = np.arange(count, dtype=np.float32)[:, None, None, None]
+    parts = (images, np.arange(count, dtype=np.int64) % 7)
+    parts = parts if weights is None else (*parts, weights)
+    return tf.data.Dataset.from_tensor_slices(parts).batch(program.micro_batch_size, drop_remainder=True)
+
+
+def test_feeding_types_seeds_and_weights_of_padding():
+    program = make_program(2, 3, 2, updates_per_epoch=2, samples_padded_per_epoch=4, seed=9)
+    weights = np.ones(36, np.float32)
+    weights[20:24] = 0
+    batches = list(training_batches(dataset(program, weights), program, 0, True, "uint8", Instances()))
+    assert len(batches) == 18
+    rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # what IPUs take
+    (images, seeds), labels, _ = batches[7]
+    assert images.dtype == tf.uint8 and labels.dtype == tf.int32 and images.shape == (2, 1, 1, 1)
+    assert seeds.numpy().tolist() == [[9, 7], [9, 7]]
+    # Weight updates 0, 1, 2: the second ends the epoch, with 8 samples of 12 that count.
+    found = np.concatenate([b[2].numpy() for b in batches])
+    np.testing.assert_allclose(found, np.concatenate([np.ones(12), [1.5] * 8, [0] * 4, np.ones(12)]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_instances_share_the_micro_batches_of_every_step(count):
+    """Together they have each micro-batch once, and in each accumulation step as many as they have replicas."""
+    program = make_program(1, 3, 4)
+    whole = [
+        float(np.ravel(b[0])[0])
+        for b in training_batches(dataset(program), program, 0, False, "float32", Instances())
+    ]
+    parts = []
+    for index in range(count):
+        instances = Instances(count, index, 1, 4)
+        parts.append(
+            [
+                float(np.ravel(b[0])[0])
+                for b in training_batches(dataset(program), program, 0, False, "float32", instances)
+            ]
+        )
+    local = 4 // count
+    for step in range(len(whole) // 4):
+        together = [value for part in parts for value in part[step * local : (step + 1) * local]]
+        assert sorted(together) == whole[step * 4 : (step + 1) * 4]
+
+
+INFO = DatasetInfo(
+    **{
+        field.name: {"mean": (10.0, 20.0, 30.0), "std": (5.0, 6.0, 7.0)}.get(field.name)
+        for field in dataclasses.fields(DatasetInfo)
+    }
+)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("input_range", INPUT_RANGES)
+def test_preprocessing_on_the_ipu_is_that_of_the_pipeline(input_range, channels):
+    images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, channels)).astype(np.uint8)
+    expected = normalise(tf.cast(images, tf.float32), input_range, INFO)
+    affine = channel_affine(input_range, INFO, channels)
+    layer = Preprocess(affine, None, "float32")
+    np.testing.assert_allclose(layer(tf.constant(images)), expected, rtol=1e-5, atol=1e-5)
+    if channels == 3 and not affine.reverse:
+        with installed():
+            from tensorflow.python import ipu
+
+            fused = Preprocess(affine, ipu.image_ops.normalise_image, "float32")
+            np.testing.assert_allclose(fused(tf.constant(images)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
+    from ipucnn.models.layers import Dropout, ExecutionContext, execution_context
+
+    x = tf.ones([6, 4, 4, 3])
+    numbers = [[3, 10], [3, 11], [3, 12]]
+    for noise in (None, (None, 1, 1, 1)):
+        host = Dropout(0.5, noise, name="drop")
+        with execution_context(ExecutionContext(3, tf.constant(numbers), 3)):
+            expected = host(x, training=True)
+        ipu = SeededDropout(0.5, noise, 2, name="drop")
+        seeds = tf.constant(np.repeat(numbers, 2, axis=0), tf.int32)
+        np.testing.assert_array_equal(ipu([x, seeds], training=True), expected)
+        np.testing.assert_array_equal(ipu([x, seeds], training=False), x)
+
+
+def test_batch_statistics_are_means_and_unbiased_variances():
+    x = np.random.default_rng(0).normal(2, 3, (4, 3, 3, 5)).astype(np.float32)
+    y, mean, variance = BatchStatistics(1e-3, True, True)(tf.constant(x))
+    flat = x.reshape(-1, 5)
+    np.testing.assert_allclose(mean[0], flat.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(variance[0], flat.var(axis=0, ddof=1), rtol=1e-5)
+    expected = (x - flat.mean(axis=0)) / np.sqrt(flat.var(axis=0) + 1e-3)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def poprun(monkeypatch, index, total=4, local=2, ipus=1):
+    values = dict(NUM_TOTAL_REPLICAS=total, NUM_LOCAL_REPLICAS=local, NUM_IPUS_PER_REPLICA=ipus)
+    values.update(REPLICA_INDEX_OFFSET=index * local, LOCAL_INSTANCE_INDEX=index)
+    for name, value in values.items():
+        monkeypatch.setenv("POPDIST_" + name, str(value))
+
+
+def test_what_poprun_says(monkeypatch):
+    assert find_instances({}) == Instances() and find_instances({}).is_writer
+    poprun(monkeypatch, 1)
+    found = find_instances()
+    assert found == Instances(2, 1, 1, 4) and found.is_distributed and not found.is_writer
+    popdist.check_program(found, make_program(1, 1, 4))
+    for changes, text in (
+        ({"replicas": 2}, "--num-replicas 4"),
+        ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
+    ):
+        with pytest.raises(ConfigurationError) as error:
+            popdist.check_program(found, make_program(1, 1, **{"replicas": 4, **changes}))
+        assert text in error.value.hint
+    with pytest.raises(ConfigurationError, match="evenly"):
+        find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})
+
+
+def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path, capfd):
+    flags = [
+        "--num-replicas",
+        "4",
+        "--micro-batch-size",
+        "2",
+        "--limit-train",
+        "32",
+        "--limit-eval",
+        "8",
+        "--num-epochs",
+        "1",
+    ]
+    command = ["train", "toy_model", "--json", "--run-dir", str(tmp_path / "run"), *flags]
+    poprun(monkeypatch, 0)
+    with installed():
+        assert cli.run(command) == 2
+    assert "same seed" in capfd.readouterr().err
+    weights = []
+    for index in (0, 1):
+        poprun(monkeypatch, index)
+        with installed() as machine:
+            assert cli.run([*command, "--seed", "1"]) == 0, capfd.readouterr().err
+            out = capfd.readouterr().out
+            leaves = machine.config["leaves"]
+            assert leaves["auto_select_ipus"] == [2] or leaves["auto_select_ipus"] == 2
+            assert leaves["experimental.multi_replica_distribution.process_count"] == 2
+            assert leaves["experimental.multi_replica_distribution.process_index"] == index
+            assert machine.calls("PopDistStrategy") and not machine.calls("IPUStrategy")
+            # Steps are given per instance: its two replicas' micro-batches.
+            assert machine.calls("fit")[0]["steps_per_epoch"] == 4 * 2
+        weights.append(json.loads(out)["trained_samples"])
+    assert weights == [32, 32]
+    written = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert len(written) == 1  # the other instance left nothing there
+
+
+def test_out_of_memory_says_what_would_fit(tmp_path, capfd):
+    with installed(tile_bytes=1000):
+        code = cli.run(
+            [
+                "train",
+                "cifar_resnet8",
+                "--run-dir",
+                str(tmp_path / "run"),
+                "--limit-train",
+                "64",
+                "--device",
+                "ipu",
+            ]
+        )
+    err = capfd.readouterr().err
+    assert code == 4 and "does not fit" in err and "hint:" in err and "Traceback" not in err
+
+
+def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_path, capfd):
+    """On SDK 3.0, which does not reduce them itself: the same as the later SDK's."""
+    losses = []
+    flags = [
+        "--num-replicas",
+        "2",
+        "--micro-batch-size",
+        "2",
+        "--limit-train",
+        "16",
+        "--limit-eval",
+        "4",
+        "--num-epochs",
+        "1",
+    ]
+    for sdk, more in (("3.4", []), ("3.0", ["--accelerator-side-reduction"]), ("3.0", [])):
+        run = tmp_path / f"run{len(losses)}"
+        with installed(sdk=sdk):
+            command = ["train", "toy_model", "--seed", "1", "--run-dir", str(run), *flags, *more]
+            assert cli.run(command) == 0, capfd.readouterr().err
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        losses.append(rows[0]["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] != pytest.approx(losses[0], rel=1e-5)  # the last replica's alone

@@ -1,0 +1,174 @@
+"""The Poplar session on the double of the SDK, against the host session: same Program, same weights."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from poplar_double import installed
+from tensorflow import keras
+from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
+
+from ipucnn.compat import tf_variable
+from ipucnn.config.options import RunConfig
+from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
+from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
+from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import Optimizer, make_settings
+
+SPLIT = "relu0"
+
+
+def make_model(norm: str, dropout: float = 0.0, seed: int = 3) -> Any:
+    """Two convolutions with norms, dropout and drop connect; no two layers alike."""
+    keras.backend.clear_session()
+    inputs = keras.Input((SIZE, SIZE, 2), name="input")
+    x = inputs
+    for i in range(2):
+        x = keras.layers.Conv2D(4, 3, padding="same", use_bias=norm == "none", name=f"conv{i}")(x)
+        if norm == "batch":
+            x = BatchNormalization(momentum=MOMENTUM, epsilon=EPSILON, name=f"norm{i}")(x)
+        elif norm == "group":
+            x = GroupNormalization(groups=2, epsilon=EPSILON, name=f"norm{i}")(x)
+        x = keras.layers.ReLU(name=f"relu{i}")(x)
+        if dropout:
+            shape = (None, 1, 1, 1) if i == 0 else None
+            x = Dropout(dropout, shape, name=f"dropout{i}")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        if not weight.name.split("/")[-1].startswith("moving"):
+            weight.assign(rng.normal(0.3, 0.4, weight.shape))
+    return model
+
+
+def schedule(updates):
+    return np.full(np.shape(updates), 0.05, np.float32) / (1 + np.asarray(updates))
+
+
+def run(session, model, program, optimizer, images, labels, loss="cross_entropy", weights=None, state=None):
+    """Final weights and slots by name, and the events."""
+    settings = make_settings(
+        optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2]
+    )
+    session.compile(model, program, settings, make_loss(loss), schedule)
+    if state is not None:
+        for name, value in state[0].items():
+            session.state.weights[name].assign(value)
+        for name, value in state[1].items():
+            session.state.slots[name].assign(value)
+        session.state.weight_updates = state[2]
+
+    def dataset(first, per_element):
+        parts = (images, labels) if weights is None else (images, labels, weights)
+        endless = tf.data.Dataset.from_tensor_slices(parts).repeat()
+        return endless.skip(first * program.global_batch_size).batch(per_element, drop_remainder=True)
+
+    events = list(session.train(dataset))
+    used = session.recompute_statistics(dataset)
+    return (
+        {k: v.numpy() for k, v in session.state.weights.items()},
+        {k: v.numpy() for k, v in session.state.slots.items()},
+        events,
+        used,
+    )
+
+
+def both(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
+    """Runs a program on the host and on the double; returns both results and the machine."""
+    options = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **options}
+    weights = options.pop("weights", None)
+    config = dataclasses.replace(RunConfig(), **options)
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
+    host = run(
+        HostSession(CPU), make_model(norm, dropout), program, optimizer, images, labels, weights=weights
+    )
+    with installed(sdk=sdk) as machine:
+        session = create_session("auto", config=config)
+        poplar = run(session, make_model(norm, dropout), program, optimizer, images, labels, weights=weights)
+    return host, poplar, machine
+
+
+def assert_same(host, poplar, tolerance=1e-5):
+    for there, here in zip(host[:2], poplar[:2]):
+        assert list(there) == list(here)
+        for name in there:
+            np.testing.assert_allclose(here[name], there[name], rtol=0, atol=tolerance, err_msg=name)
+    assert host[3] == poplar[3]
+
+
+PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), ipus_per_replica=2)
+
+
+@pytest.mark.parametrize(
+    ("norm", "batch", "accumulate", "replicas", "changes"),
+    [
+        ("batch", 4, 1, 1, {}),
+        ("batch", 4, 3, 2, {"gradient_accumulation_reduction_method": "running_mean"}),
+        ("batch", 4, 2, 4, {"dbn_replica_group_size": 2}),
+        ("batch", 4, 4, 2, {**PIPELINE, "num_ipus": 4}),
+        (
+            "group",
+            2,
+            4,
+            2,
+            {
+                **PIPELINE,
+                "num_ipus": 4,
+                "gradient_accumulation_reduction_method": "sum",
+                "loss_scaling": 64.0,
+            },
+        ),
+    ],
+)
+def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, changes):
+    program = make_program(batch, accumulate, replicas, updates_per_epoch=3, **changes)
+    host, poplar, _ = both(norm, program, dropout=0.3)
+    assert_same(host, poplar)
+    ends = [[e for e in side[2] if isinstance(e, ExecutionFinished)] for side in (host, poplar)]
+    assert [e.weight_updates for e in ends[0]] == [e.weight_updates for e in ends[1]]
+    if program.num_replicas == 1 or program.num_stages == 1:
+        for there, here in zip(*ends):
+            assert here.metrics["loss"] == pytest.approx(there.metrics["loss"], abs=1e-4)
+            assert here.metrics["accuracy"] == pytest.approx(there.metrics["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("sgd", {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1, "l2_regularization": 0.01}),
+        ("lars", {"momentum": 0.9}, {}),
+        ("adam", {}, {}),
+        ("adamw", {}, {"weight_decay": 0.1}),
+        ("rmsprop", {"momentum": 0.5}, {}),
+    ],
+)
+def test_optimizers_as_on_the_host(optimizer):
+    """The Keras optimizer that IPUs run against the host's own, with the loss scale taken off."""
+    settings = make_settings(optimizer[0], optimizer[1], global_batch_size=8, **optimizer[2])
+    rng = np.random.default_rng(1)
+    start = [rng.normal(size=(3, 2)).astype(np.float32), rng.normal(size=4).astype(np.float32)]
+    gradients = [[rng.normal(size=s.shape).astype(np.float32) for s in start] for _ in range(4)]
+    rates = [0.1, 0.05, 0.2, 0.01]
+    host = [tf.Variable(s) for s in start]
+    expected = Optimizer(settings, host, ["a", "b"])
+    for i, step in enumerate(gradients):
+        expected.apply([tf.constant(g) for g in step], tf.constant(rates[i]), tf.constant(i, tf.int64))
+    device = [keras.Variable(s) if hasattr(keras, "Variable") else tf.Variable(s) for s in start]
+    own = Optimizer(settings, [tf_variable(v) for v in device], ["a", "b"])
+    update = WeightUpdate(own, 2, 8.0, [], None)
+    made = DeviceOptimizer(update)
+    for first in (0, 2):
+        update.set_rates(first, rates[first : first + 2])
+        made.iterations.assign(first)
+        for step in gradients[first : first + 2]:
+            made.apply_gradients([(tf.constant(8 * g), v) for g, v in zip(step, device)])
+    for there, here in zip(host, device):
+        np.testing.assert_allclose(tf_variable(here).numpy(), there.numpy(), rtol=0, atol=1e-6)
+    for name in expected.slots:
+        np.testing.assert_allclose(own.slots[name].numpy(), expected.slots[name].numpy(), rtol=0, atol=1e-5)

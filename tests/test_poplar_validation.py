@@ -1,0 +1,213 @@
+"""Every preset and every network x stages x schedules x replicas: configured, split, refused rightly; nothing runs.
+
+What is refused is compared with the double's own rules (the general formula over any device mapping), not with
+this program's.
+"""
+
+import dataclasses
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from poplar_double import installed, rules
+from poplar_double.config import ENUMS
+from tensorflow import keras
+from test_host_session import make_program as plain_program
+
+from ipucnn.config.options import RunConfig
+from ipucnn.config.presets import built_in_names
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.registry import get_model, list_models
+from ipucnn.planning.keras_graph import graph_of
+from ipucnn.planning.splits import equal_layers
+from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.poplar.config import Layout, make_ipu_config
+from ipucnn.sessions.poplar.pipelining import pipelining_options, stages_by_layer
+from ipucnn.sessions.poplar.validation import check_program
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import make_settings
+from ipucnn.training.program import make_program
+
+STAGES, REPLICAS, SCHEDULES = (1, 2, 4), (1, 2, 4), ("Grouped", "Interleaved", "Sequential")
+NUM_SAMPLES = 1_281_167
+
+
+def all_layouts():
+    return itertools.product(STAGES, SCHEDULES, REPLICAS)
+
+
+def is_refused(config: RunConfig, stages: int, schedule: str, replicas: int) -> bool:
+    """Whether the SDK (its depth rule from the device mapping) or the options themselves forbid a combination."""
+    count = config.gradient_accumulation_count
+    depth = rules.overlap_length(schedule, list(range(stages)), True) if stages > 1 else 1
+    if count is not None and (count % depth or config.global_batch_size is not None):
+        return True
+    if config.dbn_replica_group_size > 1 and (stages > 1 or replicas % config.dbn_replica_group_size):
+        return True
+    if config.recomputation and stages == 1:
+        return True
+    return len(config.available_memory_proportion) not in (0, 1, stages, 2 * stages)
+
+
+@pytest.mark.parametrize("preset", built_in_names())
+def test_presets(preset):
+    """Each preset in every layout: a legal program and system configuration, or a refusal that is right."""
+    resolved = resolve("train", {}, model=preset.partition("@")[0], config_name=preset, reads_data=False)
+    with installed(num_ipus=16):
+        from tensorflow.python import ipu
+
+        for stages, schedule, replicas in all_layouts():
+            config = dataclasses.replace(
+                resolved.config,
+                ipus_per_replica=stages,
+                pipeline_schedule=schedule,
+                num_replicas=replicas,
+                recomputation=stages > 1,
+                pipeline_splits=(),
+                device_mapping=None,
+            )
+            refused = is_refused(config, stages, schedule, replicas)
+            try:
+                program = make_program(config, NUM_SAMPLES, seed=1)
+                check_program(program, config)
+            except ConfigurationError as error:
+                assert refused and error.hint, (stages, schedule, replicas, error.message)
+                continue
+            assert not refused, (stages, schedule, replicas)
+            made = make_ipu_config(ipu, config, Layout(program.num_ipus, 0.2, program.recomputation))
+            made.configure_ipu_system()
+            assert program.num_ipus == stages * replicas
+            if stages > 1:
+                _check_pipeline(ipu, program, config, made)
+
+
+def _check_pipeline(ipu: Any, program: Any, config: Any, made: Any) -> None:
+    """The double's rules of ``pipeline()`` accept what the session would set."""
+    options = pipelining_options(ipu, program, config, training=True)
+    steps = options.pop("gradient_accumulation_steps_per_replica")
+    mapping = options.pop("device_mapping")
+    method = options.pop("gradient_accumulation_reduction_method")
+    assert ENUMS["GradientAccumulationReductionMethod"].parse(method)
+    extension = SimpleNamespace(
+        pipelining=steps,
+        device_mapping=mapping,
+        pipelining_keywords=options,
+        assignment=[SimpleNamespace(pipeline_stage=i) for i in range(program.num_stages)],
+    )
+    machine = SimpleNamespace(sdk="3.4", config={"leaves": made._values, "ipus": program.num_ipus})
+    rules.check_pipeline(machine, extension, True, program.steps_per_execution)
+    assert program.steps_per_execution % steps == 0
+
+
+def test_wrong_layouts_are_refused_with_the_nearest_legal_ones():
+    program = plain_program(1, 4, 1, num_stages=2, device_mapping=(0, 0), pipeline_schedule="Interleaved")
+    config = RunConfig()
+    with pytest.raises(ConfigurationError, match="Interleaved schedule cannot train several stages"):
+        check_program(program, config)
+    with pytest.raises(ConfigurationError, match="need 3 IPUs"):
+        check_program(plain_program(1, 4, 3), config)
+    for schedule, mode in (
+        ("Sequential", "RecomputeThenBackpropagate"),
+        ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
+    ):
+        program = plain_program(
+            1,
+            4,
+            1,
+            num_stages=2,
+            num_ipus=2,
+            device_mapping=(0, 1),
+            pipeline_schedule=schedule,
+            recomputation=True,
+        )
+        check_program(program, config)
+        with pytest.raises(ConfigurationError, match=mode):
+            check_program(program, dataclasses.replace(config, recomputation_mode=mode))
+    sharding = dataclasses.replace(config, replicated_optimizer_state_sharding=True)
+    check_program(plain_program(1, 4, 2), sharding)
+    with pytest.raises(ConfigurationError, match="not offloaded"):
+        check_program(plain_program(1, 4, 2), dataclasses.replace(sharding, optimizer_state_offloading=False))
+    wrong = dataclasses.replace(config, validation_num_replicas=4)
+    with pytest.raises(ConfigurationError, match="hold 2"):
+        check_program(plain_program(1, 4, 2), wrong)
+
+
+SAMPLE = ["toy_model", "lenet", "cifar_resnet8"]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_few_networks(name):
+    check_network(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [record.name for record in list_models() if record.name not in SAMPLE])
+def test_every_network(name):
+    check_network(name)
+
+
+def check_network(name: str) -> None:
+    """Built for IPUs, its weights copied, in 1, 2 and 4 stages; every schedule and number of replicas compiles."""
+    record = get_model(name)
+    keras.backend.clear_session()
+    size = record.min_size
+    shape = (size, size, record.input_shape[2])
+    options = BuildOptions(shape, 10, base_filters=2 if name == "unet" else None)
+    try:
+        network = build_model(record, options)
+    except MissingError as error:
+        pytest.skip(error.message)
+    graph = graph_of(network, name)
+    with installed() as machine:
+        for stages in STAGES:
+            splits = equal_layers(graph, stages) if stages > 1 else ()
+            order = [layer.name for layer in network.layers]
+            assert sorted(set(stages_by_layer(order, splits).values())) == list(range(stages))
+            session = create_session("ipu", config=RunConfig())
+            for schedule, replicas in itertools.product(SCHEDULES, REPLICAS):
+                program = plain_program(
+                    1,
+                    2 * stages,
+                    replicas,
+                    updates_per_epoch=1,
+                    num_stages=stages,
+                    pipeline_splits=splits,
+                    device_mapping=tuple(range(stages)),
+                    ipus_per_replica=stages,
+                    num_ipus=stages * replicas,
+                    pipeline_schedule=schedule,
+                )
+                if session.program is None:
+                    settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=1)
+                    session.compile(network, program, settings, make_loss("cross_entropy"), np.zeros_like)
+                else:
+                    check_program(program, session._config)
+                    session.program = program
+                    session._attach(program.num_ipus, program)
+                    session._set_options(session._trained.model, training=True)
+                trained = session._trained
+                if stages > 1:
+                    _check_stages(trained.model, network, splits)
+                spec = tf.nest.map_structure(
+                    lambda tensor: tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)),
+                    trained.model.inputs,
+                )
+                engine = trained.model._double.engine
+                assert engine._compile("fit", program.steps_per_execution, spec) == replicas
+            weights = {k: v.numpy() for k, v in session.state.weights.items()}
+            assert sum(v.size for v in weights.values()) == network.count_params()
+        assert len(machine.programs) == len(list(all_layouts()))
+
+
+def _check_stages(model: Any, network: Any, splits: Any) -> None:
+    """A split opens its stage: every layer before it, in the network's order, runs in an earlier one."""
+    stages = {entry.layer.name: entry.pipeline_stage for entry in model.get_pipeline_stage_assignment()}
+    position = {layer.name: i for i, layer in enumerate(network.layers)}
+    for name, stage in stages.items():
+        if name in position:
+            assert stage == sum(position[name] >= position[split] for split in splits), name
