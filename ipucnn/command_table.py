@@ -42,6 +42,7 @@ COMMANDS = {
             "Plan how to split a network over IPUs.",
             "Look up and plan",
         ),
+        Command("doctor", "doctor", "doctor", "Say what is here and what runs on it.", "Look up and plan"),
     )
 }
 

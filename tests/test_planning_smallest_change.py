@@ -174,3 +174,33 @@ def test_settings_of_a_program():
     single = settings_of(make_program(RunConfig(model_name="lenet"), 1000, seed=1))
     assert not single.optimizer_state_offloading
     assert single.available_memory_proportion == PROPORTIONS[0]
+
+
+def test_a_run_asks_with_its_own_network():
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+    from ipucnn.runs.fitting import would_fit
+
+    config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, gradient_accumulation_count=1)
+    model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
+    ask = would_fit(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
+    hint = ask(None)
+    assert hint.startswith("predicted to fit: --micro-batch-size ")
+    size, count = int(hint.split()[4]), int(hint.split()[6])
+    assert size * count == 4096
+    assert int(ask(8.0).split()[4]) < size
+
+
+def test_a_network_that_the_planner_does_not_know_has_no_hint():
+    from tensorflow import keras
+
+    from ipucnn.runs.fitting import would_fit
+
+    class Odd(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * 2
+
+    inputs = keras.Input((4, 4, 1), batch_size=1)
+    model = keras.Model(inputs, Odd()(inputs))
+    config = RunConfig(model_name="lenet")
+    assert would_fit(model, "odd", make_program(config, 100, seed=1), config)(None) is None

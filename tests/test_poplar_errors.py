@@ -409,6 +409,7 @@ SDK = Surroundings(
         "ipu-tensorflow-addons": "2.6.3+gc3.3.0",
     },
     has_ipu_package=True,
+    has_keras_ipu=True,
     modules=("popdist", "libpvti", "popef"),
     variables={
         "POPLAR_SDK_ENABLED": "/opt/poplar_sdk-ubuntu_20_04-3.3.0+1403-208/poplar-ubuntu_20_04-3.3.0+7857-b6"
@@ -437,7 +438,7 @@ def test_an_sdk_in_order_has_no_problems():
         ({"python": (3, 10)}, "Python 3.10", "python3.8"),
         ({"versions": {"numpy": "1.24.4"}}, "numpy 1.24.4", "numpy==1.19.5"),
         ({"versions": {"numpy": None}}, "numpy is not installed", "numpy==1.19.5"),
-        ({"versions": {"keras": "2.6.0"}}, "no keras.ipu", "keras wheel"),
+        ({"has_keras_ipu": False}, "no keras.ipu", "keras wheel"),
         ({"versions": {"keras": "3.1.0"}}, "keras 3.1.0", "keras wheel"),
         ({"variables": {"POPLAR_SDK_ENABLED": ""}}, "not enabled", "source"),
         ({"modules": ("popdist",)}, "libpvti, popef", "source"),
@@ -487,3 +488,14 @@ def test_looking_around_imports_nothing():
         "assert not {'tensorflow', 'keras'} & set(sys.modules), 'imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_sdk_environment_is_that_of_the_tests_without_the_sdks_own_packages():
+    def pins(name):
+        lines = (Path(__file__).resolve().parents[1] / "constraints" / name).read_text(encoding="utf-8")
+        return {line.lower() for line in lines.splitlines() if line and not line.startswith("#")}
+
+    left_out = pins("py38.txt") - pins("sdk.txt")
+    assert {pin.split("==")[0] for pin in left_out} == {"tensorflow", "keras"}
+    assert pins("sdk.txt") < pins("py38.txt")
+    assert any(pin == "numpy==1.19.5" for pin in pins("sdk.txt"))

@@ -29,7 +29,9 @@ class General:
         commands=(*DATA, "plan-splits"),
         default_text="the model's own if in --dataset-path, else an embedded one",
     )
-    dataset_path: str = option(".", "Folder the data set's files lie in.", metavar="DIR", commands=DATA)
+    dataset_path: str = option(
+        ".", "Folder the data set's files lie in.", metavar="DIR", commands=(*DATA, "doctor")
+    )
     download: bool = option(
         False, "Download the data set if it is not there; nothing is downloaded otherwise.", commands=DATA
     )
@@ -45,7 +47,7 @@ class General:
         "auto",
         "Where to run: auto takes IPUs, then GPUs, then the CPU.",
         choices=("auto", "ipu", "gpu", "cpu"),
-        commands=DEVICE,
+        commands=(*DEVICE, "doctor"),
     )
     run_dir: Optional[str] = option(
         None, "Run folder to create.", metavar="DIR", default_text="runs/MODEL-DATASET[-N]"

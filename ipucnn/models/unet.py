@@ -5,6 +5,7 @@ from typing import Any
 from tensorflow import keras
 
 from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.layers import Cropping2D
 
 _DEPTH = 5
 _DROPOUT = 0.5
@@ -47,7 +48,7 @@ def build_unet(inputs: Any, num_classes: int, base_filters: int, margin: int) ->
             ((big - small) // 2, big - small - (big - small) // 2)
             for big, small in zip(skip.shape[1:3], x.shape[1:3])
         )
-        skip = keras.layers.Cropping2D(borders, name=f"{name}_crop")(skip)
+        skip = Cropping2D(borders, name=f"{name}_crop")(skip)
         x = keras.layers.Concatenate(name=f"{name}_concat")([x, skip])
         x = _double_conv(x, filters, name)
     x = keras.layers.Conv2D(num_classes, 1, kernel_initializer="he_normal", name="predictions")(x)

@@ -12,10 +12,10 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import Notes, RunEvent, Started
+from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.instances import check_seed, own_folder
 from ipucnn.runs.interrupts import InterruptGuard
-from ipucnn.runs.memory_hint import memory_hint
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
@@ -220,7 +220,7 @@ class TrainingRun:
         saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
         self.program = settle_splits(self.program, model, self.resolved, saved)
         check_same_run(self.start, self.saved_config(), self.program, self.info, self.data_sha256)
-        session.would_fit = memory_hint(self, model)
+        session.would_fit = would_fit(model, self.setup.record.name, self.program, config)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
             self.compilation = session.compile(

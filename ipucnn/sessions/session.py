@@ -147,13 +147,12 @@ class Session:
 
     Attributes:
         device: what it runs on.
+        would_fit: what to suggest when an IPU's memory runs out (see ``runs.fitting``); set before :meth:`compile`.
         place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
         state: everything a weight update changes.
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
         compilation: the latest report, with what only the first execution told.
-        would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
-            needed; see ``ipucnn.runs.memory_hint``.
     """
 
     device: DeviceInfo

@@ -4,12 +4,14 @@ Importing this package imports TensorFlow.
 """
 
 from ipucnn.models.layers.context import ExecutionContext, current_context, execution_context
+from ipucnn.models.layers.cropping import Cropping2D
 from ipucnn.models.layers.depthwise import DepthwiseConv2D
 from ipucnn.models.layers.dropout import Dropout
 from ipucnn.models.layers.normalization import BatchNormalization, GroupNormalization
 
 __all__ = [
     "BatchNormalization",
+    "Cropping2D",
     "DepthwiseConv2D",
     "Dropout",
     "ExecutionContext",

@@ -75,6 +75,7 @@ class Surroundings:
         versions: installed version by package ("tensorflow", "keras", "numpy", "ipu-tensorflow-addons"), None where
             it is absent.
         has_ipu_package: TensorFlow has ``tensorflow.python.ipu``: it is the SDK's.
+        has_keras_ipu: Keras has ``keras.ipu``: it is the SDK's.
         modules: of ``SDK_MODULES``, those that can be found.
         variables: environment variables.
         cpu_flags: instruction sets of the processor as Linux lists them; empty where unknown.
@@ -83,6 +84,7 @@ class Surroundings:
     python: Tuple[int, int]
     versions: Mapping[str, Optional[str]]
     has_ipu_package: bool
+    has_keras_ipu: bool
     modules: Tuple[str, ...]
     variables: Mapping[str, str]
     cpu_flags: Tuple[str, ...] = ()
@@ -109,6 +111,7 @@ def look_around() -> Surroundings:
             "ipu-tensorflow-addons": installed("ipu-tensorflow-addons"),
         },
         has_ipu_package=_has_ipu_package(),
+        has_keras_ipu=_has_folder("keras", "ipu"),
         modules=tuple(name for name in SDK_MODULES if _is_found(name)),
         variables=dict(os.environ),
         cpu_flags=_cpu_flags(),
@@ -119,6 +122,16 @@ def _has_ipu_package() -> bool:
     from ipucnn.sessions.factory import has_poplar_sdk
 
     return has_poplar_sdk()
+
+
+def _has_folder(package: str, name: str) -> bool:
+    """Whether an installed package has a package of that name; imports neither."""
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    places = found.submodule_search_locations if found is not None else None
+    return any((Path(place) / name).is_dir() for place in places or ())
 
 
 def _is_found(module: str) -> bool:
@@ -226,7 +239,7 @@ def _wrong_versions(found: Surroundings) -> List[UserError]:
         what = "is not installed" if version is None else f"{version} is installed"
         wrong.append(MissingError(f"{name} {what}; the Poplar SDK needs {name} {expected}", hint))
     keras = found.versions.get("keras")
-    if keras is not None and _number(keras) == SDK_KERAS and "+gc" not in keras:
+    if keras is not None and _number(keras) == SDK_KERAS and not found.has_keras_ipu:
         wrong.append(
             MissingError(
                 f"keras {keras} is not the Poplar SDK's: it has no keras.ipu",

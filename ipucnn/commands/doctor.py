@@ -1,0 +1,46 @@
+"""``ipucnn doctor``: what is here, what each command would run on and why, and what to do next."""
+
+import json
+from pathlib import Path
+from typing import Any, Mapping
+
+import typer
+
+from ipucnn.config.signature import with_run_options
+
+DEEP = typer.Option(
+    False,
+    "--deep",
+    help="Import TensorFlow, too, in a process of its own: finds what only then goes wrong.",
+)
+
+
+@with_run_options("doctor", from_flags=True)
+def doctor(flags: Mapping[str, Any], json_output: bool, deep: bool = DEEP) -> None:
+    """Say what is here, what commands would run on, and what to do next.
+
+    Looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device
+    cannot be used.
+    """
+    from ipucnn.config.options import RunConfig
+    from ipucnn.config.resolve import convert_flags
+    from ipucnn.diagnosis.decision import as_error
+    from ipucnn.diagnosis.diagnose import diagnose
+    from ipucnn.reports.console import note
+    from ipucnn.reports.doctor import print_diagnosis
+
+    given = convert_flags(flags)
+    if deep and not json_output:
+        note("importing TensorFlow in another process")
+    found = diagnose(
+        given.get("device", RunConfig.device),
+        dataset_path=Path(given.get("dataset_path", RunConfig.dataset_path)),
+        deep=deep,
+    )
+    if json_output:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_diagnosis(found)
+    error = as_error(found.choice, found.findings)
+    if error is not None:
+        raise error

@@ -1,0 +1,257 @@
+"""Which device a command runs on here, and why: rules over what was found, without looking at anything."""
+
+from dataclasses import dataclass
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+from ipucnn.diagnosis.ipus import Ipus
+from ipucnn.diagnosis.machine import Gpu
+from ipucnn.diagnosis.probe import Probe
+from ipucnn.errors import UserError
+from ipucnn.sessions.poplar import requirements
+from ipucnn.sessions.poplar.requirements import Surroundings
+
+__all__ = ["Choice", "Finding", "choose", "command_devices"]
+
+_LEVELS = ("problem", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know.
+
+    Attributes:
+        level: "problem" (in the way of what was asked for), "warning" or "note".
+        topic: "python", "tensorflow", "sdk", "ipu", "gpu", "machine" or "disk".
+        message, hint: as of an error.
+    """
+
+    level: str
+    topic: str
+    message: str
+    hint: Optional[str] = None
+
+    @property
+    def rank(self) -> int:
+        """Worse ones first."""
+        return _LEVELS.index(self.level)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs where.
+
+    Attributes:
+        asked: "auto", "ipu", "gpu" or "cpu"; empty for a command that needs no device.
+        device: "ipu", "gpu" or "cpu"; None where none is used.
+        usable: whether it can be.
+        reason: why this device, or why not.
+        command: that this is about; empty for all that take --device.
+        cpu_usable: whether --device cpu would work.
+    """
+
+    asked: str
+    device: Optional[str]
+    usable: bool
+    reason: str
+    command: str = ""
+    cpu_usable: bool = True
+
+
+def choose(
+    asked: str,
+    found: Surroundings,
+    ipus: Ipus,
+    gpus: Sequence[Gpu],
+    gpu_problem: Optional[str],
+    probe: Optional[Probe],
+) -> Tuple[Choice, List[Finding]]:
+    """The device for ``--device asked``, and what there is to say about it.
+
+    Auto takes IPUs where TensorFlow is the Poplar SDK's, else a GPU, else the CPU; nothing is taken in place of what
+    is there but does not work.
+    """
+    findings = list(_of_tensorflow(found, probe))
+    tensorflow_works = not any(f.level == "problem" for f in findings)
+    sdk_problems = requirements.problems(found)
+    wants_ipu = asked == "ipu" or (asked == "auto" and found.has_ipu_package)
+    if wants_ipu:
+        for problem in sdk_problems:
+            _add(findings, Finding("problem", "sdk", problem.message, problem.hint))
+        own = _of_ipus(found, ipus) if found.has_ipu_package or ipus.tool_found else []
+        findings += own
+        broken = [f for f in findings if f.level == "problem"]
+        reason = broken[0].message if broken else _why_ipu(found, ipus)
+        return Choice(asked, "ipu", not broken, reason, cpu_usable=_cpu_works(found, probe)), findings
+    if ipus.num_ipus and sdk_problems:
+        findings.append(
+            Finding(
+                "warning",
+                "sdk",
+                f"{ipus.num_ipus} IPU(s) are here, but {sdk_problems[0].message}",
+                sdk_problems[0].hint,
+            )
+        )
+    if not tensorflow_works:
+        broken = [f for f in findings if f.level == "problem"]
+        device = asked if asked != "auto" else None
+        return Choice(asked, device, False, broken[0].message, cpu_usable=False), findings
+    if asked == "cpu":
+        choice = Choice(asked, "cpu", True, "asked for")
+    else:
+        choice = _choose_gpu(asked, gpus, gpu_problem, probe, findings)
+    if choice.usable:
+        findings.append(_what_no_ipu_means(str(choice.device)))
+    return choice, findings
+
+
+def _add(findings: List[Finding], finding: Finding) -> None:
+    if all(finding.message != other.message for other in findings):
+        findings.append(finding)
+
+
+def _cpu_works(found: Surroundings, probe: Optional[Probe]) -> bool:
+    return found.versions.get("tensorflow") is not None and (probe is None or probe.error is None)
+
+
+def _of_tensorflow(found: Surroundings, probe: Optional[Probe]) -> Iterator[Finding]:
+    version = found.versions.get("tensorflow")
+    if version is None:
+        yield Finding(
+            "problem",
+            "tensorflow",
+            "TensorFlow is not installed here",
+            "python -m pip install ipucnn; on an IPU system the Poplar SDK's wheel (docs/ipu.md)",
+        )
+        return
+    for package in ("keras", "numpy"):
+        if found.versions.get(package) is None:
+            yield Finding(
+                "problem",
+                "tensorflow",
+                f"{package} is not installed here",
+                f"python -m pip install {package}",
+            )
+    if probe is not None and probe.error is not None:
+        yield Finding("problem", "tensorflow", probe.error.message, probe.error.hint)
+
+
+def _of_ipus(found: Surroundings, ipus: Ipus) -> List[Finding]:
+    if "use_ipu_model" in requirements.parse_flags(found.variables.get("TF_POPLAR_FLAGS", "")):
+        return [
+            Finding("warning", "ipu", "TF_POPLAR_FLAGS asks for the software model of an IPU, which is slow")
+        ]
+    if not ipus.tool_found:
+        return [
+            Finding(
+                "warning",
+                "ipu",
+                "gc-info is not on PATH: nothing says how many IPUs there are",
+                "install the driver's command line tools, or type: source PATH/TO/poplar_sdk-*/enable",
+            )
+        ]
+    if not ipus.num_ipus:
+        return [Finding("problem", "ipu", ipus.problem or "no IPU is visible", _partition_hint(found))]
+    if ipus.num_busy == ipus.num_ipus:
+        users = sorted({process.user for process in ipus.processes or () if process.user})
+        return [
+            Finding(
+                "warning",
+                "ipu",
+                f"all {ipus.num_ipus} IPU(s) are in use" + (f" by {', '.join(users)}" if users else ""),
+                "a run waits for them with --on-demand, the default; gc-monitor shows who uses them",
+            )
+        ]
+    return []
+
+
+def _partition_hint(found: Surroundings) -> str:
+    if found.variables.get("IPUOF_VIPU_API_PARTITION_ID") or found.variables.get("IPUOF_CONFIG_PATH"):
+        return "is the partition that IPUOF_... names active? vipu list partition"
+    return "on an IPU-POD: export IPUOF_VIPU_API_HOST=HOST IPUOF_VIPU_API_PARTITION_ID=PARTITION"
+
+
+def _why_ipu(found: Surroundings, ipus: Ipus) -> str:
+    sdk = requirements.sdk_version(found)
+    name = f"Poplar SDK {sdk}" if sdk else "the Poplar SDK"
+    if not ipus.num_ipus:
+        return f"TensorFlow is that of {name}"
+    boards = f" ({ipus.board})" if ipus.board else ""
+    return f"TensorFlow is that of {name}, and {ipus.num_ipus} IPU(s){boards} are visible"
+
+
+def _choose_gpu(
+    asked: str,
+    gpus: Sequence[Gpu],
+    gpu_problem: Optional[str],
+    probe: Optional[Probe],
+    findings: List[Finding],
+) -> Choice:
+    """A GPU if there is one, for "gpu" and "auto"."""
+    count, reason = len(gpus), gpu_problem
+    if probe is not None:
+        count = int(probe.answer.get("gpus", 0))
+        if gpus and not count:
+            reason = "TensorFlow sees none of the driver's GPUs"
+            findings.append(
+                Finding(
+                    "warning",
+                    "gpu",
+                    f"{reason}: {gpus[0].name}",
+                    "python -m pip install 'tensorflow[and-cuda]'",
+                )
+            )
+    if count > 1:
+        message = f"{count} GPUs are visible, and the host session computes on one"
+        findings.append(
+            Finding("problem", "gpu", message, "export CUDA_VISIBLE_DEVICES=0, or use --device cpu")
+        )
+        return Choice(asked, "gpu", False, message)
+    if count == 1:
+        name = gpus[0].name if gpus else "a GPU"
+        sure = "TensorFlow sees it" if probe is not None else "if TensorFlow can use it, which --deep tells"
+        return Choice(asked, "gpu", True, f"{name}; {sure}")
+    if asked == "gpu":
+        message = f"there is no GPU to use: {reason}"
+        findings.append(Finding("problem", "gpu", message, "use --device cpu"))
+        return Choice(asked, "gpu", False, message)
+    return Choice(asked, "cpu", True, "there is neither the Poplar SDK's TensorFlow nor a GPU here")
+
+
+def _what_no_ipu_means(device: str) -> Finding:
+    return Finding(
+        "note",
+        "ipu",
+        f"no IPU is used: runs compute on the {device.upper()} with the IPU's semantics (micro-batches, accumulation, "
+        "replicas, stages, rounding); what they measure is this machine's speed, and figures of IPUs are predicted",
+    )
+
+
+def command_devices(choice: Choice, found: Surroundings) -> Iterator[Choice]:
+    """What each command would run on."""
+    from ipucnn.command_table import COMMANDS
+    from ipucnn.config.options import find_spec
+
+    spec = find_spec("device")
+    assert spec is not None
+    for name in COMMANDS:
+        if name == "doctor":
+            continue
+        if name in spec.commands:
+            yield Choice(choice.asked, choice.device, choice.usable, choice.reason, name)
+        elif name == "plan-splits":
+            reason = "plans on the host; TensorFlow reads a network's layers once"
+            yield Choice("", "cpu", True, reason, name)
+        else:
+            yield Choice("", "cpu", True, "works on the host", name)
+
+
+def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]:
+    """The error of a device that cannot be used; None if it can."""
+    from ipucnn.errors import MissingError
+
+    if choice.usable:
+        return None
+    worst = next((f for f in findings if f.level == "problem"), None)
+    return MissingError(
+        f"--device {choice.asked} cannot be used: {choice.reason}", worst.hint if worst else None
+    )

@@ -1,0 +1,82 @@
+"""Programs of the machine (gc-info, nvidia-smi, ...), run for what they print and never waited for in vain."""
+
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a program.
+
+    Attributes:
+        found: it is on PATH.
+        output, errors: stdout and stderr; empty if it was not found or did not end.
+        problem: None if it ended with 0, else what happened, in a few words.
+        signal_name: e.g. "SIGILL" where a signal ended it.
+    """
+
+    found: bool
+    output: str = ""
+    errors: str = ""
+    problem: Optional[str] = None
+    signal_name: Optional[str] = None
+
+
+def run(
+    command: Sequence[str], timeout_s: float = TIMEOUT_S, variables: Optional[Mapping[str, str]] = None
+) -> Ran:
+    """Runs a program and everything it starts, for at most ``timeout_s``; never raises.
+
+    Args:
+        command: program, then arguments.
+        variables: of its environment; None: this process's.
+    """
+    if shutil.which(command[0]) is None:
+        return Ran(False, problem="not found")
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if variables is None else dict(variables),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Ran(True, problem=f"cannot be run: {error.strerror or error}")
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return Ran(True, problem=f"did not answer within {timeout_s:g} s")
+    except BaseException:
+        _kill(process)
+        raise
+    texts = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+    if process.returncode < 0:
+        name = _signal_name(-process.returncode)
+        return Ran(True, *texts, problem=f"died of {name}", signal_name=name)
+    problem = f"ended with exit code {process.returncode}" if process.returncode else None
+    return Ran(True, *texts, problem=problem)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends the process with its children, which would keep the pipes open."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, AttributeError):
+        process.kill()
+    process.communicate()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

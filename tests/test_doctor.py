@@ -1,0 +1,538 @@
+"""`ipucnn doctor` on machines made of fake tools on PATH, a fake SDK, and environment variables."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipucnn import cli
+from ipucnn.diagnosis import tools
+from ipucnn.diagnosis.decision import choose
+from ipucnn.diagnosis.ipus import Ipus, find_ipus, parse_devices, parse_info, parse_processes
+from ipucnn.diagnosis.machine import Gpu, find_gpus, look_at_disk
+from ipucnn.diagnosis.probe import Probe, probe_tensorflow
+from ipucnn.errors import MissingError
+from ipucnn.sessions.factory import check_device
+from ipucnn.sessions.poplar import requirements
+from ipucnn.sessions.poplar.requirements import Surroundings
+
+# The formats of Graphcore's command line tools, with made-up machines.
+POD = """\
+Graphcore device listing:
+Partition: p7 [active]
+-+- Id: [0], target: [Fabric], IPU-M host: [10.0.0.1], IPU#: [3]
+-+- Id: [1], target: [Fabric], IPU-M host: [10.0.0.1], IPU#: [2]
+-+- Id: [2], target: [Fabric], IPU-M host: [10.0.0.1], IPU#: [1]
+-+- Id: [3], target: [Fabric], IPU-M host: [10.0.0.1], IPU#: [0]
+-+- Id: [4], target: [Multi IPU]
+ |--- Id: [0], DNC Id: [0], IPU-M host: [10.0.0.1], IPU#: [3]
+ |--- Id: [1], DNC Id: [1], IPU-M host: [10.0.0.1], IPU#: [2]
+-+- Id: [5], target: [Multi IPU]
+ |--- Id: [0], DNC Id: [0], IPU-M host: [10.0.0.1], IPU#: [3]
+ |--- Id: [1], DNC Id: [1], IPU-M host: [10.0.0.1], IPU#: [2]
+ |--- Id: [2], DNC Id: [2], IPU-M host: [10.0.0.1], IPU#: [1]
+ |--- Id: [3], DNC Id: [3], IPU-M host: [10.0.0.1], IPU#: [0]
+Partition: other
+-+- Id: [0], target: [Fabric], IPU-M host: [10.0.0.2], IPU#: [3]
+-+- Id: [9], target: [Fabric], IPU-M host: [10.0.0.2], IPU#: [2]
+"""
+CARDS = """\
+Graphcore device listing:
+
+-+- Id:  [0], type:      [PCIe], PCI Domain: [0000:1a:00.0]
+-+- Id:  [1], type:      [PCIe], PCI Domain: [0000:1b:00.0]
+-+- Id:  [2], type: [Multi IPU]
+ |--- PCIe Id: [0], DNC Id: [0], PCI Domain: [0000:1a:00.0]
+ |--- PCIe Id: [1], DNC Id: [1], PCI Domain: [0000:1b:00.0]
+"""
+INFO = """\
+Device Info:
+  id: 0
+  target: Fabric
+  board type: M2000
+  clock: 1330MHz
+  driver version: 1.3.0
+  ipu architecture: ipu2
+  user name:
+"""
+MONITOR = """\
++-----------------------------------+-----------------+-----------------+
+|  Attached processes in partition  |       IPU       |      Board      |
++--------+---------+------+---------+----+------------+--------+--------+
+|  PID   | Command | Time |  User   | ID |   Clock    |  Temp  | Power  |
++--------+---------+------+---------+----+------------+--------+--------+
+| 268524 | python3 | 4m1s | someone | 0  |  1330MHz   | 34.5 C |114.7 W |
+| 268524 | python3 | 4m1s | someone | 1  |  1330MHz   | 34.8 C |        |
++--------+---------+------+---------+----+------------+--------+--------+
+|   77   |  poplar |  3s  |  other  | 3  |  1330MHz   |  N/A   |  N/A   |
++--------+---------+------+---------+----+------------+--------+--------+
+"""
+IDLE = """\
++------------------------------------------------+
+|     No attached processes in partition p7      |
++------------------------------------------------+
+"""
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(tmp_path, monkeypatch):
+    """A machine without any tool or variable; ``tmp_path / "bin"`` is all of PATH."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name in list(os.environ):
+        if name.startswith(("IPUOF_", "POPDIST_", "POPLAR_", "TF_POPLAR_", "CUDA_VISIBLE")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def tool(tmp_path):
+    """Puts a program on PATH that prints a text, by what its arguments contain."""
+
+    def make(name, text="", code=0, script="", **by_argument):
+        lines = ["#!/bin/sh", 'case "$*" in']
+        for number, (argument, own) in enumerate(by_argument.items()):
+            (tmp_path / f"{name}.{number}").write_text(own)
+            lines.append(
+                f"*{argument.replace('_', '-')}*) /bin/cat '{tmp_path / f'{name}.{number}'}'; exit 0;;"
+            )
+        (tmp_path / f"{name}.text").write_text(text)
+        lines += ["esac", script, f"/bin/cat '{tmp_path / f'{name}.text'}'", f"exit {code}"]
+        path = tmp_path / "bin" / name
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
+def pod(tool):
+    """Tools of a partition of four IPUs that nobody uses."""
+    tool("gc-info", list_devices=POD, device_info=INFO)
+    tool("gc-monitor", IDLE)
+
+
+@pytest.fixture
+def sdk(tmp_path, monkeypatch):
+    """An enabled SDK 3.3 as far as it is seen without importing it."""
+    site = tmp_path / "site"
+    (site / "tensorflow" / "python" / "ipu").mkdir(parents=True)
+    (site / "keras" / "ipu").mkdir(parents=True)
+    for name in ("tensorflow", "keras"):
+        (site / name / "__init__.py").write_text("raise SystemExit('imported')")
+    for name, version in (
+        ("tensorflow", "2.6.3+gc3.3.0+251580+08d96978c7f+amd_znver1"),
+        ("keras", "2.6.0+gc3.3.0+251582+a3785372"),
+        ("numpy", "1.19.5"),
+    ):
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for name in requirements.SDK_MODULES:
+        (site / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(site))
+    # What is imported already is found before what lies in the path.
+    for name in ("tensorflow", "keras"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setenv(
+        "POPLAR_SDK_ENABLED", "/opt/poplar_sdk-ubuntu_20_04-3.3.0+1403-2/poplar-ubuntu_20_04-3.3.0+7857-b"
+    )
+    monkeypatch.setattr(requirements, "SDK_PYTHON", sys.version_info[:2])
+    return site
+
+
+def doctor(capsys, *args):
+    code = cli.run(["doctor", *args])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answer(capsys, *args):
+    code, out, _ = doctor(capsys, "--json", *args)
+    return code, json.loads(out)
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+KEYS = {
+    *("schema_version", "ipucnn", "asked", "device", "usable", "reason", "commands", "python", "platform"),
+    *(
+        "packages",
+        "sdk",
+        "ipus",
+        "gpus",
+        "gpu_problem",
+        "host",
+        "disk",
+        "dataset_path",
+        "datasets",
+        "variables",
+    ),
+    *("probe", "findings", "next_steps"),
+}
+
+
+def test_a_machine_without_ipus_says_so(capsys):
+    code, out, err = doctor(capsys)
+    assert (code, err) == (0, "")
+    assert "none: gc-info is not on PATH" in out
+    assert "no IPU is used: runs compute on the CPU with the IPU's semantics" in words(out)
+    assert "figures of IPUs are predicted" in words(out)
+    assert "train, evaluate, infer, benchmark" in out
+
+
+def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
+    code, plain = answer(capsys)
+    assert code == 0
+    assert set(plain) == KEYS
+    assert plain["device"] == "cpu"
+    assert plain["usable"] is True
+    assert {row["command"] for row in plain["commands"]} >= {
+        "train",
+        "evaluate",
+        "infer",
+        "benchmark",
+        "plan-splits",
+    }
+    request.getfixturevalue("sdk")
+    request.getfixturevalue("pod")
+    code, full = answer(capsys)
+    assert code == 0
+    assert set(full) == KEYS
+    assert all(
+        full[name].keys() == plain[name].keys() for name in ("sdk", "ipus", "host", "disk", "datasets")
+    )
+
+
+def test_ipus_that_are_asked_for_and_absent(capsys):
+    code, out, err = doctor(capsys, "--device", "ipu")
+    assert code == 6
+    assert "IPU, not usable" in out
+    assert err.startswith("error: --device ipu cannot be used: ")
+    assert "hint: " in err
+    with pytest.raises(MissingError):
+        check_device("ipu")
+
+
+def test_an_sdk_with_ipus(capsys, sdk, pod):
+    code, full = answer(capsys)
+    assert code == 0
+    assert (full["device"], full["usable"]) == ("ipu", True)
+    assert full["sdk"]["version"] == "3.3.0"
+    assert full["sdk"]["enabled"]
+    ipus = full["ipus"]
+    assert (ipus["num_ipus"], ipus["device_sizes"], ipus["partition"]) == (4, [1, 2, 4], "p7")
+    assert (ipus["board"], ipus["architecture"], ipus["driver"]) == ("M2000", "ipu2", "1.3.0")
+    assert (ipus["processes"], ipus["num_busy"]) == ([], 0)
+    by_command = {row["command"]: row["device"] for row in full["commands"]}
+    assert by_command["train"] == by_command["benchmark"] == "ipu"
+    assert by_command["plan-splits"] == "cpu"
+    assert [f for f in full["findings"] if f["level"] == "problem"] == []
+    assert any("--ipus 4" in step for step in full["next_steps"])
+    code, out, _ = doctor(capsys, "--device", "ipu")
+    assert code == 0
+    assert "4 M2000 ipu2, driver 1.3.0" in out
+    assert "0 of 4" in out
+    # The host is there as well.
+    assert answer(capsys, "--device", "cpu")[1]["device"] == "cpu"
+
+
+def test_ipus_in_use(capsys, sdk, pod, tool):
+    tool("gc-monitor", MONITOR)
+    _, full = answer(capsys)
+    assert full["ipus"]["num_busy"] == 3
+    users = {(p["pid"], p["command"], p["user"], tuple(p["ipus"])) for p in full["ipus"]["processes"]}
+    assert users == {(268524, "python3", "someone", (0, 1)), (77, "poplar", "other", (3,))}
+    tool("gc-monitor", MONITOR.replace("| 3  |", "| 2,3|"))
+    code, full = answer(capsys)
+    assert code == 0
+    (busy,) = (f for f in full["findings"] if "in use" in f["message"])
+    assert busy["level"] == "warning"
+    assert "other, someone" in busy["message"]
+    assert "gc-monitor" in busy["hint"]
+
+
+@pytest.mark.parametrize(
+    ("listing", "code", "message"),
+    [("Graphcore device listing:\n", 0, "lists no IPU"), ("", 1, "exit code 1: Partition gone")],
+)
+def test_an_sdk_without_ipus(capsys, sdk, tool, listing, code, message):
+    tool("gc-info", listing, code, script=f"test {code} = 0 || echo 'Partition gone' >&2")
+    result, out, err = doctor(capsys)
+    assert result == 6
+    assert message in words(out)
+    assert message in err
+    assert "IPUOF_VIPU_API_PARTITION_ID" in err
+    assert "--device cpu computes on the host" in words(out)
+
+
+def test_a_tool_that_hangs_is_ended(tool):
+    tool("gc-info", script="/bin/sleep 30 & wait")
+    found = find_ipus(timeout_s=0.3)
+    assert found.tool_found
+    assert "did not answer within 0.3 s" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda site, patch: patch.delenv("POPLAR_SDK_ENABLED"), "not enabled in this shell"),
+        (lambda site, patch: (site / "popdist.py").unlink(), "finds no popdist"),
+        (lambda site, patch: patch.setattr(requirements, "SDK_PYTHON", (3, 5)), "built for Python 3.5"),
+        (lambda site, patch: patch.setenv("TF_POPLAR_FLAGS", "--use_modle"), "knows no --use_modle"),
+        (lambda site, patch: (site / "tensorflow" / "python" / "ipu").rmdir(), "installed over it"),
+        (lambda site, patch: (site / "keras" / "ipu").rmdir(), "it has no keras.ipu"),
+    ],
+)
+def test_an_sdk_that_is_not_in_order(capsys, sdk, pod, monkeypatch, break_it, message):
+    break_it(sdk, monkeypatch)
+    code, out, err = doctor(capsys, "--device", "ipu")
+    assert code == 6
+    assert message in words(out)
+    assert message in words(err)
+
+
+def test_ipus_with_another_tensorflow(capsys, pod):
+    code, full = answer(capsys)
+    assert code == 0
+    assert full["device"] == "cpu"
+    assert any("4 IPU(s) are here, but TensorFlow" in f["message"] for f in full["findings"])
+
+
+def test_variables_are_shown_and_checked(capsys, sdk, pod, monkeypatch):
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "p7")
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "8")
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "{not json")
+    code, full = answer(capsys)
+    assert code == 0
+    assert full["variables"]["IPUOF_VIPU_API_PARTITION_ID"] == "p7"
+    assert full["variables"]["POPDIST_NUM_TOTAL_REPLICAS"] == "8"
+    assert any("POPLAR_ENGINE_OPTIONS is no JSON object" in f["message"] for f in full["findings"])
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
+    assert any("profiles every run" in f["message"] for f in answer(capsys)[1]["findings"])
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"opt.useAutoloader": "true"}')
+    assert not any("POPLAR_ENGINE_OPTIONS" in f["message"] for f in answer(capsys)[1]["findings"])
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_model")
+    assert any("software model" in f["message"] for f in answer(capsys)[1]["findings"])
+
+
+GPUS = "0, GPU-aaaa1111, NVIDIA H200, 143771, 550.54\n1, GPU-bbbb2222, NVIDIA GB10, [N/A], 550.54\n"
+
+
+def test_gpus(capsys, tool, monkeypatch):
+    tool("nvidia-smi", GPUS)
+    both, problem = find_gpus()
+    assert problem is None
+    assert both == [Gpu("NVIDIA H200", 143771 * 2**20, "550.54"), Gpu("NVIDIA GB10", 0, "550.54")]
+    code, full = answer(capsys)
+    assert code == 6
+    assert "2 GPUs are visible" in full["reason"]
+    assert any("CUDA_VISIBLE_DEVICES=0" in step for step in full["next_steps"])
+    for value, names in (
+        ("0", ["NVIDIA H200"]),
+        ("GPU-bbbb", ["NVIDIA GB10"]),
+        ("1,0", ["NVIDIA GB10", "NVIDIA H200"]),
+        ("1,7,0", ["NVIDIA GB10"]),
+        ("-1", []),
+        ("", []),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        visible, problem = find_gpus()
+        assert [gpu.name for gpu in visible] == names
+        assert (problem is None) == bool(names)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    code, full = answer(capsys, "--device", "gpu")
+    assert (code, full["device"]) == (0, "gpu")
+    assert "H200" in full["reason"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert answer(capsys, "--device", "gpu")[0] == 6
+    assert answer(capsys)[1]["device"] == "cpu"
+    tool("nvidia-smi", "", 9)
+    assert find_gpus() == ([], "nvidia-smi ended with exit code 9")
+
+
+HERE = Surroundings(
+    python=(3, 12),
+    versions={"tensorflow": "2.21.0", "keras": "3.1.0", "numpy": "2.0.0"},
+    has_ipu_package=False,
+    has_keras_ipu=False,
+    modules=(),
+    variables={},
+)
+
+
+def test_what_tensorflow_sees_counts_more_than_the_driver():
+    one = [Gpu("NVIDIA H200", 1, "550")]
+    blind = Probe({"gpus": 0}, None)
+    choice, findings = choose("auto", HERE, Ipus(False), one, None, blind)
+    assert choice.device == "cpu"
+    assert any("sees none of the driver's GPUs" in f.message for f in findings)
+    assert not choose("gpu", HERE, Ipus(False), one, None, blind)[0].usable
+    choice, _ = choose("auto", HERE, Ipus(False), one, None, Probe({"gpus": 1}, None))
+    assert (choice.device, choice.usable) == ("gpu", True)
+    assert not choose("auto", HERE, Ipus(False), one * 2, None, Probe({"gpus": 2}, None))[0].usable
+
+
+def test_without_tensorflow_nothing_runs():
+    absent = Surroundings(**{**vars(HERE), "versions": {**HERE.versions, "tensorflow": None}})
+    for asked in ("auto", "ipu", "gpu", "cpu"):
+        choice, findings = choose(asked, absent, Ipus(False), [], None, None)
+        assert not choice.usable
+        assert not choice.cpu_usable
+        assert findings[0].message == "TensorFlow is not installed here"
+
+
+def test_data_sets_disk_and_cores(capsys, tmp_path):
+    (tmp_path / "DATA" / "cifar-10-batches-py").mkdir(parents=True)
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (tmp_path / "DATA" / "cifar-10-batches-py" / name).write_bytes(b"")
+    _, full = answer(capsys, "--dataset-path", "DATA")
+    assert full["datasets"]["cifar10"].endswith("cifar-10-batches-py")
+    assert full["datasets"]["mnist"] is None
+    assert full["datasets"]["digits"] == "embedded"
+    assert full["host"]["num_cores"] == len(os.sched_getaffinity(0))
+    assert full["host"]["memory_bytes"] >= full["host"]["available_bytes"] > 0
+    assert full["disk"]["folder"] == str(tmp_path)
+    deep = look_at_disk(tmp_path / "a" / "b" / "c")
+    assert deep.folder == str(tmp_path)
+    assert deep.writable
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written(capsys, tmp_path):
+    tmp_path.chmod(0o555)
+    try:
+        _, full = answer(capsys)
+    finally:
+        tmp_path.chmod(0o755)
+    assert any("runs cannot be written" in f["message"] for f in full["findings"])
+
+
+@pytest.fixture
+def tensorflow(tmp_path, monkeypatch):
+    """Makes ``import tensorflow`` in other processes run a piece of code."""
+
+    def make(code):
+        package = tmp_path / "fake" / "tensorflow"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text(code)
+        (tmp_path / "fake" / "numpy.py").write_text("__version__ = '1.19.5'")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+        monkeypatch.setenv("PATH", "/bin")
+
+    return make
+
+
+WORKS = """\
+import sys, types
+__version__ = "2.6.3"
+print("a library says hello")
+keras = types.ModuleType("keras"); keras.__version__ = "2.6.0"
+sys.modules["tensorflow.keras"] = keras
+class _Linalg:
+    def matmul(self, a, b): return self
+    def numpy(self): return None
+linalg = _Linalg()
+ones = lambda shape: shape
+class config:
+    list_physical_devices = staticmethod(lambda kind: ["a", "b"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "hint"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "illegal instruction", "amd_znver1"),
+        ("import os; os.abort()", "died of SIGABRT", "import tensorflow"),
+        (
+            "raise ImportError('libpoplar.so: cannot open shared object file: No such file')",
+            "libpoplar.so is not found",
+            "source",
+        ),
+        ("raise RuntimeError('broken wheel')", "RuntimeError: broken wheel", "import tensorflow"),
+        ("raise SystemExit(0)", "without an error", None),
+    ],
+)
+def test_a_broken_tensorflow(tensorflow, code, message, hint):
+    tensorflow(code)
+    found = probe_tensorflow(timeout_s=60)
+    assert found.answer == {}
+    assert message in found.error.message
+    assert hint is None or hint in found.error.hint
+
+
+def test_a_tensorflow_that_hangs(tensorflow):
+    tensorflow("import time; time.sleep(60)")
+    assert "did not answer within 1 s" in probe_tensorflow(timeout_s=1).error.message
+
+
+def test_a_working_tensorflow(tensorflow):
+    tensorflow(WORKS)
+    found = probe_tensorflow(timeout_s=60)
+    assert found.error is None
+    assert found.answer["tensorflow"] == "2.6.3"
+    assert found.answer["gpus"] == 2
+    assert found.answer["ipu"] is False
+
+
+def test_deep_finds_what_is_broken(tensorflow, capsys):
+    tensorflow("raise RuntimeError('broken wheel')")
+    code, out, err = doctor(capsys, "--deep")
+    assert code == 6
+    assert "broken wheel" in words(out)
+    assert "importing TensorFlow in another process" in err
+    _, full = answer(capsys, "--deep")
+    assert "broken wheel" in full["probe"]["error"]
+    assert not full["usable"]
+
+
+def test_parsers_on_cards_and_on_noise():
+    assert parse_devices(CARDS) == (None, {0, 1}, {1, 2})
+    assert parse_devices(POD) == ("p7", {0, 1, 2, 3}, {1, 2, 4})
+    assert parse_devices("nonsense\n|---\n") == (None, set(), {1}) or parse_devices("nonsense") == (
+        None,
+        set(),
+        set(),
+    )
+    assert parse_info(INFO)["board type"] == "M2000"
+    assert "user name" not in parse_info(INFO)
+    assert parse_processes(IDLE) == []
+    assert parse_processes("| PID | ID |\n| 3 |\n| x | 1 |\n") == []
+
+
+def test_tools_never_raise(tool):
+    assert tools.run(["absent-tool"]).problem == "not found"
+    tool("bytes", script="printf '\\377\\376ok'")
+    assert "ok" in tools.run(["bytes"]).output
+    tool("dies", script="kill -9 $$")
+    assert tools.run(["dies"]).signal_name == "SIGKILL"
+    Path(os.environ["PATH"], "no-interpreter").write_text("#!/nowhere/at/all\n")
+    Path(os.environ["PATH"], "no-interpreter").chmod(0o755)
+    assert "cannot be run" in tools.run(["no-interpreter"]).problem
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_lines_are_no_wider_than_the_terminal(capsys, monkeypatch, sdk, pod, tool, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    tool("gc-monitor", MONITOR)
+    monkeypatch.setenv(
+        "POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true", "autoReport.directory": "' + "x" * 90 + '"}'
+    )
+    for args in ((), ("--device", "gpu")):
+        _, out, _ = doctor(capsys, *args)
+        assert max(map(len, out.splitlines())) <= width
+        assert "\x1b" not in out
+
+
+def test_it_imports_no_tensorflow():
+    code = (
+        "import sys; from ipucnn import cli; cli.run(['doctor']); "
+        "assert not {'tensorflow', 'keras'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

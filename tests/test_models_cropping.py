@@ -1,0 +1,249 @@
+"""The crop that copies on IPUs: against a naive crop, and its calls of the SDK against the recorded signature."""
+
+import inspect
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow import keras
+
+from ipucnn.models import custom_ops
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.layers import Cropping2D, cropping
+from ipucnn.models.registry import get_model
+
+BORDERS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+
+
+def naive_crop(images, borders):
+    (top, bottom), (left, right) = borders
+    height, width = images.shape[1] - top - bottom, images.shape[2] - left - right
+    part = np.zeros((len(images), height, width, images.shape[3]), images.dtype)
+    for y in range(height):
+        for x in range(width):
+            part[:, y, x] = images[:, y + top, x + left]
+    return part
+
+
+def naive_pad(part, borders):
+    (top, bottom), (left, right) = borders
+    batch, height, width, channels = part.shape
+    whole = np.zeros((batch, height + top + bottom, width + left + right, channels), part.dtype)
+    for y in range(height):
+        for x in range(width):
+            whole[:, y + top, x + left] = part[:, y, x]
+    return whole
+
+
+# graphcore/tensorflow r2.6, SDK 3.4, tensorflow/python/ipu/ops/custom_ops.py:68: names, order and defaults.
+def _recorded_signature(
+    inputs,
+    library_path,
+    gp_path="",
+    outs=None,
+    name="UserOp",
+    op_name="Build",
+    separate_gradients=False,
+    inputs_with_gradients=None,
+    attributes=None,
+    gradient_attributes=None,
+):
+    raise NotImplementedError
+
+
+class FakeSdk:
+    """``precompiled_user_op`` as the SDK takes it, computed with TensorFlow without a gradient of its own."""
+
+    def __init__(self, library):
+        self.library, self.calls = library, []
+
+    def precompiled_user_op(self, *args, **kwargs):
+        call = inspect.signature(_recorded_signature).bind(*args, **kwargs)
+        call.apply_defaults()
+        call = types.SimpleNamespace(**call.arguments)
+        assert isinstance(call.inputs, list)
+        assert isinstance(call.library_path, str)
+        assert call.library_path == str(self.library)
+        assert isinstance(call.attributes, str)
+        assert set(call.outs) == {"output_types", "output_shapes"}
+        (image,), (dtype,), (shape,) = call.inputs, call.outs["output_types"], call.outs["output_shapes"]
+        assert tf.as_dtype(dtype) == image.dtype
+        assert tf.TensorShape(shape).is_fully_defined()
+        version, *numbers = map(int, call.attributes.split())
+        top, left, bottom, right, height, width = numbers
+        assert version == 1
+        if call.op_name == "CropNHWC":
+            assert tuple(image.shape[1:3]) == (height, width)
+            out = image[:, top : height - bottom, left : width - right]
+        else:
+            assert call.op_name == "PadNHWC"
+            out = tf.pad(image, [[0, 0], [top, bottom], [left, right], [0, 0]])
+            assert tuple(out.shape[1:3]) == (height, width)
+        assert tuple(out.shape) == tuple(shape)
+        self.calls.append(call)
+        # The driver's gradient would take the whole image; the layer must not come to it.
+        return [no_gradient(out)]
+
+
+@tf.custom_gradient
+def no_gradient(x):
+    def gradient(_):
+        raise AssertionError("the gradient of the operation itself was taken")
+
+    return tf.identity(x), gradient
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    path = tmp_path / custom_ops.CROP_LIBRARY
+    path.write_bytes(b"")
+    monkeypatch.setenv(custom_ops.FOLDER_VARIABLE, str(tmp_path))
+    return path.resolve()
+
+
+@pytest.fixture
+def sdk(library, monkeypatch):
+    """The SDK's operation, in a place where the strategy is the SDK's."""
+    from tensorflow import python
+
+    fake = FakeSdk(library)
+    ipu = types.ModuleType("tensorflow.python.ipu")
+    ipu.custom_ops = fake
+    monkeypatch.setitem(__import__("sys").modules, "tensorflow.python.ipu", ipu)
+    monkeypatch.setattr(python, "ipu", ipu, raising=False)
+    monkeypatch.setattr(cropping, "on_ipu", lambda: True)
+    return fake
+
+
+def crop_and_gradient(layer, images, weights):
+    images = tf.constant(images)
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        part = layer(images)
+        loss = tf.reduce_sum(part * weights)
+    return part.numpy(), tape.gradient(loss, images).numpy()
+
+
+def check(borders, batch, channels):
+    top, bottom, left, right = borders
+    borders = ((top, bottom), (left, right))
+    random = np.random.RandomState(sum(borders[0]) + 7 * channels)
+    images = random.rand(batch, top + bottom + 2, left + right + 3, channels).astype("float32")
+    weights = random.rand(batch, 2, 3, channels).astype("float32")
+    part, gradient = crop_and_gradient(Cropping2D(borders), images, weights)
+    np.testing.assert_array_equal(part, naive_crop(images, borders))
+    np.testing.assert_array_equal(gradient, naive_pad(weights, borders))
+
+
+@given(borders=BORDERS, batch=st.integers(1, 2), channels=st.integers(1, 3))
+@settings(max_examples=15)
+def test_the_plain_crop(borders, batch, channels):
+    assert not cropping.on_ipu()
+    check(borders, batch, channels)
+
+
+@pytest.mark.parametrize("borders", [(0, 0, 0, 0), (1, 2, 3, 0), (2, 2, 2, 2), (0, 3, 1, 0)])
+def test_the_custom_operation(sdk, borders):
+    check(borders, 2, 3)
+    assert [call.op_name for call in sdk.calls] == ["CropNHWC", "PadNHWC"]
+    assert sdk.calls[0].attributes == sdk.calls[1].attributes
+
+
+def test_the_gradient_by_finite_differences(sdk):
+    images = np.random.RandomState(0).rand(1, 5, 6, 2)
+    weights = np.random.RandomState(1).rand(1, 3, 3, 2)
+    layer = Cropping2D(((1, 1), (2, 1)), dtype="float64")
+
+    def loss(values):
+        return float(np.sum(layer(tf.constant(values)).numpy() ** 2 * weights))
+
+    with tf.GradientTape() as tape:
+        variable = tf.Variable(images)
+        value = tf.reduce_sum(layer(tf.convert_to_tensor(variable)) ** 2 * weights)
+    gradient = tape.gradient(value, variable).numpy()
+    for index in [(0, 0, 0, 0), (0, 1, 2, 1), (0, 3, 4, 0), (0, 4, 5, 1), (0, 2, 3, 0), (0, 1, 1, 0)]:
+        step = np.zeros_like(images)
+        step[index] = 1e-6
+        numeric = (loss(images + step) - loss(images - step)) / 2e-6
+        assert gradient[index] == pytest.approx(numeric, abs=1e-6)
+
+
+def test_in_a_traced_step_nothing_but_the_gradient_goes_back(sdk):
+    layer = Cropping2D(((1, 0), (0, 1)))
+
+    @tf.function
+    def step(images):
+        part = layer(images)
+        return tf.gradients(tf.reduce_sum(part * part), images)[0]
+
+    images = np.random.RandomState(0).rand(2, 3, 3, 1).astype("float32")
+    expected = 2 * naive_pad(naive_crop(images, ((1, 0), (0, 1))), ((1, 0), (0, 1)))
+    np.testing.assert_allclose(step(tf.constant(images)).numpy(), expected, rtol=1e-6)
+    backward = [call for call in sdk.calls if call.op_name == "PadNHWC"]
+    assert len(backward) == 1
+    assert tuple(backward[0].inputs[0].shape) == (2, 2, 2, 1)
+
+
+def test_half_precision(sdk):
+    layer = Cropping2D(1, dtype="float16")
+    images = np.random.RandomState(0).rand(1, 4, 4, 1).astype("float16")
+    part = layer(tf.constant(images))
+    assert part.dtype == tf.float16
+    np.testing.assert_array_equal(part.numpy(), naive_crop(images, ((1, 1), (1, 1))))
+
+
+def test_shapes_that_are_not_known_are_only_inferred(sdk):
+    inputs = keras.Input((6, 6, 2))
+    assert tuple(Cropping2D(1)(inputs).shape) == (None, 4, 4, 2)
+    assert sdk.calls == []
+
+
+@pytest.mark.parametrize("name", ["IPUStrategyV1", "PopDistStrategy"])
+def test_only_the_strategies_of_the_sdk_are_ipus(name):
+    assert not cropping.on_ipu()
+    strategy = type(name, (tf.distribute.OneDeviceStrategy,), {})("/cpu:0")
+    with strategy.scope():
+        assert cropping.on_ipu()
+        assert strategy.run(lambda: cropping.on_ipu())
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        assert not cropping.on_ipu()
+
+
+def test_without_the_library_the_plain_crop_is_used(sdk, tmp_path, monkeypatch):
+    monkeypatch.setenv(custom_ops.FOLDER_VARIABLE, str(tmp_path / "empty"))
+    assert custom_ops.crop_library() is None
+    check((1, 2, 3, 0), 1, 1)
+    assert sdk.calls == []
+
+
+def test_the_library_is_looked_for_beside_the_sources(monkeypatch, library):
+    assert custom_ops.crop_library() == library
+    monkeypatch.delenv(custom_ops.FOLDER_VARIABLE)
+    found = custom_ops.crop_library()
+    assert found is None or found.parts[-3:] == ("custom_ops", "build", custom_ops.CROP_LIBRARY)
+
+
+def test_the_layer_survives_its_configuration():
+    layer = Cropping2D(((1, 2), (3, 4)), name="crop")
+    again = Cropping2D.from_config(layer.get_config())
+    assert again.cropping == ((1, 2), (3, 4))
+    serialized = keras.layers.serialize(layer)
+    assert type(keras.layers.deserialize(serialized)) is Cropping2D
+
+
+def test_unet_uses_it_for_its_four_skips(sdk, monkeypatch):
+    record = get_model("unet")
+    size = record.min_size
+    options = BuildOptions((size, size, 1), 2, base_filters=1, batch_size=1, dropout=0.0, norm="none", seed=3)
+    images = np.random.RandomState(0).rand(1, size, size, 1).astype("float32")
+    model = build_model(record, options)
+    sdk.calls.clear()
+    copied = model(images, training=False)
+    assert [call.op_name for call in sdk.calls] == ["CropNHWC"] * 4
+    monkeypatch.setattr(cropping, "on_ipu", lambda: False)
+    plain = build_model(record, options)(images, training=False)
+    np.testing.assert_array_equal(copied.numpy(), plain.numpy())
+    assert {type(layer) for layer in model.layers if "crop" in layer.name} == {Cropping2D}
