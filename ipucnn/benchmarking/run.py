@@ -224,6 +224,8 @@ class Benchmark:
             report("compiling", 0, 0, "")
             sides, rival = self._compile(session, model, result)
             measured = measure(sides, self.settings.limits, report, reference, started=began)
+            if session.compilation is not None and result.compilation is not None:
+                result.compilation["cached"] = session.compilation.cached
             result.interrupted = measured.interrupted
             self._fill(result, measured.measurements, rival, reference)
             if measured.out_of_time:
@@ -319,7 +321,11 @@ class Benchmark:
         result.device = asdict(session.device)
         result.program = self.program.to_dict()
         result.compilation = {
-            **{k: v for k, v in compilation.to_dict().items() if k not in ("device", "first_update_s")},
+            **{
+                k: v
+                for k, v in compilation.to_dict().items()
+                if k not in ("device", "first_update_s", "stages_s")
+            },
             "first_execution_s": None,
             "cached": False,
             "predicted_memory": [
