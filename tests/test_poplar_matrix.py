@@ -66,7 +66,10 @@ def is_legal(row: Dict[str, Any]) -> bool:
         return False
     if row["memory"] == "per stage" and not pipelined:
         return False
-    if row["transfer"] == "fused-preprocessing" and record.input_shape[2] != 3:
+    # The fused operation takes red, green and blue.
+    if row["transfer"] == "fused-preprocessing" and (
+        record.input_shape[2] != 3 or record.input_range == "caffe"
+    ):
         return False
     # Dice couples the samples of a micro-batch.
     return not (row["padding"] and row["model"] == "unet")

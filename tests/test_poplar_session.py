@@ -172,3 +172,24 @@ def test_optimizers_as_on_the_host(optimizer):
         np.testing.assert_allclose(tf_variable(here).numpy(), there.numpy(), rtol=0, atol=1e-6)
     for name in expected.slots:
         np.testing.assert_allclose(own.slots[name].numpy(), expected.slots[name].numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw", "rmsprop"])
+def test_updates_of_16_bit_weights_are_those_of_32_rounded(name):
+    params = {"momentum": 0.9, "nesterov": True} if name in ("sgd", "lars") else {}
+    decay = 0.0 if name == "lars" else 0.05
+    settings = make_settings(name, params, global_batch_size=8, weight_decay=decay, l2_regularization=0.01)
+    rng = np.random.default_rng(2)
+    start = rng.normal(size=(6, 5)).astype(np.float16)
+    variables = [tf.Variable(start.astype(kind)) for kind in (np.float32, np.float16)]
+    made = [Optimizer(settings, [variable], ["a"]) for variable in variables]
+    for i in range(4):
+        gradient = tf.constant(rng.normal(size=start.shape).astype(np.float16))
+        for optimizer in made:
+            optimizer.apply([tf.cast(gradient, tf.float32)], tf.constant(0.01), tf.constant(i, tf.int64))
+    assert variables[1].dtype == tf.float16 and all(s.dtype == tf.float16 for s in made[1].slots.values())
+    np.testing.assert_allclose(variables[1].numpy(), variables[0].numpy(), rtol=0, atol=5e-3)
+    # A gradient whose square is no 16-bit number leaves the weight finite.
+    for i in range(3):
+        made[1].apply([tf.fill(start.shape, 1000.0)], tf.constant(0.01), tf.constant(4 + i, tf.int64))
+    assert np.isfinite(variables[1].numpy()).all()

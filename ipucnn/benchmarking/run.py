@@ -272,6 +272,8 @@ class Benchmark:
                 started=began,
                 is_decided=is_decided,
             )
+            if session.compilation is not None and result.compilation is not None:
+                result.compilation["cached"] = session.compilation.cached
             result.interrupted = measured.interrupted
             others_share = occupation.others_share()
             self._fill(result, measured.measurements, rival, peak, others_share)
@@ -419,7 +421,11 @@ class Benchmark:
         result.device = asdict(session.device)
         result.program = self.program.to_dict()
         result.compilation = {
-            **{k: v for k, v in compilation.to_dict().items() if k not in ("device", "first_update_s")},
+            **{
+                k: v
+                for k, v in compilation.to_dict().items()
+                if k not in ("device", "first_update_s", "stages_s")
+            },
             "first_execution_s": None,
             "cached": None,  # TensorFlow keeps no executables
             "predicted_memory": [

@@ -163,6 +163,13 @@ class Optimizer:
         import tensorflow as tf
 
         s, variable = self.settings, self._variables[index]
+        if variable.dtype == tf.float16:
+            from ipucnn.training.half_updates import update_half
+
+            def slot(kind: str) -> Any:
+                return self.slots[f"{self._names[index]}/{kind}"]
+
+            return update_half(s, self._adaptive[index], variable, slot, gradient, learning_rate, count)
         step = {"sgd": self._sgd, "lars": self._lars, "rmsprop": self._rmsprop}.get(s.name, self._adam)
         if s.l2_regularization:
             gradient = gradient + s.l2_regularization * variable
@@ -225,8 +232,8 @@ class Optimizer:
             var=variable.handle,
             m=self._slot(index, "m"),
             v=self._slot(index, "v"),
-            beta1_power=tf.cast(tf.pow(p["beta_1"], count), variable.dtype),
-            beta2_power=tf.cast(tf.pow(p["beta_2"], count), variable.dtype),
+            beta1_power=tf.pow(p["beta_1"], count),
+            beta2_power=tf.pow(p["beta_2"], count),
             lr=learning_rate,
             beta1=p["beta_1"],
             beta2=p["beta_2"],

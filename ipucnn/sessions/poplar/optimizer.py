@@ -54,9 +54,11 @@ class WeightUpdate:
         count = tf.cast(iterations, tf.float32)
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
         index = self._optimizer.index_of(variable)
+        # Not in 16 bits: what the loss scale kept from underflowing would be lost again.
+        gradient = tf.cast(gradient, tf.float32)
         if self._scale != 1.0:
-            gradient = gradient / tf.cast(self._scale, gradient.dtype)
-        done = self._optimizer.apply_one(index, gradient, tf.cast(rate, gradient.dtype), count)
+            gradient = gradient / self._scale
+        done = self._optimizer.apply_one(index, gradient, rate, count)
         if index == 0:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
         return done
