@@ -60,6 +60,8 @@ def benchmark_suite(
         return
     other = read_suite(Path(versus).expanduser()) if versus is not None else None
     run = SuiteRun(plan, folder, resume=resume, options=_options(request, mode, measuring))
+    if other is not None:
+        _check_versus(run.result, other, str(versus))
     if run.result.pending:
         check_rows(plan)
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
@@ -68,7 +70,27 @@ def benchmark_suite(
         note(f"{run.num_kept} of {len(plan.rows)} rows in {folder} have a result and are kept")
     interrupted = _run(run, verbose)
     _show(run, other, versus, json_output)
-    _end(run, interrupted, _again(request, suite, mode, measuring, rows, folder))
+    _end(run, interrupted, _again(request, suite, mode, measuring, rows, folder, versus))
+
+
+def _check_versus(result: Any, other: Any, source: str) -> None:
+    """Says before the first row runs which rows will have nothing to compare with.
+
+    Raises:
+        DataError: none of them.
+    """
+    from ipucnn.benchmarking.suites.speedup import counterparts
+    from ipucnn.errors import DataError
+    from ipucnn.reports.console import note
+
+    without = len(result.rows) - len(counterparts(result.rows, other))
+    if without == len(result.rows):
+        raise DataError(
+            f"--versus {source}: no finished row of it is like one of this suite",
+            "it needs the same networks, modes, batches and --image-size",
+        )
+    if without:
+        note(f"{without} of {len(result.rows)} rows have no counterpart in {source}")
 
 
 def _messages(plan: Any) -> List[str]:
@@ -119,6 +141,8 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
         print(run.result.to_json(), end="")
     else:
         print_suite(run.result, compared)
+    if other is not None and not compared.points:
+        note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
     if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
         from ipucnn.reports.figures.speedup import draw_speedups
@@ -135,6 +159,7 @@ def _again(
     measuring: Dict[str, Any],
     rows: List[str],
     folder: Path,
+    versus: Optional[str],
 ) -> str:
     """The command that goes on."""
     from ipucnn.config.options import BY_NAME
@@ -147,6 +172,7 @@ def _again(
     for name, value in measuring.items():
         flag = name[:-2] if name.endswith("_s") else name
         words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+    words += ["--versus", versus] if versus is not None else []
     words += ["--config", request.config_name] if request.config_name else []
     words += ["--config-path", request.config_path] if request.config_path else []
     for name, value in request.flags.items():
