@@ -36,7 +36,7 @@ def benchmark_suite(
         UserError: before the first row, whatever is wrong with any of them; at the end, if a row failed.
     """
     from ipucnn.benchmarking.suites.file import find_suite, wildcard_suite
-    from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
+    from ipucnn.benchmarking.suites.plan import plan_suite
     from ipucnn.benchmarking.suites.result import read_suite
     from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
     from ipucnn.errors import ConfigurationError
@@ -63,6 +63,8 @@ def benchmark_suite(
     if other is not None:
         _check_versus(run.result, other, str(versus))
     if run.result.pending:
+        from ipucnn.benchmarking.suites.check import check_rows
+
         check_rows(plan)
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
         note(line)
@@ -130,6 +132,7 @@ def _run(run: Any, verbose: bool) -> bool:
 
 
 def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> None:
+    from ipucnn.benchmarking.suites.result import DONE
     from ipucnn.benchmarking.suites.run import FIGURE, RESULT
     from ipucnn.benchmarking.suites.speedup import speedups
     from ipucnn.reports.console import note
@@ -141,7 +144,7 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
         print(run.result.to_json(), end="")
     else:
         print_suite(run.result, compared)
-    if other is not None and not compared.points:
+    if other is not None and compared.num_without == sum(row["status"] == DONE for row in run.result.rows):
         note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
     if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):

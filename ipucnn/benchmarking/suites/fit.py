@@ -27,7 +27,7 @@ class Fit:
         engine: session or keras.
         verbose: let TensorFlow speak.
         system: IPU machine to predict for, None for the smallest that suits.
-        dry: only validate, without drawing random images.
+        source: an opened data set to take in place of the chosen one.
 
     Raises:
         UserError: whatever is wrong with the configuration or the data.
@@ -39,7 +39,7 @@ class Fit:
         engine: str,
         verbose: bool = False,
         system: Optional[str] = None,
-        dry: bool = False,
+        source: Optional[Any] = None,
     ) -> None:
         from ipucnn.sessions.factory import check_device
 
@@ -66,9 +66,7 @@ class Fit:
         if config.seed is None:
             raise ValueError("a row needs a seed")
         self.seed: int = config.seed
-        self.setup = run_setup.prepare(
-            self.resolved, self.seed, source=blank_source(self.resolved) if dry else None
-        )
+        self.setup = run_setup.prepare(self.resolved, self.seed, source=source)
         run_setup.build_options(self.setup)
         self.program: Program = make_program(config, self.setup.source.info.num_train, seed=self.seed)
         if config.fused_micro_batches is not None:

@@ -162,26 +162,6 @@ def plan_suite(
     return SuitePlan(suite, tuple(rows), seed if common is None else common, tuple(notes))
 
 
-def check_rows(plan: SuitePlan) -> None:
-    """Everything about each row that needs no TensorFlow: batches, shapes, losses, data.
-
-    Raises:
-        UserError: with the row it is about.
-    """
-    from ipucnn.benchmarking.run import Benchmark
-    from ipucnn.benchmarking.suites.fit import Fit
-
-    for row in plan.rows:
-        try:
-            if row.mode == FIT:
-                Fit(row.resolved, row.engine, system=row.settings.system, dry=True)
-            else:
-                Benchmark(row.resolved, row.settings, dry=True)
-        except UserError as error:
-            error.message = f"row {row.id}: {error.message}"
-            raise
-
-
 def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, Any]) -> List[str]:
     """Says which options that were typed have no effect on the rows of mode fit.
 
@@ -198,7 +178,9 @@ def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, Any]) -> List[s
             f"{flags}: all rows are of mode fit, which trains for whole epochs and times these",
             f"drop {flags}; --num-epochs says how long",
         )
-    return [f"{flags}: without effect on the {len(fits)} rows of mode fit, which train for whole epochs"]
+    return [
+        f"{flags}: without effect on the {len(fits)} row{'s' if len(fits) > 1 else ''} of mode fit, which trains for whole epochs"
+    ]
 
 
 def _flag(name: str) -> str:

@@ -107,7 +107,9 @@ def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: 
         "first_s": sum(seconds for seconds, _ in timed) if timed else None,
         "second_s": sum(seconds * factor for seconds, factor in timed) if timed else None,
     }
-    return Speedups(points, f"measured, {_devices(done)}", second, len(done) - len(pairs), totals, differences)
+    return Speedups(
+        points, f"measured, {_devices(done)}", second, len(done) - len(pairs), totals, differences
+    )
 
 
 def counterparts(rows: List[Row], versus: SuiteResult) -> List[Tuple[Row, Row]]:
