@@ -686,6 +686,7 @@ rows:
     table = out.split("rows")[0]
     assert table.count("mobilenetv3-large") == 8
     assert table.count("fused-micro-batches 8") == 4 and table.count("optimizer adam") == 4
+    assert "repl." in table and "optimizer-params" not in table and "FLOP" not in table
     lenet = next(line for line in lines if line.strip().startswith("lenet"))
     assert "optimizer" not in lenet
 

@@ -8,7 +8,7 @@ from ipucnn.reports.console import console, human_time, is_interactive, note
 from ipucnn.text import printable
 
 _RATE = "measured\nimages/s"
-# Columns that a narrow terminal goes without, the first first; what tells rows apart comes last.
+# Columns that a narrow terminal goes without, the first first; those that may tell rows apart if they do not.
 _SPARE = (
     "FLOP per\nparam.",
     "predicted\nimages/s",
@@ -20,6 +20,7 @@ _SPARE = (
     "stages",
     "GA",
 )
+_TELLING = ("size", "repl.", "stages", "GA")
 # Options with a column of their own.
 _COLUMN_OPTIONS = ("micro-batch-size", "gradient-accumulation-count", "num-replicas", "image-size")
 # Between columns: a space and the box's.
@@ -175,28 +176,25 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
 def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
     """What a row is called in the table, by id: its name, and in lines below it what tells it from others of that name.
 
-    These are the options, without those that have a column of their own, in which the rows of that name differ.
+    These are the fewest options, shortest values first, that do, beside those that have a column of their own.
     """
+    from ipucnn.benchmarking.suites.result import option_text
+
     labels = {}
-    for row in rows:
-        same = [other["options"] for other in rows if other["name"] == row["name"]]
-        keys = dict.fromkeys(key for options in same for key in options if key not in _COLUMN_OPTIONS)
-        parts = [
-            f"  {key} {_plain(row['options'].get(key))}"
-            for key in keys
-            if any(options.get(key) != row["options"].get(key) for options in same)
+    for name in dict.fromkeys(row["name"] for row in rows):
+        same = [row for row in rows if row["name"] == name]
+        texts = {key: [option_text(row, key) for row in same] for row in same for key in row["options"]}
+        told: List[Tuple[Any, ...]] = [
+            (row["mode"], *(option_text(row, key) for key in _COLUMN_OPTIONS)) for row in same
         ]
-        labels[row["id"]] = printable(str(row["name"])) + "".join("\n" + printable(part) for part in parts)
+        lines = [printable(str(name)) for _ in same]
+        for key in sorted(texts, key=lambda key: max(map(len, texts[key]))):
+            finer = [(*before, text) for before, text in zip(told, texts[key])]
+            if key not in _COLUMN_OPTIONS and len(set(finer)) > len(set(told)):
+                told = finer
+                lines = [line + "\n" + printable(f"  {key} {text}") for line, text in zip(lines, texts[key])]
+        labels.update({row["id"]: line for row, line in zip(same, lines)})
     return labels
-
-
-def _plain(value: Any) -> str:
-    """An option's value in few characters."""
-    if isinstance(value, dict):
-        return " ".join(f"{key}={_plain(item)}" for key, item in value.items())
-    if isinstance(value, list):
-        return " ".join(map(_plain, value))
-    return "default" if value is None else str(value)
 
 
 def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List[str], List[List[str]]]:
@@ -204,10 +202,13 @@ def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List
     for spare in _SPARE:
         if _width(titles, rows) <= width:
             break
-        if spare in titles:
-            place = titles.index(spare)
-            titles = titles[:place] + titles[place + 1 :]
-            rows = [row[:place] + row[place + 1 :] for row in rows]
+        if spare not in titles:
+            continue
+        place = titles.index(spare)
+        if spare in _TELLING and len({row[place] for row in rows}) > 1:
+            continue
+        titles = titles[:place] + titles[place + 1 :]
+        rows = [row[:place] + row[place + 1 :] for row in rows]
     return titles, rows
 
 

@@ -178,9 +178,8 @@ def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, Any]) -> List[s
             f"{flags}: all rows are of mode fit, which trains for whole epochs and times these",
             f"drop {flags}; --num-epochs says how long",
         )
-    return [
-        f"{flags}: without effect on the {len(fits)} row{'s' if len(fits) > 1 else ''} of mode fit, which trains for whole epochs"
-    ]
+    count = f"{len(fits)} row{'s' if len(fits) > 1 else ''}"
+    return [f"{flags}: without effect on the {count} of mode fit, which trains for whole epochs"]
 
 
 def _flag(name: str) -> str:

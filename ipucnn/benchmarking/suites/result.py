@@ -251,6 +251,23 @@ def predicted_rate(row: Mapping[str, Any]) -> Optional[float]:
     return row["predicted"][0]["images_per_s"] if row["predicted"] else None
 
 
+def option_text(row: Mapping[str, Any], key: str) -> str:
+    """What an option of a row is, in few characters; ``options`` leaves out what has its default."""
+    from ipucnn.config.options import BY_KEY
+
+    if key in row["options"]:
+        return _plain(row["options"][key])
+    return _plain(BY_KEY[key].yaml_value(BY_KEY[key].default)) if key in BY_KEY else "default"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_plain, value)) or "none"
+    return "none" if value is None else str(value)
+
+
 def to_csv(rows: List[Dict[str, Any]]) -> str:
     """CSV of rows: the configured precision's prediction is ``predicted_...``, 16.16's ``predicted_16_16_...``."""
     columns = [f"predicted_{key}" for key in _PREDICTED]

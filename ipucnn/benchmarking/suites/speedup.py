@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
-from ipucnn.benchmarking.suites.result import DONE, TRAINED, SuiteResult, predicted_rate
+from ipucnn.benchmarking.suites.result import DONE, TRAINED, SuiteResult, option_text, predicted_rate
 
 Row = Dict[str, Any]
 # What two rows must have in common to be compared; what is not known before a row has run counts as the same.
@@ -148,16 +148,19 @@ def _alike(row: Row, other: Row) -> bool:
 
 
 def _differences(pairs: List[Tuple[Row, Row]]) -> Tuple[str, ...]:
-    """For example "optimizer adam here, sgd there (4 rows)"; for options that have their default "the default"."""
+    """For example "optimizer adam here, sgd there (4 rows)"."""
     counts: Dict[str, int] = {}
     for row, other in pairs:
         if row["work"] == other["work"]:
             continue
-        here, there = ({"data": side["data_name"], **side["options"]} for side in (row, other))
-        for key in dict.fromkeys((*here, *there)):
-            mine, theirs = here.get(key, "the default"), there.get(key, "the default")
-            if mine != theirs:
-                text = f"{key} {mine} here, {theirs} there"
+        texts = [
+            (key, option_text(row, key), option_text(other, key))
+            for key in dict.fromkeys((*row["options"], *other["options"]))
+        ]
+        texts.append(("data set", str(row["data_name"]), str(other["data_name"])))
+        for key, here, there in texts:
+            if here != there:
+                text = f"{key} {here} here, {there} there"
                 counts[text] = counts.get(text, 0) + 1
     return tuple(f"{text} ({n} row{'s' if n > 1 else ''})" for text, n in counts.items())
 
