@@ -287,13 +287,14 @@ def test_a_failing_row_ends_nothing_and_is_tried_again(tmp_path):
         if row.id == made.rows[1].id:
             return {"error": "its process was ended by SIGKILL", "hint": "less", "exit_code": 1}
         if row.id == made.rows[2].id:
-            return {**answer(row, void="NaN", measured=None), "exit_code": 2}
+            return {**answer(row, void="NaN", measured=None, hint="lower it"), "exit_code": 2}
         return answer(row)
 
     result = SuiteRun(made, folder, resume=False, options={}).run(run_row, nothing, nothing)
     assert [row["status"] for row in result.rows] == ["done", "failed", "failed", "done"]
     assert [row["exit_code"] for row in result.rows] == [0, 1, 2, 0]
     assert [row["error"] for row in result.failed] == ["its process was ended by SIGKILL", "NaN"]
+    assert [row["notes"] for row in result.failed] == [["less"], ["lower it"]]
     valid(json.loads((folder / "suite.json").read_text()))
     first, ran[:] = list(ran), []
     again = SuiteRun(made, folder, resume=True, options={})
@@ -720,7 +721,7 @@ def test_checking_draws_no_images(capsys, monkeypatch):
     huge = ("--suite", "ulhpc", "--image-size", "100000")
     assert call(capsys, *huge, "--print-config")[0] == 0
     code, _, err = call(capsys, *huge, "--rows", "vgg16")
-    assert code == 4 and "row vgg16-inference-micro-batch-size-1: a micro-batch of 1 image" in err
+    assert code == 4 and "row vgg16-inference-micro-batch-size-1: GiB, and th" in err
 
 
 # -- processes

@@ -3,19 +3,11 @@
 from typing import Any, Optional, Tuple, Union
 
 from ipucnn.benchmarking.run import Benchmark
-from ipucnn.benchmarking.settings import REAL
 from ipucnn.benchmarking.suites.file import FIT
 from ipucnn.benchmarking.suites.fit import Fit
 from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import InfeasibleError, UserError
-
-
-class _DryBenchmark(Benchmark):
-    """A benchmark whose random images are not drawn."""
-
-    def _random_source(self) -> Any:
-        return None if self.kind == REAL else blank_source(self.resolved)
 
 
 def check_rows(plan: SuitePlan) -> None:
@@ -36,11 +28,10 @@ def _check(row: PlannedRow) -> None:
     dry: Union[Benchmark, Fit]
     if row.mode == FIT:
         is_random = row.resolved.choice is not None and row.resolved.choice.name == "random"
-        config = row.resolved.config
-        source = blank_source(row.resolved, config.limit_train, config.limit_eval) if is_random else None
+        source = blank_source(row.resolved) if is_random else None
         dry = Fit(row.resolved, row.engine, system=row.settings.system, source=source)
     else:
-        dry = _DryBenchmark(row.resolved, row.settings, dry=True)
+        dry = Benchmark(row.resolved, row.settings, dry=True)
     _check_fits(dry.program.micro_batch_size, dry.setup.input_shape)
 
 
@@ -61,7 +52,7 @@ def blank_source(
         shape = (*config.image_size, record.input_shape[2])
         validate_input_shape(record, shape)
     classes = record.num_classes or (2 if record.task == "segmentation" else 10)
-    return open_blank(*shape, classes, record.task, limit_train, limit_eval)
+    return open_blank(*shape, classes, record.task, config.limit_train, config.limit_eval)
 
 
 def _check_fits(micro_batch_size: int, shape: Any) -> None:

@@ -109,7 +109,7 @@ def finished_row(
     result = {**pending_row(row), "wall_s": wall_s, "exit_code": answer["exit_code"]}
     report = answer.get("report")
     if report is None or report["void"] is not None:
-        hint = answer.get("hint")
+        hint = (answer if report is None else report).get("hint")
         reason = answer["error"] if report is None else report["void"]
         result.update(status=FAILED, error=reason, exit_code=answer["exit_code"] or 1)
         result["notes"] += [hint] if hint else []
