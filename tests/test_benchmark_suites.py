@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ipucnn import cli
 from ipucnn.benchmarking.suites import file as files
 from ipucnn.benchmarking.suites import process
-from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
+from ipucnn.benchmarking.suites.check import check_rows
+from ipucnn.benchmarking.suites.plan import plan_suite
 from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, totals
 from ipucnn.benchmarking.suites.run import SuiteRun, suite_folder
 from ipucnn.benchmarking.suites.speedup import speedups
@@ -286,13 +287,14 @@ def test_a_failing_row_ends_nothing_and_is_tried_again(tmp_path):
         if row.id == made.rows[1].id:
             return {"error": "its process was ended by SIGKILL", "hint": "less", "exit_code": 1}
         if row.id == made.rows[2].id:
-            return {**answer(row, void="NaN", measured=None), "exit_code": 2}
+            return {**answer(row, void="NaN", measured=None, hint="lower it"), "exit_code": 2}
         return answer(row)
 
     result = SuiteRun(made, folder, resume=False, options={}).run(run_row, nothing, nothing)
     assert [row["status"] for row in result.rows] == ["done", "failed", "failed", "done"]
     assert [row["exit_code"] for row in result.rows] == [0, 1, 2, 0]
     assert [row["error"] for row in result.failed] == ["its process was ended by SIGKILL", "NaN"]
+    assert [row["notes"] for row in result.failed] == [["less"], ["lower it"]]
     valid(json.loads((folder / "suite.json").read_text()))
     first, ran[:] = list(ran), []
     again = SuiteRun(made, folder, resume=True, options={})
@@ -369,13 +371,29 @@ def test_folders_that_hold_something_else_are_refused(tmp_path, left):
 
 
 def test_default_folders(tmp_path):
-    assert suite_folder("s", None, resume=True, overwrite=False) == Path("runs/s-benchmark")
-    Path("runs/s-benchmark").mkdir(parents=True)
-    assert suite_folder("s", None, resume=True, overwrite=False) == Path("runs/s-benchmark")
-    assert suite_folder("s", None, resume=False, overwrite=False) == Path("runs/s-benchmark-2")
-    (tmp_path / "runs/s-benchmark/suite.json").write_text("{}")
+    assert suite_folder("s", None, resume=False, overwrite=False) == Path("runs/s-suite")
+    Path("runs/s-suite").mkdir(parents=True)
+    (tmp_path / "runs/s-suite/suite.json").write_text("{}")
+    assert suite_folder("s", None, resume=True, overwrite=False) == Path("runs/s-suite")
+    assert suite_folder("s", None, resume=False, overwrite=False) == Path("runs/s-suite-2")
     with pytest.raises(ConfigurationError, match="already exists"):
-        suite_folder("s", "runs/s-benchmark", resume=False, overwrite=False)
+        suite_folder("s", "runs/s-suite", resume=False, overwrite=False)
+
+
+def test_there_must_be_a_suite_to_go_on_with(fake, capsys):
+    """The folder of a single benchmark is none, nor is one that something else left."""
+    Path("runs/my-benchmark").mkdir(parents=True)
+    Path("runs/my-benchmark/report.json").write_text("{}")
+    code, _, err = call(capsys, "--suite", "my.yml", "--resume")
+    assert code == 2 and "there is no runs/my-suite to go on with" in err
+    Path("runs/my-suite").mkdir()
+    for options in ((), ("--run-dir", "runs/my-suite"), ("--run-dir", "absent")):
+        code, _, err = call(capsys, "--suite", "my.yml", "--resume", *options)
+        assert code == 2 and "holds no suite to go on with" in err
+    Path("runs/my-suite/report.json").write_text("{}")
+    code, _, err = call(capsys, "--suite", "my.yml", "--resume")
+    assert code == 2 and "it holds report.json" in err
+    assert not fake.ran and [p.name for p in Path("runs/my-benchmark").iterdir()] == ["report.json"]
 
 
 # -- figures
@@ -457,8 +475,40 @@ def test_speed_ups_of_another_result():
     half = finished([5.0, 20.0], mode="inference")
     found = speedups(finished([10.0] * 4), half, "b.json")
     assert len(found.points) == 2 and found.num_without == 2
-    with pytest.raises(DataError, match="no row of it"):
-        speedups(finished([1.0, 1.0], mode="training"), half, "b.json")
+    found = speedups(finished([1.0, 1.0], mode="training"), half, "b.json")
+    assert found.points == () and found.num_without == 2
+
+
+FUSED = SMALL.replace("mode: [inference, training], micro-batch-size: [2, 4]", "fused-micro-batches: [1, 8]")
+
+
+def test_rows_are_paired_by_what_they_do():
+    """Rows that differ only in an option without a column are not mixed up, whatever they are called."""
+    first = finished([10.0, 100.0], FUSED)
+    assert len({row["work"] for row in first.rows}) == 2
+    assert [p.speedup for p in speedups(first, finished([10.0, 100.0], FUSED)).points] == [1.0, 1.0]
+    swapped = finished(
+        [100.0, 10.0], FUSED.replace("[1, 8]", "[8, 1]").replace("lenet", "lenet\n    name: x")
+    )
+    found = speedups(first, swapped)
+    assert [p.speedup for p in found.points] == [1.0, 1.0] and found.differences == ()
+    # Two of another name and the same work: which of them is meant cannot be told.
+    twice = finished(
+        [1.0, 2.0], "rows: [{name: a, model: lenet, micro-batch-size: 2, seed: 3, host-generated-data: True, "
+        "fused-micro-batches: 1}, {name: b, model: lenet, micro-batch-size: 2, seed: 4, "
+        "host-generated-data: True, fused-micro-batches: 1}]"
+    )  # fmt: skip
+    one = finished([5.0], FUSED.replace("[1, 8]", "[1]"), flags={"micro_batch_size": "2"})
+    assert twice.rows[0]["work"] == twice.rows[1]["work"] == one.rows[0]["work"]
+    assert speedups(one, twice).points == ()
+
+
+def test_what_rows_of_one_id_differ_in_is_said():
+    first, second = finished([10.0] * 4), finished([20.0] * 4, flags={"norm_layer": "{name: group_norm}"})
+    found = speedups(first, second)
+    assert [p.speedup for p in found.points] == [2.0] * 4
+    assert len(found.differences) == 1 and "group_norm" in found.differences[0]
+    assert "4 rows" in found.differences[0] and found.differences[0].startswith("norm-layer")
 
 
 def test_a_csv_has_what_the_json_has():
@@ -467,7 +517,7 @@ def test_a_csv_has_what_the_json_has():
     lines = list(csv.DictReader(io.StringIO(result.to_csv())))
     for line, row in zip(lines, result.rows):
         for key, value in row.items():
-            if key in ("predicted", "notes"):
+            if key in ("options", "predicted", "notes"):
                 continue
             assert line[key] == ("" if value is None else str(value))
         assert float(line["predicted_images_per_s"]) == 4000 and line["predicted_precision"] == "32.32"
@@ -480,7 +530,7 @@ def test_a_csv_has_what_the_json_has():
         ("{", "not JSON"),
         ("[]", "no result"),
         ('{"kind": "ipucnn benchmark suite", "schema_version": 9}', "another version"),
-        ('{"kind": "ipucnn benchmark suite", "schema_version": 1, "suite": "s"}', "damaged"),
+        ('{"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s"}', "damaged"),
         (None, "cannot be read"),
     ],
 )
@@ -536,7 +586,7 @@ def call(capsys, *args):
 def test_a_whole_suite(fake, capsys, monkeypatch):
     code, out, err = call(capsys, "--suite", "my.yml", "--image-size", "40")
     assert code == 0, err
-    folder = Path("runs/my-benchmark")
+    folder = Path("runs/my-suite")
     names = {p.name for p in folder.iterdir()}
     assert names == {"suite.json", "suite.csv", "plan.json", "reports", "speedup.png", "speedup.svg"}
     assert "[4/4] lenet-training-micro-batch-size-4: 4000 images/s" in err and "about" in err
@@ -551,10 +601,10 @@ def test_a_whole_suite(fake, capsys, monkeypatch):
         capsys, "--suite", "my.yml", "--image-size", "40", "--resume", "--versus", folder, "--json"
     )
     assert code == 0 and json.loads(out) == saved and len(fake.ran) == 4
-    assert "4 of 4 rows in runs/my-benchmark have a result" in err
+    assert "4 of 4 rows in runs/my-suite have a result" in err
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = call(capsys, "--suite", "my.yml", "--image-size", "40", "--resume", "--versus", folder)
-    assert max(map(len, out.splitlines())) <= 80 and "a CPU (runs/my-benchmark)" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80 and "a CPU (runs/my-suite)" in " ".join(out.split())
     code, _, err = call(capsys, "--suite", "my.yml", "--run-dir", folder)
     assert code == 2 and "already exists" in err
     code, _, err = call(capsys, "--suite", "my.yml", "--run-dir", folder, "--overwrite")
@@ -568,8 +618,7 @@ def test_failures_are_told_at_the_end(fake, capsys, monkeypatch):
     assert code == 1 and f"[2/4] {bad}: failed: its process was ended by SIGSEGV" in err
     assert "1 of 4 rows failed" in err and "failed" in out and "Traceback" not in err
     assert (
-        err.count("hint: ") == 1
-        and "ipucnn benchmark --suite my.yml --run-dir runs/my-benchmark --resume" in err
+        err.count("hint: ") == 1 and "ipucnn benchmark --suite my.yml --run-dir runs/my-suite --resume" in err
     )
     monkeypatch.setattr(fake, "broken", ())
     ran = len(fake.ran)
@@ -599,6 +648,80 @@ def test_ctrl_c_tells_how_to_go_on(fake, capsys, monkeypatch):
     before = len(fake.ran)
     assert cli.run(again) == 0, capsys.readouterr().err
     assert fake.ran[before:] == ["lenet-training-micro-batch-size-2", "lenet-training-micro-batch-size-4"]
+
+
+def test_what_cannot_be_compared_is_said_before_and_loses_nothing(fake, capsys, monkeypatch):
+    assert call(capsys, "--suite", "my.yml", "--training", "--run-dir", "other")[0] == 0
+    versus = ("--versus", "other/suite.json")
+    before = len(fake.ran)
+    code, out, err = call(capsys, "--suite", "my.yml", "--inference", *versus)
+    assert code == 3 and "no finished row of it is like" in err and not out
+    assert len(fake.ran) == before and not Path("runs").exists()
+    # The rows that have a counterpart fail: everything else is still there, and so is their exit code.
+    monkeypatch.setattr(fake, "broken", tuple(fake.ran))
+    code, out, err = call(capsys, "--suite", "my.yml", *versus)
+    assert code == 1 and "2 of 4 rows have no counterpart" in err and "2 of 4 rows failed" in err
+    assert "no finished row has a counterpart in --versus other/suite.json" in err
+    assert "2 of 4 measured" in out and "--versus other/suite.json --run-dir" in err
+    monkeypatch.setattr(fake, "stop", fake.ran[0])
+    code, out, err = call(capsys, "--suite", "my.yml", *versus)
+    assert code == 130 and "2 of 4 measured" in out and "--versus other/suite.json" in err
+
+
+def test_a_narrow_table_breaks_no_word(fake, capsys, monkeypatch):
+    Path("my.yml").write_text("""
+epoch-images: 100
+defaults: {host-generated-data: True, seed: 3, mode: training}
+rows:
+  - model: mobilenetv3-large
+    for-each: {fused-micro-batches: [1, 8], num-replicas: [1, 2], optimizer: [sgd, adam]}
+  - {model: lenet, gradient-accumulation-count: 2}
+""")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = call(capsys, "--suite", "my.yml")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    head = " ".join(lines[: next(n for n, line in enumerate(lines) if "mobilenet" in line)])
+    assert all(word in head for word in ("measured", "images/s", "speed-up", "batch", "mode"))
+    table = out.split("rows")[0]
+    assert table.count("mobilenetv3-large") == 8
+    assert table.count("fused-micro-batches 8") == 4 and table.count("optimizer adam") == 4
+    assert "repl." in table and "optimizer-params" not in table and "FLOP" not in table
+    lenet = next(line for line in lines if line.strip().startswith("lenet"))
+    assert "optimizer" not in lenet
+
+
+def test_fit_rows_say_what_they_ignore(capsys):
+    text = """
+defaults: {model: lenet, dataset: digits, seed: 1, num-epochs: 2}
+rows:
+  - {name: a, mode: fit, executions: 20}
+  - {name: b}
+"""
+    made = plan(text, measuring={"max_time_s": 20.0})
+    assert made.rows[0].notes == ("executions has no effect in mode fit, which trains for whole epochs",)
+    assert made.rows[1].notes == () and "--max-time: without effect on the 1 row of mode fit" in made.notes[0]
+    with pytest.raises(ConfigurationError, match="--max-time: all rows are of mode fit"):
+        plan(text, measuring={"max_time_s": 20.0}, only=["a"])
+
+
+def test_checking_draws_no_images(capsys, monkeypatch):
+    from ipucnn.datasets import random_data
+
+    drawn = random_data.open_random
+
+    def watched(height, width, *rest):
+        assert height * width == 1, "images were drawn"
+        return drawn(height, width, *rest)
+
+    monkeypatch.setattr(random_data, "open_random", watched)
+    flags = {"image_size": "4000", "micro_batch_size": "1"}
+    check_rows(plan(SMALL + "  - {model: lenet, mode: fit, num-epochs: 2}\n", flags=flags))
+    huge = ("--suite", "ulhpc", "--image-size", "100000")
+    assert call(capsys, *huge, "--print-config")[0] == 0
+    code, _, err = call(capsys, *huge, "--rows", "vgg16")
+    assert code == 4 and "row vgg16-inference-micro-batch-size-1: GiB, and th" in err
 
 
 # -- processes
@@ -649,23 +772,30 @@ def test_an_interrupt_ends_the_process(tmp_path):
         run_row(planned(), tmp_path / "x.log", interrupt)
 
 
-def test_real_rows_fail_alone(capsys):
-    """Two networks in processes of their own: one diverges, the other's figures stand; its report is a benchmark's."""
+def test_real_rows_fail_alone(capsys, monkeypatch):
+    """One row's process dies, the other's figures stand, and its report is a benchmark's."""
+    real = process.RowProcess
+
+    class First(real):
+        def __call__(self, row, log, update):
+            dying = row.resolved.record.name == "mnist_cnn"
+            command = [sys.executable, "-c", "import os; os.abort()"] if dying else None
+            return real(command=command)(row, log, update)
+
+    monkeypatch.setattr(process, "RowProcess", First)
     Path("my.yml").write_text("""
-defaults: {dataset: digits, limit-train: "64", mode: training, min-time: 0, executions: 3, seed: 1}
-rows:
-  - {model: mnist_cnn, micro-batch-size: 8, optimizer: sgd, learning-rate: 1.0e+38}
-  - {model: lenet, micro-batch-size: 4}
+defaults: {dataset: digits, limit-train: "64", min-time: 0, executions: 3, steps-per-execution: 1, seed: 1}
+rows: [mnist_cnn, lenet]
 """)
     code, _, err = call(capsys, "--suite", "my.yml", "--run-dir", "r")
-    assert code == 2 and "1 of 2 rows failed" in err, err
+    assert code == 1 and "1 of 2 rows failed" in err, err
     saved = valid(json.loads(Path("r/suite.json").read_text()))
     bad, good = saved["rows"]
-    assert bad["status"] == "failed" and "nan" in bad["error"] and bad["images_per_s"] is None
+    assert bad["status"] == "failed" and "SIGABRT" in bad["error"] and bad["images_per_s"] is None
     assert good["status"] == "done" and good["images_per_s"] > 0 and good["data_kind"] == "real"
     from ipucnn.benchmarking.report import SCHEMA as REPORT_SCHEMA
 
-    report = json.loads(Path("r/reports/lenet-training.json").read_text())
+    report = json.loads(Path("r/reports/lenet-inference.json").read_text())
     jsonschema.Draft7Validator(json.loads(REPORT_SCHEMA.read_text())).validate(report)
     assert report["measured"]["images_per_s"]["value"] == good["images_per_s"]
     samples = sum(e["samples"] for e in report["executions"])
@@ -676,13 +806,13 @@ rows:
 
 
 LADDER = """
-defaults: {model: lenet, dataset: digits, limit-train: "200", mode: fit, micro-batch-size: 16, num-epochs: 2, seed: 1,
+defaults: {model: lenet, dataset: digits, limit-train: "64", limit-eval: "32", mode: fit, micro-batch-size: 16,
+           num-epochs: 2, seed: 1,
            optimizer: sgd, optimizer-params: {}, learning-rate: 0.05, lr-schedule: const, lr-schedule-params: {},
            gradient-accumulation-count: 1, augment: False, weight-decay: 0}
 rows:
   - {name: plain, engine: keras}
-  - {name: ipu, steps-per-execution: 1}
-  - {name: whole, logs-per-epoch: 1}
+  - {name: ipu, logs-per-epoch: 1}
   - {name: pipelining, gradient-accumulation-count: 4, pipeline-splits: [pool4], device-mapping: [0, 1]}
 """
 
@@ -693,11 +823,7 @@ def test_the_steps_of_a_ladder_train():
     answers = {row.name: process.run_here(row, nothing) for row in made.rows}
     rows = {row.name: finished_row(row, answers[row.name], 1.0) for row in made.rows}
     assert {row["status"] for row in rows.values()} == {"done"}, rows
-    # How many steps an execution has changes nothing but the time.
-    assert (
-        rows["ipu"]["loss"] == rows["whole"]["loss"] and rows["ipu"]["accuracy"] == rows["whole"]["accuracy"]
-    )
-    assert rows["pipelining"]["loss"] != rows["whole"]["loss"] and rows["pipelining"]["num_stages"] == 2
+    assert rows["pipelining"]["loss"] != rows["ipu"]["loss"] and rows["pipelining"]["num_stages"] == 2
     # Plain Keras takes the same steps on the same batches, up to rounding.
     assert rows["plain"]["loss"] == pytest.approx(rows["ipu"]["loss"], rel=1e-3)
     for name, row in rows.items():
@@ -715,6 +841,7 @@ def test_the_steps_of_a_ladder_train():
         ("num-epochs: 1", "the first epoch compiles"),
         ("engine: keras\n    num-replicas: 2", "no replicas"),
         ("precision: 16.16", "16-bit"),
+        ("model: unet\n    dataset: membranes\n    pad-dataset: True", "pad-dataset with the bce_dice"),
     ],
 )
 def test_what_mode_fit_refuses(change, words):

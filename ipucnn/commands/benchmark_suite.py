@@ -36,7 +36,7 @@ def benchmark_suite(
         UserError: before the first row, whatever is wrong with any of them; at the end, if a row failed.
     """
     from ipucnn.benchmarking.suites.file import find_suite, wildcard_suite
-    from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
+    from ipucnn.benchmarking.suites.plan import plan_suite
     from ipucnn.benchmarking.suites.result import read_suite
     from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
     from ipucnn.errors import ConfigurationError
@@ -60,7 +60,11 @@ def benchmark_suite(
         return
     other = read_suite(Path(versus).expanduser()) if versus is not None else None
     run = SuiteRun(plan, folder, resume=resume, options=_options(request, mode, measuring))
+    if other is not None:
+        _check_versus(run.result, other, str(versus))
     if run.result.pending:
+        from ipucnn.benchmarking.suites.check import check_rows
+
         check_rows(plan)
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
         note(line)
@@ -68,7 +72,27 @@ def benchmark_suite(
         note(f"{run.num_kept} of {len(plan.rows)} rows in {folder} have a result and are kept")
     interrupted = _run(run, verbose)
     _show(run, other, versus, json_output)
-    _end(run, interrupted, _again(request, suite, mode, measuring, rows, folder))
+    _end(run, interrupted, _again(request, suite, mode, measuring, rows, folder, versus))
+
+
+def _check_versus(result: Any, other: Any, source: str) -> None:
+    """Says before the first row runs which rows will have nothing to compare with.
+
+    Raises:
+        DataError: none of them.
+    """
+    from ipucnn.benchmarking.suites.speedup import counterparts
+    from ipucnn.errors import DataError
+    from ipucnn.reports.console import note
+
+    without = len(result.rows) - len(counterparts(result.rows, other))
+    if without == len(result.rows):
+        raise DataError(
+            f"--versus {source}: no finished row of it is like one of this suite",
+            "it needs the same networks, modes, batches and --image-size",
+        )
+    if without:
+        note(f"{without} of {len(result.rows)} rows have no counterpart in {source}")
 
 
 def _messages(plan: Any) -> List[str]:
@@ -108,6 +132,7 @@ def _run(run: Any, verbose: bool) -> bool:
 
 
 def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> None:
+    from ipucnn.benchmarking.suites.result import DONE
     from ipucnn.benchmarking.suites.run import FIGURE, RESULT
     from ipucnn.benchmarking.suites.speedup import speedups
     from ipucnn.reports.console import note
@@ -119,6 +144,8 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
         print(run.result.to_json(), end="")
     else:
         print_suite(run.result, compared)
+    if other is not None and compared.num_without == sum(row["status"] == DONE for row in run.result.rows):
+        note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
     if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
         from ipucnn.reports.figures.speedup import draw_speedups
@@ -135,6 +162,7 @@ def _again(
     measuring: Dict[str, Any],
     rows: List[str],
     folder: Path,
+    versus: Optional[str],
 ) -> str:
     """The command that goes on."""
     from ipucnn.config.options import BY_NAME
@@ -147,6 +175,7 @@ def _again(
     for name, value in measuring.items():
         flag = name[:-2] if name.endswith("_s") else name
         words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+    words += ["--versus", versus] if versus is not None else []
     words += ["--config", request.config_name] if request.config_name else []
     words += ["--config-path", request.config_path] if request.config_path else []
     for name, value in request.flags.items():

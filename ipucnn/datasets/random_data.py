@@ -1,10 +1,11 @@
 """``random``: noise images with random labels, made on the host.  For throughput; nothing can be learned."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Optional
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, limit_source
 
 NUM_TRAIN, NUM_EVAL = 1024, 256
 DEFAULT_SHAPE = (32, 32, 3)
@@ -41,3 +42,28 @@ def open_random(
         location="generated",
         augmentation="dihedral" if task == "segmentation" else "crop_flip",
     )
+
+
+def open_blank(
+    height: int,
+    width: int,
+    channels: int,
+    num_classes: int,
+    task: str = "classification",
+    limit_train: Optional[str] = None,
+    limit_eval: Optional[str] = None,
+) -> DataSource:
+    """The facts of :func:`open_random`'s set after limits, for validation: all of its pixels are one zero in memory."""
+    source = open_random(1, 1, channels, num_classes, task)
+    source = limit_source(source, limit_train, limit_eval, 0)
+
+    def blank(examples: Any) -> ArrayExamples:
+        number = len(examples)
+        zero: Any = np.zeros((), np.uint8)
+        labels = examples.labels
+        if task == "segmentation":
+            labels = np.broadcast_to(zero, (number, height, width))
+        return ArrayExamples(np.broadcast_to(zero, (number, height, width, channels)), labels)
+
+    info = replace(source.info, image_shape=(height, width, channels))
+    return replace(source, info=info, train=blank(source.train), eval=blank(source.eval))

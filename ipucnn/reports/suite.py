@@ -8,8 +8,23 @@ from ipucnn.reports.console import console, human_time, is_interactive, note
 from ipucnn.text import printable
 
 _RATE = "measured\nimages/s"
-# Columns that a narrow terminal goes without, the first first.
-_SPARE = ("FLOP per\nparam.", "predicted\nimages/s", "measured\nstep", "repl.", "stages", "GA")
+# Columns that a narrow terminal goes without, the first first; those that may tell rows apart if they do not.
+_SPARE = (
+    "FLOP per\nparam.",
+    "predicted\nimages/s",
+    "measured\nstep",
+    "predicted\nstep",
+    "times\nKeras",
+    "size",
+    "repl.",
+    "stages",
+    "GA",
+)
+_TELLING = ("size", "repl.", "stages", "GA")
+# Options with a column of their own.
+_COLUMN_OPTIONS = ("micro-batch-size", "gradient-accumulation-count", "num-replicas", "image-size")
+# Between columns: a space and the box's.
+_GAP = 2
 _SHORT = {"inference": "infer", "training": "train", "fit": "fit"}
 
 
@@ -118,12 +133,13 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
     factors = {point.id: point.speedup for point in speedup.points}
     first = next((row["step_s"] for row in result.rows if row["step_s"] is not None), None)
     is_ladder = any(row["mode"] == "fit" for row in result.rows)
+    labels = row_labels(result.rows)
 
     def faster(row: Dict[str, Any]) -> str:
         return f"{_number(first / row['step_s'])}x" if first and row["step_s"] else ""
 
     kinds: List[Tuple[str, bool, Callable[[Dict[str, Any]], str]]] = [
-        ("row", True, lambda row: str(row["name"])),
+        ("row", True, lambda row: labels[row["id"]]),
         ("mode", not is_ladder, lambda row: _SHORT[row["mode"]]),
         ("batch", True, lambda row: str(row["micro_batch_size"])),
         ("GA", True, lambda row: _above_one(row["gradient_accumulation_count"])),
@@ -157,19 +173,49 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
     return titles, cells
 
 
+def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
+    """What a row is called in the table, by id: its name, and in lines below it what tells it from others of that name.
+
+    These are the fewest options, shortest values first, that do, beside those that have a column of their own.
+    """
+    from ipucnn.benchmarking.suites.result import option_text
+
+    labels = {}
+    for name in dict.fromkeys(row["name"] for row in rows):
+        same = [row for row in rows if row["name"] == name]
+        texts = {key: [option_text(row, key) for row in same] for row in same for key in row["options"]}
+        told: List[Tuple[Any, ...]] = [
+            (row["mode"], *(option_text(row, key) for key in _COLUMN_OPTIONS)) for row in same
+        ]
+        lines = [printable(str(name)) for _ in same]
+        for key in sorted(texts, key=lambda key: max(map(len, texts[key]))):
+            finer = [(*before, text) for before, text in zip(told, texts[key])]
+            if key not in _COLUMN_OPTIONS and len(set(finer)) > len(set(told)):
+                told = finer
+                lines = [line + "\n" + printable(f"  {key} {text}") for line, text in zip(lines, texts[key])]
+        labels.update({row["id"]: line for row, line in zip(same, lines)})
+    return labels
+
+
 def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List[str], List[List[str]]]:
     """Without the columns that a narrow terminal has no room for; the files have them all."""
     for spare in _SPARE:
-        widest = [
-            max(len(word) for cell in column for word in cell.split("\n")) for column in zip(titles, *rows)
-        ]
-        if sum(widest) + len(widest) <= width:
+        if _width(titles, rows) <= width:
             break
-        if spare in titles:
-            place = titles.index(spare)
-            titles = titles[:place] + titles[place + 1 :]
-            rows = [row[:place] + row[place + 1 :] for row in rows]
+        if spare not in titles:
+            continue
+        place = titles.index(spare)
+        if spare in _TELLING and len({row[place] for row in rows}) > 1:
+            continue
+        titles = titles[:place] + titles[place + 1 :]
+        rows = [row[:place] + row[place + 1 :] for row in rows]
     return titles, rows
+
+
+def _width(titles: List[str], rows: List[List[str]]) -> int:
+    """Of a table of which no cell is broken."""
+    widest = [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(titles, *rows)]
+    return sum(widest) + _GAP * len(widest)
 
 
 def _above_one(number: Optional[int]) -> str:
@@ -195,13 +241,18 @@ def print_suite(result: Any, speedup: Any) -> None:
 
     out = console(sys.stdout)
     titles, rows = _fitting(*columns(result, speedup), out.width)
+    fits = _width(titles, rows) <= out.width
     title = f"{result.suite}: {result.title}" if result.title not in ("", result.suite) else result.suite
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold",
-        padding=(0, 1, 0, 0) if out.width < 110 else (0, 1),
+        padding=(0, 1, 0, 0),
     )  # fmt: skip
     for index, name in enumerate(titles):
-        table.add_column(Text(name), justify="left" if index == 0 else "right", overflow="fold")
+        # Where nothing more can be left out, what tells rows apart is broken, and no figure.
+        whole = fits or index > 0
+        table.add_column(
+            Text(name), justify="left" if index == 0 else "right", overflow="fold", no_wrap=whole
+        )
     for cells in rows:
         table.add_row(*(Text(cell) for cell in cells))
     out.print(table)
@@ -235,10 +286,9 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
         )
     totals = result.totals
     if totals.get("measured_s") is not None:
-        count = f"{totals['num_measured']} training rows" + (
-            f" ({totals['num_rows'] - totals['num_measured']} are missing)"
-            if totals["num_measured"] < totals["num_rows"]
-            else ""
+        missing = totals["num_rows"] - totals["num_measured"]
+        count = f"{_counted(totals['num_measured'], 'training row')}" + (
+            f" ({_counted(missing, 'more has', 'more have')} no result)" if missing else ""
         )
         what = f"one epoch of {totals['epoch_images']} images on each of {count}, one after the other"
         rows.append(("total epoch time", f"measured {human_time(totals['measured_s'])}: {what}"))
@@ -254,6 +304,8 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
     is_ladder = any(row["mode"] == "fit" for row in result.rows)
     if speedup.points and not is_ladder:
         rows.append(("speed-up", f"of {speedup.second} over {speedup.first}"))
+        if speedup.differences:
+            rows.append(("", f"the two differ in {_some(list(speedup.differences), 4)}"))
         if speedup.num_without:
             rows.append(("", f"{speedup.num_without} of the measured rows have nothing to compare with"))
     if is_ladder:
@@ -270,6 +322,10 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
         rows.append(("note", f"{which}: {text}"))
     rows += [("failed", f"{row['id']}: {row['error']}") for row in result.rows if row["status"] == "failed"]
     return rows
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _some(names: List[str], count: int = 2) -> str:
@@ -290,9 +346,12 @@ def print_plan(plan: Any, as_json: bool) -> None:
     from ipucnn.config.options import SPECS
     from ipucnn.config.show import value_text
 
+    out = console(sys.stdout)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("row", "mode", "what differs from the defaults"):
-        table.add_column(name, overflow="fold")
+    short = max(len(row.id) for row in plan.rows) <= out.width // 2
+    table.add_column("row", overflow="fold", no_wrap=short)
+    table.add_column("mode", no_wrap=True)
+    table.add_column("what differs from the defaults", overflow="fold")
     for row in plan.rows:
         given = [
             f"{spec.key} {value_text(spec, getattr(row.resolved.config, spec.name))}"
@@ -301,4 +360,4 @@ def print_plan(plan: Any, as_json: bool) -> None:
         ]
         what = row.mode if row.engine == "session" else f"{row.mode}, {row.engine}"
         table.add_row(Text(row.id), what, Text(", ".join(given)))
-    console(sys.stdout).print(table)
+    out.print(table)

@@ -255,6 +255,19 @@ def loss_name(config: RunConfig, task: str) -> str:
     return config.loss
 
 
+def check_padding(config: RunConfig, loss: str) -> None:
+    """Refuses a padded data set where padding would change the loss.
+
+    Raises:
+        ConfigurationError: the loss is a Dice loss.
+    """
+    if config.pad_dataset and loss == "bce_dice":
+        raise ConfigurationError(
+            "--pad-dataset with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
+            "drop --pad-dataset, or use --loss cross_entropy",
+        )
+
+
 def evaluation_batches(setup: Any, batch_size: int) -> Any:
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
 

@@ -58,11 +58,7 @@ class TrainingRun:
         check_device(config.device)
         run_setup.check_supported(config)
         loss = run_setup.loss_name(config, resolved.record.task)
-        if config.pad_dataset and loss == "bce_dice":
-            raise ConfigurationError(
-                "--pad-dataset with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
-                "drop --pad-dataset, or use --loss cross_entropy",
-            )
+        run_setup.check_padding(config, loss)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         self.folder = own_folder(self.instances, start.folder)
         self._check_flags()

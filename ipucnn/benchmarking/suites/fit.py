@@ -26,19 +26,30 @@ class Fit:
         resolved: the configuration, with a seed.
         engine: session or keras.
         verbose: let TensorFlow speak.
+        system: IPU machine to predict for, None for the smallest that suits.
+        source: an opened data set to take in place of the chosen one.
 
     Raises:
         UserError: whatever is wrong with the configuration or the data.
     """
 
-    def __init__(self, resolved: Resolved, engine: str, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        resolved: Resolved,
+        engine: str,
+        verbose: bool = False,
+        system: Optional[str] = None,
+        source: Optional[Any] = None,
+    ) -> None:
         from ipucnn.sessions.factory import check_device
 
         config = replace(resolved.config, validation=False, checkpoints=False)
         self.resolved, self.engine, self.verbose = replace(resolved, config=config), engine, verbose
         check_device(config.device)
         run_setup.check_supported(config)
+        self.system = system
         self.loss_name = run_setup.loss_name(config, resolved.record.task)
+        run_setup.check_padding(config, self.loss_name)
         if config.num_epochs < 2:
             raise ConfigurationError(
                 f"mode fit with num-epochs {config.num_epochs}: the first epoch compiles and does not count",
@@ -55,7 +66,7 @@ class Fit:
         if config.seed is None:
             raise ValueError("a row needs a seed")
         self.seed: int = config.seed
-        self.setup = run_setup.prepare(self.resolved, self.seed)
+        self.setup = run_setup.prepare(self.resolved, self.seed, source=source)
         run_setup.build_options(self.setup)
         self.program: Program = make_program(config, self.setup.source.info.num_train, seed=self.seed)
         if config.fused_micro_batches is not None:
@@ -257,6 +268,7 @@ class Fit:
         wanted = Wanted(
             self.program,
             training=True,
+            system=self.system,
             optimizer_slots=len(self.optimizer.slots),
             optimizer_state_offloading=config.optimizer_state_offloading,
             half_partials=config.half_partials,

@@ -1,6 +1,8 @@
 """From a suite and a command line to rows whose configurations are resolved and validated, without TensorFlow."""
 
 import fnmatch
+import hashlib
+import json
 import random
 import re
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +20,10 @@ from ipucnn.models.shapes import nearest_legal_sizes
 _OF_SUITE = ("run_dir", "overwrite", "model_name")
 # What does not decide about figures: where things are.
 _NOT_IDENTITY = (*_OF_SUITE, "dataset_path", "download", "resume")
+# What does not decide about the work either: where it is done, and by which random numbers.
+_NOT_WORK = (*_NOT_IDENTITY, "seed", "device", "on_demand", "select_ipu", "executable_cache")
+# What measures an execution; in mode fit whole epochs are timed.
+_OF_EXECUTIONS = ("executions", "min_time_s", "max_time_s", "compare_with")
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,23 @@ class PlannedRow:
             "compare_with": settings.compare_with,
             "options": options,
         }
+
+    def options(self) -> Dict[str, Any]:
+        """The options about the work that differ from their defaults, as plain values by key."""
+        config = self.resolved.config
+        return {
+            spec.key: spec.yaml_value(getattr(config, spec.name))
+            for spec in SPECS
+            if spec.name not in _NOT_WORK and getattr(config, spec.name) != spec.default
+        }
+
+    def work(self) -> str:
+        """A hash of all that decides about the work: the same wherever, and for how long, a row is measured."""
+        identity = self.identity()
+        work = {key: identity[key] for key in ("model", "mode", "engine", "data")}
+        left_out = {spec.key for spec in SPECS if spec.name in _NOT_WORK}
+        work["options"] = {key: v for key, v in identity["options"].items() if key not in left_out}
+        return hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -133,29 +156,34 @@ def plan_suite(
             f"the suite {suite.name} has no row of {request.model}", "leave MODEL out for all of its rows"
         )
     notes = [f"{doubles} rows that would be the same as another are left out"] if doubles else []
+    notes += _ignored(rows, measuring or {})
     used = {row.resolved.config.seed for row in rows}
     common = used.pop() if len(used) == 1 else None
     return SuitePlan(suite, tuple(rows), seed if common is None else common, tuple(notes))
 
 
-def check_rows(plan: SuitePlan) -> None:
-    """Everything about each row that needs no TensorFlow: batches, shapes, losses, data.
+def _ignored(rows: Sequence[PlannedRow], measuring: Mapping[str, Any]) -> List[str]:
+    """Says which options that were typed have no effect on the rows of mode fit.
 
     Raises:
-        UserError: with the row it is about.
+        ConfigurationError: all rows are of mode fit.
     """
-    from ipucnn.benchmarking.run import Benchmark
-    from ipucnn.benchmarking.suites.fit import Fit
+    fits = [row for row in rows if row.mode == FIT]
+    typed = [_flag(name) for name in _OF_EXECUTIONS if name in measuring]
+    if not typed or not fits:
+        return []
+    flags = " and ".join(typed)
+    if len(fits) == len(rows):
+        raise ConfigurationError(
+            f"{flags}: all rows are of mode fit, which trains for whole epochs and times these",
+            f"drop {flags}; --num-epochs says how long",
+        )
+    count = f"{len(fits)} row{'s' if len(fits) > 1 else ''}"
+    return [f"{flags}: without effect on the {count} of mode fit, which trains for whole epochs"]
 
-    for row in plan.rows:
-        try:
-            if row.mode == FIT:
-                Fit(row.resolved, row.engine)
-            else:
-                Benchmark(row.resolved, row.settings, dry=True)
-        except UserError as error:
-            error.message = f"row {row.id}: {error.message}"
-            raise
+
+def _flag(name: str) -> str:
+    return "--" + (name[:-2] if name.endswith("_s") else name).replace("_", "-")
 
 
 def _networks(model: str) -> Set[str]:
@@ -188,6 +216,9 @@ def _row(
     if resolved.config.seed is None:
         resolved = replace(resolved, config=replace(resolved.config, seed=seed))
     settings = make_settings(training=settled != INFERENCE, **{**spec.measuring, **measuring})
+    if settled == FIT:
+        without = [_flag(name)[2:] for name in _OF_EXECUTIONS if name in spec.measuring]
+        notes += [f"{name} has no effect in mode fit, which trains for whole epochs" for name in without]
     name = spec.name or model
     if spec.name and is_wildcard(spec.model):
         name = f"{spec.name} {model}"

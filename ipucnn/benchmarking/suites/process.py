@@ -110,7 +110,8 @@ def run_here(row: PlannedRow, update: Update, verbose: bool = False) -> Dict[str
         if row.mode == FIT:
             from ipucnn.benchmarking.suites.fit import Fit
 
-            return {"report": Fit(row.resolved, row.engine, verbose).run(update), "exit_code": 0}
+            fit = Fit(row.resolved, row.engine, verbose, row.settings.system)
+            return {"report": fit.run(update), "exit_code": 0}
         from ipucnn.benchmarking.run import run_benchmark
 
         report = run_benchmark(row.resolved, row.settings, report=update, verbose=verbose)

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ipucnn.benchmarking.suites.plan import PlannedRow
 from ipucnn.errors import DataError
 
-KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 1
+KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
 SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
 PENDING, DONE, FAILED = "pending", "done", "failed"
 TRAINED = ("training", "fit")
@@ -33,7 +33,7 @@ _MEASURED = (
     "num_executions",
     "steady",
     "compile_s",
-    "num_parameters",
+    "num_trainable_parameters",
     "macs_per_image",
     "flop_per_image",
     "flop_per_parameter",
@@ -59,6 +59,7 @@ _FIRST = (
     "error",
     "exit_code",
     "wall_s",
+    "work",
 )
 
 
@@ -79,10 +80,19 @@ def pending_row(row: PlannedRow) -> Dict[str, Any]:
         "error": None,
         "exit_code": None,
         "wall_s": None,
+        "work": row.work(),
         **dict.fromkeys(_MEASURED),
+        **_known_size(row),
+        "options": row.options(),
         "predicted": [],
         "notes": list(row.notes),
     }
+
+
+def _known_size(row: PlannedRow) -> Dict[str, Any]:
+    """The image size, where it is given and so known before the row runs."""
+    size = row.resolved.config.image_size
+    return {} if size is None else {"image_height": size[0], "image_width": size[1]}
 
 
 def finished_row(
@@ -99,7 +109,7 @@ def finished_row(
     result = {**pending_row(row), "wall_s": wall_s, "exit_code": answer["exit_code"]}
     report = answer.get("report")
     if report is None or report["void"] is not None:
-        hint = answer.get("hint")
+        hint = (answer if report is None else report).get("hint")
         reason = answer["error"] if report is None else report["void"]
         result.update(status=FAILED, error=reason, exit_code=answer["exit_code"] or 1)
         result["notes"] += [hint] if hint else []
@@ -133,7 +143,7 @@ def finished_row(
         macs, parameters = compilation["macs_per_sample"], compilation["num_trainable_parameters"]
         result.update(
             compile_s=compilation.get("compile_s"),
-            num_parameters=parameters,
+            num_trainable_parameters=parameters,
             macs_per_image=macs,
             flop_per_parameter=intensity(macs, program["micro_batch_size"], parameters),
         )
@@ -241,6 +251,23 @@ def predicted_rate(row: Mapping[str, Any]) -> Optional[float]:
     return row["predicted"][0]["images_per_s"] if row["predicted"] else None
 
 
+def option_text(row: Mapping[str, Any], key: str) -> str:
+    """What an option of a row is, in few characters; ``options`` leaves out what has its default."""
+    from ipucnn.config.options import BY_KEY
+
+    if key in row["options"]:
+        return _plain(row["options"][key])
+    return _plain(BY_KEY[key].yaml_value(BY_KEY[key].default)) if key in BY_KEY else "default"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_plain, value)) or "none"
+    return "none" if value is None else str(value)
+
+
 def to_csv(rows: List[Dict[str, Any]]) -> str:
     """CSV of rows: the configured precision's prediction is ``predicted_...``, 16.16's ``predicted_16_16_...``."""
     columns = [f"predicted_{key}" for key in _PREDICTED]
@@ -282,8 +309,10 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     del data["kind"]
     try:
         result = SuiteResult(**data)
+        if len({row["id"] for row in result.rows}) < len(result.rows):
+            raise ValueError("two rows of one id")
         for row in result.rows:
-            missing = {*_FIRST, *_MEASURED, "predicted", "notes"} - set(row)
+            missing = {*_FIRST, *_MEASURED, "options", "predicted", "notes"} - set(row)
             if missing:
                 raise KeyError(sorted(missing)[0])
             if row["status"] == DONE and not row["images_per_s"] > 0:

@@ -23,6 +23,8 @@ from ipucnn.runs.folder import default_run_dir, latest_run_dir
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
 _FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
+# Of default folders; those of single benchmarks end in -benchmark.
+_SUFFIX = "suite"
 RunRow = Callable[[PlannedRow, Path, Update], Dict[str, Any]]
 OnRow = Callable[[int, int, Dict[str, Any]], None]
 
@@ -31,13 +33,22 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
     """The folder of a suite, checked before anything is measured.
 
     Raises:
-        ConfigurationError: it is taken and neither continued nor replaced, or holds something else.
+        ConfigurationError: it is taken and neither continued nor replaced, holds something else, or there is
+            nothing to go on with.
         DataError: it is a file.
     """
-    if run_dir is None:
-        latest = latest_run_dir(name, "benchmark") if resume else None
-        return latest or default_run_dir(name, "benchmark")
-    path = Path(run_dir).expanduser()
+    if run_dir is not None:
+        path = Path(run_dir).expanduser()
+    elif resume:
+        latest = latest_run_dir(name, _SUFFIX)
+        if latest is None:
+            raise ConfigurationError(
+                f"--resume: there is no {default_run_dir(name, _SUFFIX)} to go on with",
+                "leave --resume out to begin, or name the suite's folder with --run-dir",
+            )
+        path = latest
+    else:
+        return default_run_dir(name, _SUFFIX)
     if path.exists() and not path.is_dir():
         raise DataError(f"--run-dir {path} is a file", "choose another --run-dir")
     found = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
@@ -45,6 +56,10 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
     if foreign:
         raise ConfigurationError(
             f"{path} is no folder of a suite: it holds {foreign[0]}", "choose another --run-dir"
+        )
+    if resume and RESULT not in found:
+        raise ConfigurationError(
+            f"--resume: {path} holds no suite to go on with", "leave --resume out to begin one there"
         )
     if found and not (resume or overwrite):
         raise ConfigurationError(

@@ -1,12 +1,12 @@
 """Speed-ups of a suite: of another result over this one, or of what is predicted of IPUs over what is measured here."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
-from ipucnn.benchmarking.suites.result import DONE, TRAINED, SuiteResult, predicted_rate
-from ipucnn.errors import DataError
+from ipucnn.benchmarking.suites.result import DONE, TRAINED, SuiteResult, option_text, predicted_rate
 
-# What two rows must have in common to be compared.
+Row = Dict[str, Any]
+# What two rows must have in common to be compared; what is not known before a row has run counts as the same.
 _SAME = (
     "model",
     "mode",
@@ -52,6 +52,7 @@ class Speedups:
         points: in the suite's order.
         first, second: what is compared, in words; ``speedup`` is of the second over the first.
         num_without: finished rows without a counterpart.
+        differences: options in which rows of the same id differ, in words.
         totals: epoch time of the training rows that both have, by ``first_s`` and ``second_s``, and ``num_rows``.
     """
 
@@ -60,6 +61,7 @@ class Speedups:
     second: str
     num_without: int
     totals: Dict[str, Any]
+    differences: Tuple[str, ...] = ()
 
 
 def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: str = "") -> Speedups:
@@ -69,21 +71,14 @@ def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: 
         result: the first.
         versus: the second.
         source: its file, for messages.
-
-    Raises:
-        DataError: the two have no row in common.
     """
     done = [row for row in result.rows if row["status"] == DONE]
-    pairs: List[Tuple[Dict[str, Any], float, Optional[int]]] = []
+    pairs: List[Tuple[Row, float, Optional[int]]] = []
+    differences: Tuple[str, ...] = ()
     if versus is not None:
-        others = {_key(row): row for row in versus.rows if row["status"] == DONE}
-        found = [(row, others[_key(row)]) for row in done if _key(row) in others]
-        if done and not found:
-            raise DataError(
-                f"--versus {source}: no row of it is like one of this suite",
-                "it needs the same networks, modes, batches and --image-size",
-            )
+        found = counterparts(done, versus)
         pairs = [(row, other["images_per_s"], None) for row, other in found]
+        differences = _differences(found)
         second = f"{_devices([other for _, other in found])} ({source})"
     else:
         for row in done:
@@ -112,14 +107,65 @@ def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: 
         "first_s": sum(seconds for seconds, _ in timed) if timed else None,
         "second_s": sum(seconds * factor for seconds, factor in timed) if timed else None,
     }
-    return Speedups(points, f"measured, {_devices(done)}", second, len(done) - len(pairs), totals)
+    return Speedups(
+        points, f"measured, {_devices(done)}", second, len(done) - len(pairs), totals, differences
+    )
 
 
-def _key(row: Dict[str, Any]) -> Tuple[Any, ...]:
-    return tuple(row[key] for key in _SAME)
+def counterparts(rows: List[Row], versus: SuiteResult) -> List[Tuple[Row, Row]]:
+    """Each row with the one finished row of ``versus`` that it is compared with; rows without one are left out.
+
+    First come rows of the same work, of the same id if there are several; what is left is paired by id alone.  A row
+    with several that would do has none.
+    """
+    others = [row for row in versus.rows if row["status"] == DONE]
+    pairs: Dict[str, Tuple[Row, Row]] = {}
+    keys: Tuple[Callable[[Row], Hashable], ...] = (
+        lambda row: (row["id"], row["work"]),
+        lambda row: row["work"],
+        lambda row: row["id"],
+    )
+    for key in keys:
+        left = [row for row in rows if row["id"] not in pairs]
+        taken = {other["id"] for _, other in pairs.values()}
+        mine, theirs = (_by(key, some) for some in (left, [o for o in others if o["id"] not in taken]))
+        for name, own in mine.items():
+            matching = theirs.get(name, [])
+            if len(own) == len(matching) == 1 and _alike(own[0], matching[0]):
+                pairs[own[0]["id"]] = (own[0], matching[0])
+    return [pairs[row["id"]] for row in rows if row["id"] in pairs]
 
 
-def _devices(rows: List[Dict[str, Any]]) -> str:
+def _by(key: Callable[[Row], Hashable], rows: List[Row]) -> Dict[Hashable, List[Row]]:
+    groups: Dict[Hashable, List[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _alike(row: Row, other: Row) -> bool:
+    return all(row[key] == other[key] for key in _SAME if None not in (row[key], other[key]))
+
+
+def _differences(pairs: List[Tuple[Row, Row]]) -> Tuple[str, ...]:
+    """For example "optimizer adam here, sgd there (4 rows)"."""
+    counts: Dict[str, int] = {}
+    for row, other in pairs:
+        if row["work"] == other["work"]:
+            continue
+        texts = [
+            (key, option_text(row, key), option_text(other, key))
+            for key in dict.fromkeys((*row["options"], *other["options"]))
+        ]
+        texts.append(("data set", str(row["data_name"]), str(other["data_name"])))
+        for key, here, there in texts:
+            if here != there:
+                text = f"{key} {here} here, {there} there"
+                counts[text] = counts.get(text, 0) + 1
+    return tuple(f"{text} ({n} row{'s' if n > 1 else ''})" for text, n in counts.items())
+
+
+def _devices(rows: List[Row]) -> str:
     return " and ".join(dict.fromkeys(str(row["device"]) for row in rows))
 
 
