@@ -13,6 +13,7 @@ from ipucnn.datasets.isbi2012 import open_isbi2012
 from ipucnn.datasets.registry import choose_dataset
 from ipucnn.datasets.tiff import read_volume
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.runs.mask_inputs import file_pages
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "isbi2012"
 
@@ -188,6 +189,34 @@ def test_pairs_are_matched_by_name(tmp_path):
     assert "cell1" in source.info.warnings[0]
 
 
+def test_training_and_inference_take_the_same_images(tmp_path):
+    bits = Image.fromarray(np.eye(8, dtype=np.uint8) * 255).convert("1")
+    greys = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) % 2).convert("P")
+    greys.putpalette([0, 0, 0, 90, 90, 90])
+    colours = greys.copy()
+    colours.putpalette([0, 0, 0, 90, 91, 90])
+    plain = Image.fromarray(np.full((8, 8), 7, np.uint8))
+    pictures = {"bits": bits, "greys": greys, "colours": colours, "plain": plain, "rgb": plain.convert("RGB"),
+                "alpha": plain.convert("LA"), "float": plain.convert("F"), "wide": plain.convert("I")}  # fmt: skip
+    taken = []
+    for name, picture in pictures.items():
+        folder = tmp_path / name
+        (folder / "images").mkdir(parents=True)
+        (folder / "masks").mkdir()
+        for i in (0, 1):
+            picture.save(folder / "images" / f"{i}.tif")
+            Image.fromarray(np.eye(8, dtype=np.uint8)).save(folder / "masks" / f"{i}.png")
+        try:
+            pages = list(file_pages(str(folder / "images" / "0.tif"), 1).pages())
+        except DataError:
+            with pytest.raises(DataError, match="8-bit grey"):
+                open_imagemasks(folder)
+            continue
+        taken.append(name)
+        np.testing.assert_array_equal(open_imagemasks(folder).train.images[0], pages[0])
+    assert taken == ["bits", "greys", "plain"]
+
+
 def test_pairs_in_parts(tmp_path):
     train, _ = make_pairs(tmp_path / "train", 3)
     make_pairs(tmp_path / "val", 2)
@@ -212,6 +241,22 @@ def test_bad_pairs(tmp_path):
     check("size", lambda f: small.save(f / "masks" / "cell1.png"), "20x20")
     check("rgb", lambda f: noisy.convert("RGB").save(f / "masks" / "cell1.png"), "mode RGB")
     check("damaged", lambda f: (f / "images" / "cell1.png").write_bytes(b"\x89PNG no"), "cell1")
+    image = noisy.convert("RGB")
+    check("colour", lambda f: image.save(f / "images" / "cell1.png"), r"cell1.png has colour \(RGB\)")
+    deep = Image.fromarray(np.full((40, 40), 700, np.uint16))
+    check("deep", lambda f: deep.save(f / "images" / "cell1.png"), "cell1.png has (16|32) bits per pixel")
+    labels = Image.fromarray(np.where(np.eye(40), 2, 1).astype(np.uint8))
+    check(
+        "labels",
+        lambda f: labels.save(f / "masks" / "cell1.png"),
+        "has the values 1 and 2; a mask has 0 and one",
+    )
+
+    def two_pages(folder):
+        (folder / "images" / "cell1.png").unlink()
+        noisy.save(folder / "images" / "cell1.tif", save_all=True, append_images=[noisy])
+
+    check("pages", two_pages, "cell1.tif has 2 pages")
     check("twice", lambda f: noisy.save(f / "images" / "cell1.bmp"), "both called cell1")
 
     def other_size(folder):

@@ -154,10 +154,17 @@ def test_the_command(capsys, monkeypatch):
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     for word in ("pipelining", "not modelled", "does not fit", "70 30 45 70%", "--loss-scaling", "predicted"):
         assert word in out
+    assert "--recomputation on|off" in out and "micro-batches are accumulated" in " ".join(out.split())
     assert f"splits: {' '.join(EARLY)}" in " ".join(out.split()) and "the model knows one" not in out
     code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations", "--json")
     answer = json.loads(out)
     assert code == 0 and len(answer["optimisations"]) == 12 and len(answer["splits"]) == 3
+    outcomes = [one["outcome"] for one in answer["optimisations"] if one["outcome"]]
+    verdicts = {one["verdict"] for one in outcomes}
+    assert "does not fit" in verdicts and len(verdicts) > 1
+    for one in outcomes:
+        if one["verdict"] == "does not fit":
+            assert one["predicted_images_per_s"] is None
     assert answer["settings"]["num_stages"] == 4 and answer["predicted"]["predicted_fill"] > 0
 
 

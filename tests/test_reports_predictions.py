@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from ipucnn import cli
+from ipucnn.reports.contact_sheet import GREY
 from ipucnn.reports.predictions import FALSE, MISSED, RIGHT, dice, save_predictions
 from ipucnn.runs.pictures import Picture
 
@@ -36,6 +37,26 @@ def test_images_of_any_size_fit(tmp_path, side):
     assert 1100 < width < 1400 and height < 1200
 
 
+def test_a_white_panel_has_an_outline_and_the_region_is_said(tmp_path, monkeypatch):
+    mask = np.ones((40, 40), np.uint8)
+    drawn = []
+    real = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "text",
+        lambda self, *args, **more: (drawn.append(args[1]), real(self, *args, **more)),
+    )
+    white = np.full((40, 40), 255, np.uint8)
+    save_predictions([Picture(0, white, mask, mask, (224, 224))], ("membrane", "cell"), tmp_path / "p.png")
+    pixels = np.asarray(Image.open(tmp_path / "p.png"))
+    for column in range(4):
+        left, right = 8 + column * 328, 8 + column * 328 + 320
+        for outline in (pixels[17:339, left - 1], pixels[17:339, right], pixels[17, left - 1 : right + 1]):
+            assert (outline == GREY).all()
+        assert (pixels[338, left - 1 : right + 1] == GREY).all()
+    assert any("the inner 40x40 of 224x224 pixels" in text for text in drawn)
+
+
 def test_a_run_draws_what_it_predicts(tmp_path, capsys):
     folder = tmp_path / "run"
     code = cli.run(
@@ -46,3 +67,4 @@ def test_a_run_draws_what_it_predicts(tmp_path, capsys):
     assert code == 0 and "picture of the predictions" in err
     assert Image.open(folder / "predictions.png").size[0] > 500
     assert "Dice of membrane" in out and "calling every pixel cell" in out
+    assert "their inner 20x20 of 204x204 pixels" in " ".join(out.split())

@@ -91,6 +91,8 @@ def test_find_images(images, monkeypatch):
     paths, problems = find_images(["absent.png", "no*.png", "in/0.png"])
     assert paths == ["in/0.png"] and len(problems) == 2
     (images / "strange[1].png").write_bytes(b"")
+    once, _ = find_images(["in/1.png", "in", "in/*.png", "./in/0.png"])
+    assert once[0] == "in/1.png" and sorted(once[1:]) == sorted(set(find_images(["in"])[0]) - {"in/1.png"})
     assert find_images(["in/strange[1].png"])[0] == ["in/strange[1].png"]
 
 

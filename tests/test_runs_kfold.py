@@ -1,6 +1,8 @@
 """Cross-validation: folds as runs of their own, continued where they stopped, and their mean."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,3 +186,120 @@ def test_a_fold_is_evaluated_on_what_it_held_out(whole, capsys):
     assert cli.run(["evaluate", str(whole / "fold-3"), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["measured"]
     assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
+
+
+def write_pairs(folder, inverted=False, num=4):
+    """Pairs of 20x20 pixels; inverted: the same images with the masks the other way round."""
+    rng = np.random.default_rng(3)
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True)
+    for i in range(num):
+        image = rng.integers(0, 256, (20, 20)).astype(np.uint8)
+        Image.fromarray(image).save(folder / "images" / f"{i}.png")
+        mask = (image > 127) != inverted
+        Image.fromarray(mask.astype(np.uint8) * 255).save(folder / "masks" / f"{i}.png")
+    return folder
+
+
+def pairs_options(data, folder):
+    return [
+        "train", "unet", "--dataset", "imagemasks", "--dataset-path", str(data), "--image-size", "188",
+        "--base-filters", "1", "--num-epochs", "1", "--kfold", "2", "--run-dir", str(folder),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory):
+    """One fold of two, its data, and the same images with other labels."""
+    place = tmp_path_factory.mktemp("pairs")
+    data, other = write_pairs(place / "data"), write_pairs(place / "other", inverted=True)
+    assert cli.run([*pairs_options(data, place / "cv"), "--fold", "1"]) == 0
+    return place / "cv", data, other
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_folds_of_other_labels_do_not_join(of_pairs, tmp_path, capsys, forgotten):
+    whole, _, other = of_pairs
+    folder = tmp_path / "cv"
+    shutil.copytree(str(whole), str(folder))
+    if forgotten:  # the checkpoints know the data, too
+        (folder / "folds.json").unlink()
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    capsys.readouterr()
+    assert cli.run([*pairs_options(other, folder), "--fold", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "images or labels differ" in error and "another --run-dir" in error and "fold 1 is there" in error
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    if not forgotten:
+        resume = ["train", "--resume", "--run-dir", str(folder), "--dataset-path", str(other)]
+        assert cli.run(resume) == 2
+        assert "images or labels differ" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_validation_counts_whole_images(of_pairs):
+    (row,) = folds_of(of_pairs[0])["folds"]
+    assert row["validation"]["samples"] == 2 and isinstance(row["validation"]["samples"], int)
+
+
+def test_the_data_of_a_fold_are_those_of_all_folds():
+    source = open_digits()
+    parts = [select_fold(source, 3, fold) for fold in (1, 2)]
+    labels = source.train.labels.copy()
+    labels[0] = (labels[0] + 1) % 10
+    changed = replace(source, train=replace(source.train, labels=labels))
+    assert parts[0].pool_sha256 == parts[1].pool_sha256 != select_fold(changed, 3, 1).pool_sha256
+
+
+def test_a_fold_says_what_it_joins(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "runs" / "toy_model-digits-kfold3"
+    shutil.copytree(str(whole), str(root))
+    shutil.rmtree(str(root / "fold-3"))
+    config = (root / "config.yml").read_bytes()
+    for option, value in (("--learning-rate", "0.2"), ("--num-epochs", "3")):
+        assert cli.run([*OPTIONS, "--fold", "3", option, value]) == 2
+        error = capsys.readouterr().err
+        assert "joins runs/toy_model-digits-kfold3 (fold 1, 2 are there)" in error
+        assert f"{option} {value}" in error and "another --run-dir" in error and "--resume" not in error
+    assert cli.run([*OPTIONS, "--fold", "3"]) == 0
+    assert capsys.readouterr().err.startswith("joins runs/toy_model-digits-kfold3 (fold 1, 2 are there)")
+    assert (root / "config.yml").read_bytes() == config
+
+
+@pytest.mark.parametrize("command", ["evaluate", "infer"])
+def test_a_fold_is_to_be_named(whole, capsys, command):
+    images = [str(whole)] if command == "infer" else []
+    assert cli.run([command, str(whole), *images]) == 3
+    error = capsys.readouterr().err
+    assert "is a cross-validation" in error and f"ipucnn {command} {whole / 'fold-1'}" in error
+
+
+def test_the_time_of_a_fold_is_that_of_all_its_processes(whole):
+    for row in folds_of(whole)["folds"]:
+        lines = (whole / row["run"] / "timings.jsonl").read_text().splitlines()
+        times = [json.loads(line) for line in lines]
+        assert row["train_s"] == pytest.approx(sum(t["wall_s"] for t in times if t["event"] == "execution"))
+
+
+def test_a_first_fold_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "cv"
+    real = kfold.TrainingRun._events
+
+    def stopped(self, guard):
+        for event in real(self, guard):
+            if type(event).__name__ == "ExecutionFinished":
+                guard.exit_code = 130
+            yield event
+
+    monkeypatch.setattr(kfold.TrainingRun, "_events", stopped)
+    capsys.readouterr()
+    assert run(folder, "--fold", 1) == 130
+    monkeypatch.setattr(kfold.TrainingRun, "_events", real)
+    command = f"ipucnn train --resume --run-dir {folder} --kfold 3 --fold 1"
+    assert command in capsys.readouterr().err
+    assert cli.run(command.split()[1:]) == 0
+    assert "continuing after weight update" in capsys.readouterr().err
+    (row,) = folds_of(folder)["folds"]
+    own = json.loads((folder / "fold-1" / "report.json").read_text())
+    assert row["train_s"] > own["measured"]["train_s"]

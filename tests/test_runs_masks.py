@@ -11,6 +11,7 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.datasets.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
+from ipucnn.reports.panel_sheet import PanelSheet
 from ipucnn.runs.infer_masks import foreground_probability
 from ipucnn.runs.mask_inputs import file_pages
 from ipucnn.runs.mask_outputs import overlay, plan_files
@@ -376,3 +377,16 @@ def test_differences_are_coloured_by_their_kind():
 
     drawn = difference(np.array([[0, 0, 1, 1]]), np.array([[0, 1, 0, 1]]))
     assert drawn.tolist() == [[[0, 0, 0], list(FALSE_FOREGROUND), list(FALSE_BACKGROUND), [255, 255, 255]]]
+
+
+def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
+    def height(*sides):
+        sheet = PanelSheet(("a", "b"))
+        for side in sides:
+            sheet.add("caption", [np.zeros((side, 192), np.uint8)] * 2)
+        sheet.save(tmp_path / "sheet.png")
+        return Image.open(tmp_path / "sheet.png").size[1]
+
+    rest = height(192) - 192
+    between = height(192, 192) - height(192) - 192
+    assert height(192, 10, 50) == rest + 2 * between + 192 + 10 + 50

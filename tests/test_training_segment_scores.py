@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.training.segment_scores import THRESHOLDS, SegmentScores, information, pairs, segment_pixels
+from ipucnn.training.segment_scores import (
+    THRESHOLDS,
+    SegmentScores,
+    information,
+    overlaps,
+    pairs,
+    segment_pixels,
+)
 
 
 def naive_components(mask):
@@ -59,9 +66,9 @@ def naive_scores(predicted, truth):
 
 
 def scores(predicted, truth):
-    true, found = segment_pixels(np.asarray(predicted, bool), np.asarray(truth, bool))
-    both, in_true, in_found = pairs(true, found)
-    return (both / in_true, both / in_found, 2 * both / (in_true + in_found)), information(true, found)
+    counts = overlaps(*segment_pixels(np.asarray(predicted, bool), np.asarray(truth, bool)))
+    both, in_true, in_found = pairs(counts)
+    return (both / in_true, both / in_found, 2 * both / (in_true + in_found)), information(counts)
 
 
 def masks(text):
@@ -101,8 +108,9 @@ def test_neither_numbers_of_components_nor_the_orientation_matter(pair, random):
     numbers = list(range(1, int(found.max()) + 1))
     random.shuffle(numbers)
     renamed = np.array([0, *numbers])[found]
-    np.testing.assert_allclose(pairs(true, renamed), pairs(true, found))
-    np.testing.assert_allclose(information(true, renamed), information(true, found), atol=1e-12)
+    np.testing.assert_allclose(pairs(overlaps(true, renamed)), pairs(overlaps(true, found)))
+    expected = information(overlaps(true, found))
+    np.testing.assert_allclose(information(overlaps(true, renamed)), expected, atol=1e-12)
     for a, b in zip(scores(*pair), scores(*(np.rot90(mask) for mask in pair))):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
@@ -137,7 +145,7 @@ def test_pairs_add_up_over_images_and_information_is_a_mean():
         own = totals.add(cell, truth.astype(np.uint8))
         at = [scores(cell > threshold, truth) for threshold in THRESHOLDS]
         assert own["rand"] == pytest.approx(at[5][0][2]) and own["info"] == pytest.approx(at[5][1][2])
-        rand.append([pairs(*segment_pixels(cell > threshold, truth)) for threshold in THRESHOLDS])
+        rand.append([pairs(overlaps(*segment_pixels(cell > threshold, truth))) for threshold in THRESHOLDS])
         info.append([one for _, one in at])
     assert totals.add(cell, np.zeros(truth.shape)) is None
     result = totals.result()

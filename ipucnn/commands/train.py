@@ -3,7 +3,7 @@
 import json
 from typing import Any, Dict, Optional
 
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import RUN_ORIGIN, Resolved
 from ipucnn.config.signature import with_run_options
 
 
@@ -50,7 +50,7 @@ def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> Non
     from ipucnn.reports.kfold import fold_line, print_folds
     from ipucnn.runs import kfold
 
-    validation = kfold.CrossValidation(resolved, verbose)
+    validation = kfold.CrossValidation(resolved, verbose, note)
     display: Optional[_Display] = None
     try:
         for event in validation.events():
@@ -99,6 +99,8 @@ def _introduce(run: Any) -> None:
     preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
     if run.start.in_place:
         preset = "the run's configuration"
+    elif resolved.origins["model_name"] == RUN_ORIGIN:
+        preset = "the cross-validation's configuration"
     size = "x".join(map(str, run.setup.input_shape))
     network = f"{resolved.record.name} ({preset}), input {size}, seed {run.seed}"
     if resolved.config.base_filters is not None:

@@ -211,13 +211,17 @@ RESUMABLE = (
 )
 
 
-def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
+CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
+
+
+def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CONTINUE_HINT) -> Resolved:
     """The configuration of a run that is continued: the saved one, where nothing asked for contradicts it.
 
     Args:
         asked: what the command line stands for.
         saved: the run's own.
         run: its name, for messages.
+        hint: what to do about an option of another value.
 
     Raises:
         ConfigurationError: an option that would make another run of it.
@@ -231,7 +235,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
                 f"{BY_NAME[name].flag} {value}: the run in {run} has {have}",
-                "drop it to continue that run as it was, or drop --resume and give another --run-dir",
+                hint,
             )
     changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
     config = dataclasses.replace(saved, **changes)

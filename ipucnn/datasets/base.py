@@ -147,12 +147,14 @@ class DataSource:
 
     Attributes:
         held_out: of a fold of a cross-validation, the numbers of the examples in ``eval`` among all.
+        pool_sha256: of a fold, :func:`fingerprint` of all that is split into folds, which is that of every fold.
     """
 
     info: DatasetInfo
     train: Examples
     eval: Examples
     held_out: Tuple[int, ...] = ()
+    pool_sha256: str = ""
 
 
 def fingerprint(source: DataSource) -> str:
@@ -247,7 +249,7 @@ def limit_source(
         evaluation = evaluation.subset(kept)
         held_out = tuple(held_out[i] for i in kept) if held_out else ()
     info = replace(source.info, num_train=num_train, num_eval=num_eval)
-    return DataSource(info, train, evaluation, held_out)
+    return DataSource(info, train, evaluation, held_out, source.pool_sha256)
 
 
 def array_source(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, channel_statistics
+from ipucnn.datasets.base import ArrayExamples, DataSource, channel_statistics, fingerprint
 from ipucnn.errors import ConfigurationError
 
 
@@ -60,4 +60,5 @@ def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
     train, evaluation = examples.subset(np.nonzero(~is_held_out)[0]), examples.subset(held_out)
     mean, std = channel_statistics(train.images)
     info = replace(source.info, num_train=len(train), num_eval=len(evaluation), mean=mean, std=std)
-    return DataSource(info, train, evaluation, tuple(int(i) for i in held_out))
+    everything = fingerprint(DataSource(source.info, examples, examples.subset(held_out[:0])))
+    return DataSource(info, train, evaluation, tuple(int(i) for i in held_out), everything)

@@ -4,20 +4,23 @@ With ``DIR/train`` and ``DIR/val``, each with ``images`` and ``masks``, the part
 last fifth of the pairs, in the order of their names, is for evaluation.
 """
 
+import io
+import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.grey import as_grey, pixels_of
 from ipucnn.datasets.imagefolder import EXTENSIONS, find_eval
-from ipucnn.datasets.images import open_image
 from ipucnn.datasets.isbi2012 import SHARE_HELD_OUT
 from ipucnn.datasets.masks import mask_values, to_classes
 from ipucnn.errors import DataError
 
 LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
 CLASS_NAMES = ("background", "foreground")
+IMAGE_HINT = "save it as 8-bit grey: PNG, TIFF or JPEG"
 _MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
 
 
@@ -49,8 +52,25 @@ def _files(folder: Path, is_mask: bool) -> Dict[str, Path]:
     return found
 
 
-def _read(path: Path, channels: int) -> Any:
-    return np.array(open_image(read_file(str(path)), f"image {path}", channels), np.uint8)
+def _read(path: Path) -> Any:
+    """uint8 [h, w].  As ``infer`` reads images: colour, more bits and several pages are refused."""
+    from PIL import Image
+
+    data = read_file(str(path))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tables that are cut off; what matters is raised
+            image = Image.open(io.BytesIO(data))
+            image.load()
+            count, page = int(getattr(image, "n_frames", 1)), as_grey(image)
+            pixels = np.array(page)
+    except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
+        raise DataError(f"image {path} cannot be decoded: {error}", IMAGE_HINT) from error
+    if page.mode != "L":
+        raise DataError(f"image {path} has {pixels_of(page.mode)}; images must be 8-bit grey", IMAGE_HINT)
+    if count > 1:
+        raise DataError(f"image {path} has {count} pages", "save each page as an image of its own")
+    return pixels
 
 
 def _read_mask(path: Path) -> Any:
@@ -76,14 +96,14 @@ def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
     names = sorted(set(images) & set(masks))
     if not names:
         raise DataError(f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", LAYOUT)
-    warnings = []
+    passed_over = []
     for what, alone in (("image", set(images) - set(masks)), ("mask", set(masks) - set(images))):
         if alone:
             some = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
-            warnings.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
+            passed_over.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
-        image, mask = _read(images[name], 1), _read_mask(masks[name])
+        image, mask = _read(images[name]), _read_mask(masks[name])
         if image.shape != mask.shape:
             sizes = ["x".join(map(str, a.shape)) for a in (image, mask)]
             raise DataError(
@@ -98,18 +118,19 @@ def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
             )
         to_classes(mask[np.newaxis], f"mask {masks[name]}")
         pairs.append((image, mask))
-    return np.stack([p[0] for p in pairs])[..., np.newaxis], np.stack([p[1] for p in pairs]), warnings
+    return np.stack([p[0] for p in pairs])[..., np.newaxis], np.stack([p[1] for p in pairs]), passed_over
 
 
 def open_imagemasks(folder: Path) -> DataSource:
-    """Reads all pairs.  Images become grey; masks have 0 (class 0) and one other value (class 1).
+    """Reads all pairs.  Images are 8-bit grey; masks have 0 (class 0) and one other value (class 1).
 
     Raises:
-        DataError: no pairs, sizes that differ, a file that is damaged, or a mask of more than two values.
+        DataError: no pairs, sizes that differ, a file that is damaged or no 8-bit grey image, or a mask of
+            more than two values.
     """
     own_split = _has_pairs(folder)
     if own_split:
-        images, masks, warnings = _read_part(folder)
+        images, masks, passed_over = _read_part(folder)
         if len(images) < 2:
             raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
         held_out = max(1, len(images) // SHARE_HELD_OUT)
@@ -118,11 +139,11 @@ def open_imagemasks(folder: Path) -> DataSource:
         evaluation = find_eval(folder)
         if not _has_pairs(folder / "train") or evaluation is None or not _has_pairs(evaluation):
             raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
-        parts, warnings = [], []
+        parts, passed_over = [], []
         for part in (folder / "train", evaluation):
             images, masks, found = _read_part(part)
             parts.append((images, masks))
-            warnings += found
+            passed_over += found
         if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
             sizes = ["x".join(map(str, images.shape[1:3])) for images, _ in parts]
             raise DataError(
@@ -142,7 +163,7 @@ def open_imagemasks(folder: Path) -> DataSource:
         class_names=CLASS_NAMES,
         location=str(folder),
         augmentation="elastic",
-        warnings=warnings,
+        warnings=passed_over,
         tiled=True,
         own_split=own_split,
     )

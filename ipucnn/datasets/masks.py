@@ -16,9 +16,13 @@ def to_classes(masks: Any, origin: str) -> Any:
     found = mask_values(masks)
     others = [value for value in found if value != 0]
     if len(others) > 1:
-        shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+        if len(found) == 2:
+            values = f"the values {found[0]} and {found[1]}"
+        else:
+            shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+            values = f"{len(found)} different values ({shown})"
         raise DataError(
-            f"{origin} has {len(found)} different values ({shown}); a mask has two",
+            f"{origin} has {values}; a mask has 0 and one other",
             "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
         )
     return (masks != 0).astype(np.uint8)

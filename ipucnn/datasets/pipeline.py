@@ -181,8 +181,8 @@ def eval_batches(
     with zeros of weight 0, so that all batches have one static shape.
 
     Of a tiled set the samples are the tiles that cover each image, at multiples of ``tile_step``: every pixel
-    counts in one of them and has the label IGNORED in others, and a tile weighs as much as the share of its
-    image that counts in it.
+    counts in one of them and has the label IGNORED in others, and the weight of a tile is the number of pixels that
+    count in it.
     """
     _require_examples(examples, info)
     if info.tiled:

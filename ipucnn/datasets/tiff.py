@@ -6,22 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ipucnn.datasets.grey import pixels_of
 from ipucnn.errors import DataError
 
 HINT = "save it as an 8-bit grey multi-page TIFF"
-PIXELS = {
-    "RGB": "colour (RGB)",
-    "RGBA": "colour (RGBA)",
-    "CMYK": "colour (CMYK)",
-    "P": "a colour palette",
-    "I;16": "16 bits per pixel",
-    "I;16B": "16 bits per pixel",
-    "I;16L": "16 bits per pixel",
-    "I;16N": "16 bits per pixel",
-    "I": "32 bits per pixel",
-    "F": "floating-point pixels",
-}
-"""What to call pixels that are not 8-bit grey, by Pillow's name of them."""
 
 
 def read_volume(path: Path) -> Any:
@@ -68,8 +56,7 @@ def _read_page(volume: Any, page: int, origin: str) -> Any:
     try:
         volume.seek(page)
         if volume.mode not in ("L", "1"):
-            what = PIXELS.get(volume.mode, f"pixels of mode {volume.mode}")
-            raise DataError(f"{origin} has {what}; slices must be 8-bit grey", HINT)
+            raise DataError(f"{origin} has {pixels_of(volume.mode)}; slices must be 8-bit grey", HINT)
         volume.load()
         pixels = np.array(volume)
     except DataError:

@@ -23,19 +23,19 @@ def evaluation_tiles(
     Returns:
         The numbers of each batch's tiles, int64 [batches, batch_size]; and a function of one such row, for
         ``tf.data``: float32 images [batch_size, *size, c] in 0..255, int32 labels [batch_size, *output], and
-        float32 weights [batch_size], the share of its image that counts in a tile.
+        float32 weights [batch_size], how many pixels count in a tile: whole numbers, whose sum is exact.
     """
     num, height, width, channels = examples.images.shape
     places = counted((height, width), output, step)
     rows, columns = seen((height, width), output, size, step)
     top, left = (size[0] - output[0]) // 2, (size[1] - output[1]) // 2
-    shares = np.float32(places.sum(axis=(1, 2)) / (height * width))
+    sizes = np.float32(places.sum(axis=(1, 2)))
     num_batches = -(-num * len(places) // batch_size)
     numbers = np.arange(num_batches * batch_size, dtype=np.int64).reshape(num_batches, batch_size)
     stored = tf.constant(examples.images.reshape(-1, channels))
     classes = tf.constant(np.ascontiguousarray(examples.labels).reshape(-1))
     rows, columns = tf.constant(rows), tf.constant(columns)
-    counts, shares = tf.constant(places), tf.constant(shares)
+    counts, sizes = tf.constant(places), tf.constant(sizes)
 
     def cut(numbers: Any) -> Tuple[Any, Any, Any]:
         is_real = numbers < num * len(places)
@@ -51,7 +51,7 @@ def evaluation_tiles(
         images = tf.cast(tf.gather(stored, pixels), tf.float32) * tf.cast(real[..., tf.newaxis], tf.float32)
         labels = tf.cast(tf.gather(classes, inner), tf.int32)
         labels = tf.where(tf.gather(counts, tile) & real, labels, IGNORED)
-        weights = tf.gather(shares, tile) * tf.cast(is_real, tf.float32)
+        weights = tf.gather(sizes, tile) * tf.cast(is_real, tf.float32)
         images.set_shape((batch_size, *size, channels))
         labels.set_shape((batch_size, *output))
         return images, labels, weights

@@ -48,7 +48,7 @@ class Optimisation:
 
     Attributes:
         number: in the public README.
-        option: the flag, or what decides it.
+        option: the flag as ``plan-splits`` takes it, or what decides it.
         here, instead: the setting of the program, and the other one.
         outcome: with ``instead``; None where it is not modelled.
         note: why not, or what is left out.
@@ -109,7 +109,12 @@ def optimisations(
         ),
         _loss_scaling(loss_scaling, base),
         _switch(
-            4, "recomputation", "--recomputation", *_on_off(settings.recomputation), judge, "recomputation"
+            4,
+            "recomputation",
+            "--recomputation on|off",
+            *_on_off(settings.recomputation),
+            judge,
+            "recomputation",
         ),
         _one_proportion(graph, splits, settings, system, shares),
         _switch(
@@ -209,9 +214,10 @@ def _pipelining(graph: LayerGraph, settings: PlanSettings, system: System, share
         device_mapping=None,
     )
     outcome = _outcome(graph, (), alone, system, (share,))
-    return Optimisation(
-        1, "pipelining", "--pipeline-splits", f"{count} stages", f"1 stage, {count} replicas", outcome
-    )
+    accumulated = f"{settings.gradient_accumulation_count} to {alone.gradient_accumulation_count}"
+    note = f"without it recomputation is off, too, and micro-batches are accumulated {accumulated}"
+    instead = f"1 stage, {count} replicas"
+    return Optimisation(1, "pipelining", "--pipeline-splits", f"{count} stages", instead, outcome, note)
 
 
 def _loss_scaling(scale: float, base: Outcome) -> Optimisation:

@@ -76,7 +76,10 @@ def _other_rows(result: Dict[str, Any]) -> List[Row]:
     tiles = ", ".join(f"{size}x{size}" for size in result["segmentation"]["tile_sizes"])
     views = result["segmentation"]["views"]
     averaged = f", {views} views of each averaged" if views > 1 else ""
-    time = human_time(measured["wall_s"])
+    found = result["segmentation"]
+    time = f"{human_time(measured['wall_s'])}: network {human_time(found['network_s'])}"
+    if found["scores"] is not None:
+        time += f", V^Rand and V^Info {human_time(found['scores_s'])}"
     return [
         ("loss", f"{measured['loss']:.4f}", ""),
         ("calibration error", f"{measured['calibration_error']:.4f}", ""),

@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, List, Sequence
+from typing import Any, List, Optional, Sequence
 
 from ipucnn.planning.judge import Candidate
 from ipucnn.planning.optimisations import NOT_MODELLED, Optimisation, Outcome
@@ -22,11 +22,19 @@ def optimisations_json(
         "system": request.system.name,
         "splits": list(candidate.splits),
         "settings": asdict(candidate.settings),
-        "predicted": asdict(base),
-        "optimisations": [asdict(one) for one in found],
+        "predicted": _outcome_json(base),
+        "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in found],
         "assumed": request.assumed,
     }
     return json.dumps(answer, indent=2)
+
+
+def _outcome_json(outcome: Optional[Outcome]) -> Any:
+    """As the table has it: what does not fit has no speed."""
+    if outcome is None:
+        return None
+    speed = None if outcome.verdict == "does not fit" else outcome.predicted_images_per_s
+    return {**asdict(outcome), "predicted_images_per_s": speed}
 
 
 def print_optimisations(
@@ -92,4 +100,6 @@ def _fill(outcome: Outcome) -> str:
 
 
 def _images(outcome: Outcome) -> str:
+    if outcome.verdict == "does not fit":
+        return outcome.verdict
     return "" if outcome.predicted_images_per_s is None else images(outcome.predicted_images_per_s)

@@ -65,16 +65,19 @@ class PanelSheet:
         columns = min(self._columns, len(self._rows))
         inner = len(self.heads) * (self._side + GAP) - GAP
         step = inner + 2 * MARGIN
-        tall = max(picture.height for _, pictures in self._rows for picture in pictures)
-        tall += LINE + MARGIN
         head = (
             (LINE if len(self._rows) < self._total else 0)
             + (LINE + GAP if self.legend else 0)
             + LINE
             + MARGIN
         )
-        rows = -(-len(self._rows) // columns)
-        sheet = Image.new("RGB", (columns * step, head + rows * tall + MARGIN), (255, 255, 255))
+        tops, bottom = [], head
+        for first in range(0, len(self._rows), columns):
+            tops.append(bottom)
+            beside = self._rows[first : first + columns]
+            tall = max(picture.height for _, pictures in beside for picture in pictures)
+            bottom += tall + LINE + MARGIN
+        sheet = Image.new("RGB", (columns * step, bottom + MARGIN), (255, 255, 255))
         draw = ImageDraw.Draw(sheet)
         top = MARGIN // 2
         if len(self._rows) < self._total:
@@ -88,7 +91,7 @@ class PanelSheet:
                 left = column * step + MARGIN + i * (self._side + GAP)
                 draw.text((left, top), fitting(text, letters, self._side), fill=BLACK, font=letters)
         for i, (caption, pictures) in enumerate(self._rows):
-            left, top = i % columns * step + MARGIN, head + i // columns * tall
+            left, top = i % columns * step + MARGIN, tops[i // columns]
             for k, picture in enumerate(pictures):
                 place = (left + k * (self._side + GAP), top)
                 sheet.paste(picture, place)

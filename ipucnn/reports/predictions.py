@@ -20,7 +20,7 @@ def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: 
     """
     from PIL import Image, ImageDraw
 
-    from ipucnn.reports.contact_sheet import load_font, text_length
+    from ipucnn.reports.contact_sheet import GREY, load_font, text_length
     from ipucnn.runs.files import write_atomically
 
     shown = _rarer_class(pictures)
@@ -47,11 +47,18 @@ def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: 
         for column, panel in enumerate(_panels(picture, shown, len(class_names))):
             panel_image = Image.fromarray(panel)
             kind = Image.NEAREST if scale >= 1 else Image.BILINEAR
-            sheet.paste(panel_image.resize(size, kind), (GAP + column * (size[0] + GAP), top))
-        text = f"evaluation image {picture.number}: " + ", ".join(
+            left = GAP + column * (size[0] + GAP)
+            sheet.paste(panel_image.resize(size, kind), (left, top))
+            # Around it, for a panel that is white all over.
+            draw.rectangle((left - 1, top - 1, left + size[0], top + size[1]), outline=GREY)
+        region = ""
+        if picture.whole is not None:
+            sizes = ["x".join(map(str, shape)) for shape in (picture.image.shape[:2], picture.whole)]
+            region = f", the inner {sizes[0]} of {sizes[1]} pixels"
+        text = f"evaluation image {picture.number}{region}: " + ", ".join(
             f"Dice of {to_ascii(class_names[k])} {dice(picture, k):.3f}" for k in range(len(class_names))
         )
-        draw.text((GAP, top + size[1] + 1), text, fill=(90, 90, 90), font=font)
+        draw.text((GAP, top + size[1] + 2), text, fill=(90, 90, 90), font=font)
     write_atomically(path, lambda temporary: sheet.save(str(temporary), format="PNG"))
 
 

@@ -122,6 +122,10 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
     validation = report["validation"]
     if validation:
         line = f"{validation['accuracy']:.2%} of {validation['samples']:.0f} held-out samples"
+        region = data.get("validated_pixels")
+        if region:
+            inner, whole = ("x".join(map(str, region[key])) for key in ("inner", "of"))
+            line += f", their inner {inner} of {whole} pixels"
         if report["best_validation"] and report["best_validation"]["accuracy"] > validation["accuracy"]:
             line += f" (best {report['best_validation']['accuracy']:.2%})"
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))

@@ -1,5 +1,6 @@
 """Evaluation of a segmentation network on whole images: pixels, the scores of the ISBI 2012 challenge, a baseline."""
 
+import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -51,6 +52,7 @@ class MaskEvaluation:
         self._scores = SegmentScores() if has_membranes(self._info.class_names) else None
         self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
         self.rows: List[Dict[str, Any]] = []
+        self._network_s = self._scores_s = 0.0
 
     def run(
         self,
@@ -69,7 +71,10 @@ class MaskEvaluation:
         return len(self._examples)
 
     def _one(self, number: int, image: Any, truth: Any) -> JudgedImage:
+        self._network.prepare(image.shape)
+        started = time.perf_counter()
         logits = self._network.logits(image)
+        self._network_s += time.perf_counter() - started
         before = self._totals.confusion.copy()
         predicted = self._totals.add(logits[np.newaxis], truth[np.newaxis])[0][0]
         figures = class_figures(self._totals.confusion - before)
@@ -79,15 +84,18 @@ class MaskEvaluation:
             "dice": figures["dice"],
         }
         if self._scores is not None and self._baseline is not None:
+            started = time.perf_counter()
             own = self._scores.add(foreground_probability(logits), truth)
             row.update({"rand": None, "info": None} if own is None else own)
             self._baseline.add(np.ones(truth.shape), truth)
+            self._scores_s += time.perf_counter() - started
         self.rows.append(row)
         return JudgedImage(row, image, truth, predicted, self._info.class_names)
 
     def report(self) -> Dict[str, Any]:
         """``dice`` and ``iou`` of each class, ``scores`` of the challenge (None without membranes), ``baseline``: what
-        calling every pixel the most frequent class scores, and a row for each image.
+        calling every pixel the most frequent class scores, a row for each image, and how long the network (once it
+        was built) and the challenge's scores took.
         """
         confusion = self._totals.confusion
         most = int(confusion.sum(axis=1).argmax())
@@ -105,6 +113,8 @@ class MaskEvaluation:
             "scores": None if self._scores is None else self._scores.result(),
             "baseline": baseline,
             "images": self.rows,
+            "network_s": self._network_s,
+            "scores_s": self._scores_s,
             "tile_sizes": self._network.tile_sizes,
             "views": self._network.views,
         }

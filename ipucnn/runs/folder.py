@@ -18,6 +18,8 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 # Of a segmentation network: images, their masks and what was predicted.
 PREDICTIONS = "predictions.png"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+# Of a cross-validation, whose folds are run folders below it.
+FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
 _FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*_FILES, CHECKPOINTS, TENSORBOARD)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
             passed over in folders.
 
     Returns:
-        paths: in the order of the inputs.
+        paths: in the order of the inputs, a file that several of them name once.
         problems: a line for each input that names no image.
     """
     paths: List[str] = []
@@ -67,7 +67,10 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
         if not found:
             problems.append(f"{printable(given)} names no image ({', '.join(EXTENSIONS)})")
         paths += found
-    return paths, problems
+    once: Dict[str, str] = {}
+    for path in paths:
+        once.setdefault(os.path.abspath(path), path)
+    return list(once.values()), problems
 
 
 def _is_image_name(name: str) -> bool:

@@ -1,24 +1,28 @@
 """Cross-validation: one training run per fold, and the mean over them.
 
 ``ROOT/config.yml`` is the configuration of the whole, ``ROOT/fold-1`` ... the run folders of the folds, which are
-runs like any other, and ``ROOT/folds.json`` the results of those that are finished, written after each.
+runs like any other, and ``ROOT/folds.json`` the results of those that are finished, written at the beginning and
+after each, with the fingerprint of the data that all folds are of.
 """
 
 import json
 import math
 import random
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn.config.resolve import Resolved, resolve_resumed
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.datasets.base import fingerprint
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.runs import setup as run_setup
 from ipucnn.runs.files import write_text
-from ipucnn.runs.folder import CONFIG, RunFolder, check_new, default_run_dir, latest_run_dir
+from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder, check_new, default_run_dir, latest_run_dir
 from ipucnn.runs.interrupts import Interrupted
+from ipucnn.runs.load import open_run
 from ipucnn.runs.train import TrainingRun
 
-FOLDS = "folds.json"
 SCHEMA_VERSION = 1
 _NOT_FIGURES = ("samples",)
 
@@ -53,12 +57,15 @@ class CrossValidation:
     Args:
         resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
         verbose: let TensorFlow speak.
+        say: takes a line before anything can be refused: which cross-validation a fold joins.
 
     Raises:
         UserError: whatever is wrong with the configuration, the data or the folder.
     """
 
-    def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
+    def __init__(
+        self, resolved: Resolved, verbose: bool = False, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
@@ -66,8 +73,10 @@ class CrossValidation:
             )
         if not resolved.config.training:
             raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
-        self.notes: List[str] = []
         self.root = self._find_root(resolved)
+        self._joins = self._is_joined(resolved.config)
+        if self._joins:
+            say(f"joins {self.root} ({self._which_are_there()})")
         self.resolved = self._continued(resolved)
         config = self.resolved.config
         assert config.kfold is not None
@@ -77,9 +86,12 @@ class CrossValidation:
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         self._verbose = verbose
         self._check_folders(resolved.config)
-        self._rows = self._read_rows()
+        former = self._read_former()
+        self._rows = self._rows_of(former)
         # The first run refuses what all would: nothing is written before it has been prepared.
         self._first = self._make_run(self.folds[0])
+        self.data_sha256 = self._first.setup.source.pool_sha256
+        self._check_same_data(former)
 
     @property
     def first(self) -> TrainingRun:
@@ -97,18 +109,19 @@ class CrossValidation:
             yield FoldStarted(fold, self.num_folds, run)
             if run.start.report is None:
                 self._write_root()
+                self._write_folds()
             try:
                 yield from run.events()
             except Interrupted as interrupted:
                 hint = f"continue it with: ipucnn train --resume --run-dir {self.root}"
                 if len(self.folds) == 1:
-                    hint += f" --fold {fold}"
+                    hint += f" --kfold {self.num_folds} --fold {fold}"
                 raise Interrupted(
                     interrupted.exit_code, f"fold {fold}: {interrupted.message}", hint
                 ) from None
             self._rows[fold] = self._row(fold, run)
             self._write_root()
-            write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
+            self._write_folds()
             yield FoldFinished(self._rows[fold])
             _forget_graphs()
 
@@ -130,6 +143,7 @@ class CrossValidation:
             "dataset": self.resolved.choice.name,
             "kfold": self.num_folds,
             "seed": self.seed,
+            "data_sha256": self.data_sha256,
             "folds": rows,
             "missing": [fold for fold in range(1, self.num_folds + 1) if fold not in self._rows],
             "mean": mean,
@@ -147,6 +161,20 @@ class CrossValidation:
             return latest
         return default_run_dir(config.model_name, name)
 
+    def _is_joined(self, config: Any) -> bool:
+        """Whether one fold is to be trained beside others that are there."""
+        others = [fold for fold in self._there() if fold != config.fold]
+        return config.fold is not None and not config.resume and bool(others)
+
+    def _there(self) -> List[int]:
+        """The folds that have a folder."""
+        names = [p.name[5:] for p in self.root.glob("fold-*") if p.is_dir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _which_are_there(self) -> str:
+        there = self._there()
+        return f"fold {', '.join(map(str, there))} {'is' if len(there) == 1 else 'are'} there"
+
     def _continued(self, resolved: Resolved) -> Resolved:
         """The configuration of the cross-validation in the root, where there is one to go on with."""
         config = resolved.config
@@ -162,7 +190,15 @@ class CrossValidation:
                 f"{self.root} is a run, not a cross-validation", "choose another --run-dir, or drop --kfold"
             )
         asked = {name: value for name, value in resolved.typed.items() if name != "fold"}
-        merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
+        if self._joins:
+            hint = f"drop it to join the folds in {self.root}, or give another --run-dir"
+            epochs = asked.get("num_epochs", saved.num_epochs)
+            if epochs != saved.num_epochs:
+                message = f"--num-epochs {epochs}: the folds in {self.root} have {saved.num_epochs}"
+                raise ConfigurationError(message, hint)
+            merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root), hint)
+        else:
+            merged = resolve_resumed(replace(resolved, typed=asked), saved, str(self.root))
         return replace(
             merged, config=replace(merged.config, resume=config.resume, overwrite=config.overwrite)
         )
@@ -215,25 +251,68 @@ class CrossValidation:
             "weight_updates": run.program.num_weight_updates,
             "validation": report["validation"],
             "best_validation": report["best_validation"],
-            "train_s": report["measured"]["train_s"],
+            "train_s": _train_s(run),
         }
 
-    def _read_rows(self) -> Dict[int, Dict[str, Any]]:
-        """The folds finished before, of the same cross-validation."""
+    def _read_former(self) -> Dict[str, Any]:
+        """What ``folds.json`` says of the same cross-validation; empty if there is none to go on with."""
         config = self.resolved.config
+        if config.overwrite and len(self.folds) > 1:
+            return {}
         try:
             former = json.loads((self.root / FOLDS).read_text(encoding="utf-8"))
-            rows = {int(row["fold"]): row for row in former["folds"]}
             same = former["schema_version"] == SCHEMA_VERSION and former["kfold"] == self.num_folds
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        if not same or (config.overwrite and len(self.folds) > 1):
+        return former if same else {}
+
+    @staticmethod
+    def _rows_of(former: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
+        """The folds finished before."""
+        try:
+            return {int(row["fold"]): row for row in former["folds"]}
+        except (ValueError, KeyError, TypeError):
             return {}
-        return rows
+
+    def _check_same_data(self, former: Dict[str, Any]) -> None:
+        """Refuses to go on with, or to join, folds of another data set.
+
+        What ``folds.json`` does not say, the checkpoints of the folds do.
+
+        Raises:
+            ConfigurationError: pixels or labels differ.
+        """
+        config = self.resolved.config
+        others = [fold for fold in self._there() if config.resume or fold not in self.folds]
+        if not others or (config.overwrite and len(self.folds) > 1):
+            return
+        if "data_sha256" in former:
+            same = former["data_sha256"] == self.data_sha256
+        else:
+            same = all(self._is_of_this_data(fold) for fold in others)
+        if not same:
+            location = self._first.info.location
+            verb = "goes on with" if config.resume else "joins"
+            raise ConfigurationError(
+                f"{location} is not the data set of the folds in {self.root} (images or labels differ), so it "
+                f"{verb} none of them",
+                "give their data with --dataset-path, or another --run-dir",
+            )
+
+    def _is_of_this_data(self, fold: int) -> bool:
+        """Whether a fold's checkpoint, if it has one, was trained on the data that the fold would have here."""
+        try:
+            meta = open_run(fold_path(self.root, fold)).checkpoint.meta
+        except UserError:
+            return True  # nothing that could be continued or joined
+        resolved = replace(self.resolved, config=replace(self.resolved.config, fold=fold, seed=self.seed))
+        return bool(meta.get("data_sha256") == fingerprint(run_setup.prepare(resolved, self.seed).source))
 
     def _write_root(self) -> None:
-        """``config.yml`` of the whole: what repeats it, all folds."""
+        """``config.yml`` of the whole: what repeats it, all folds.  A fold that joins others leaves theirs."""
         self.root.mkdir(parents=True, exist_ok=True)
+        if self._joins and (self.root / CONFIG).is_file():
+            return
         config = replace(
             self.resolved.config,
             fold=None,
@@ -243,6 +322,9 @@ class CrossValidation:
             resume=False,
         )
         write_text(self.root / CONFIG, config.to_yaml())
+
+    def _write_folds(self) -> None:
+        write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
 
 
 def fold_path(root: Path, fold: int) -> Path:
@@ -258,8 +340,20 @@ def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+def _train_s(run: TrainingRun) -> float:
+    """Seconds in weight updates, of all processes that trained the run."""
+    try:
+        lines = (run.folder.path / TIMINGS).read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        return math.fsum(float(row["wall_s"]) for row in rows if row["event"] == "execution")
+    except (OSError, ValueError, KeyError, TypeError):
+        return float(run.final_report["measured"]["train_s"])
+
+
 def _forget_graphs() -> None:
     """Frees what Keras keeps of the fold's network."""
+    if "tensorflow" not in sys.modules:
+        return  # the fold was finished before; to import TensorFlow only for this would take seconds, and be loud
     from tensorflow import keras
 
     keras.backend.clear_session()

@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import DataError
-from ipucnn.runs.folder import BEST, CHECKPOINTS, LAST, RunFolder
+from ipucnn.runs.folder import BEST, CHECKPOINTS, FOLDS, LAST, RunFolder
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 
 
@@ -38,16 +38,17 @@ class TrainedRun:
         return int(self.checkpoint.meta["num_classes"])
 
 
-def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
+def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate") -> TrainedRun:
     """Opens a run folder, or a checkpoint inside one.
 
     Args:
         path: ``runs/NAME``, or ``runs/NAME/checkpoints/best.npz``.
         which: "best", "last" or the name of a checkpoint file in the run; by default the last where there
             is one, else the best.  Without meaning for a checkpoint's own path.
+        command: of the user, for what to type.
 
     Raises:
-        DataError: not a run, no checkpoint, or a damaged one.
+        DataError: not a run, no checkpoint, a damaged one, or a cross-validation, which has a run for each fold.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -57,7 +58,11 @@ def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
     if not path.exists():
         raise DataError(f"run folder {path} does not exist", "train one with: ipucnn train toy_model")
     folder = RunFolder(path)
+    if (path / FOLDS).is_file():
+        raise _is_cross_validation(path, command)
     config = folder.read_config()
+    if config.kfold is not None and config.fold is None:
+        raise _is_cross_validation(path, command)
     folder = RunFolder(path, config.checkpoint_dir)
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:
@@ -68,6 +73,19 @@ def open_run(path: Path, which: Optional[str] = None) -> TrainedRun:
     wanted = " or ".join(names)
     hint = f"there are: {', '.join(there)}" if there else _why_none(folder, config)
     raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
+
+
+def _is_cross_validation(path: Path, command: str) -> DataError:
+    """What is wrong with naming the folder of all folds."""
+    folds = sorted((p for p in path.glob("fold-*") if p.is_dir()), key=lambda p: (len(p.name), p.name))
+    if not folds:
+        return DataError(
+            f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"
+        )
+    return DataError(
+        f"{path} is a cross-validation, with a network for each fold; name a fold",
+        f"ipucnn {command} {folds[0]}",
+    )
 
 
 def _why_none(folder: RunFolder, config: RunConfig) -> str:

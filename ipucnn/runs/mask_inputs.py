@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.tiff import PIXELS
+from ipucnn.datasets.grey import as_grey, pixels_of
 from ipucnn.errors import DataError
 from ipucnn.runs.image_inputs import read_regular
 from ipucnn.text import printable
@@ -109,24 +109,13 @@ def _decode(image: Any, number: int, where: str, channels: int) -> Any:
     try:
         image.seek(number)
         image.load()
-        page = image
-        if page.mode == "1" or _has_grey_palette(page):
-            page = page.convert("L")
+        page = as_grey(image)
         pixels = np.array(page)
     except Exception as error:
         raise DataError(f"{where} is damaged: {error}", "get the file again") from error
     if page.mode != ("L" if channels == 1 else "RGB"):
-        found = PIXELS.get(page.mode, "grey" if page.mode == "L" else f"pixels of mode {page.mode}")
         wanted = "8-bit grey" if channels == 1 else "8-bit colour"
-        raise DataError(f"{where} has {found}; the network takes {wanted}", HINT)
+        raise DataError(f"{where} has {pixels_of(page.mode)}; the network takes {wanted}", HINT)
     if not pixels.size:
         raise DataError(f"{where} has no pixels", "remove it")
     return pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
-
-
-def _has_grey_palette(page: Any) -> bool:
-    """Whether a palette is one of greys, as ImageJ writes for a look-up table of greys."""
-    if page.mode != "P":
-        return False
-    colours: Any = np.reshape(page.getpalette("RGB"), (-1, 3))
-    return bool((colours == colours[:, :1]).all())

@@ -1,7 +1,7 @@
 """What a segmentation network made of a few evaluation images, for a picture to look at."""
 
 from dataclasses import dataclass
-from typing import Any, List
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
@@ -18,12 +18,14 @@ class Picture:
         number: of the image in the evaluation set, from 0.
         image: uint8 [h, w] or [h, w, 3].
         truth, predicted: uint8 [h, w] of classes.
+        whole: (height, width) of what the network sees, where the picture is the centre of that.
     """
 
     number: int
     image: Any
     truth: Any
     predicted: Any
+    whole: Optional[Tuple[int, int]] = None
 
 
 def predicted_pictures(setup: Any, session: Any, count: int = NUM_PICTURES) -> List[Picture]:
@@ -65,7 +67,9 @@ def _picture(setup: Any, session: Any, number: int) -> Picture:
         return Picture(number, _displayed(one.images[0]), one.labels[0], predicted)
     sized = np.clip(np.round(prepare_size(one.images, setup.input_shape).numpy()), 0, 255).astype(np.uint8)
     image = crop_centre(sized, *setup.output_shape)[0]
-    return Picture(number, _displayed(image), truths[0].astype(np.uint8), tiles[0])
+    height, width = setup.input_shape[:2]
+    whole = None if image.shape[:2] == (height, width) else (height, width)
+    return Picture(number, _displayed(image), truths[0].astype(np.uint8), tiles[0], whole)
 
 
 def _displayed(image: Any) -> Any:

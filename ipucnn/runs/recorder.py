@@ -26,6 +26,15 @@ def _portable(config: Any) -> Any:
     return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
 
 
+def _num_images(weight: float, info: Any) -> int:
+    """Images that a validation saw, from the sum of its weights: pixels of tiled sets, else samples."""
+    height, width = info.image_shape[:2]
+    count, rest = divmod(weight, height * width) if info.tiled else (weight, 0)
+    if rest or count != int(count):
+        raise RuntimeError(f"the validation's weights add up to {weight:g}, which are no whole images")
+    return int(count)
+
+
 class Recorder:
     """Handles events in such an order that every checkpoint is a place to go on from.
 
@@ -111,6 +120,7 @@ class Recorder:
             self._interrupt(self._guard.exit_code)
         wall_s = time.perf_counter() - started
         checkpointing.require_finite_loss(metrics, event.weight_updates)
+        metrics = {**metrics, "samples": _num_images(metrics["samples"], run.info)}
         figure = "dice" if "dice" in metrics else "accuracy"
         is_best = state.best is None or metrics[figure] > state.best[figure]
         self._record(

@@ -1,7 +1,7 @@
 """``report.json``: what a training run came to, and what its figures are of."""
 
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 
 def training_report(run: Any, session: Any) -> Dict[str, Any]:
@@ -21,6 +21,7 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
             "train": run.info.num_train,
             "evaluation": run.info.num_eval,
             "class_names": list(run.info.class_names),
+            "validated_pixels": _validated_pixels(run.setup),
         },
         "program": run.program.to_dict(),
         "compilation": {
@@ -52,6 +53,17 @@ def training_report(run: Any, session: Any) -> Dict[str, Any]:
         ],
         "environment": run.environment,
     }
+
+
+def _validated_pixels(setup: Any) -> Optional[Dict[str, Any]]:
+    """``inner`` of ``of`` (height, width): where an unpadded network sees each image once, and predicts its centre.
+
+    None where all pixels are judged, or there are none.
+    """
+    if setup.output_shape is None or setup.source.info.tiled:
+        return None
+    inner, of = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
+    return None if inner == of else {"inner": inner, "of": of}
 
 
 class Timer:

@@ -161,7 +161,7 @@ def _of_run(
             "drop it, or give the run folder",
         )
     try:
-        run = open_run(path, which)
+        run = open_run(path, which, command)
         facts = _facts_of_run(run)
     except KeyError as error:
         raise DataError(

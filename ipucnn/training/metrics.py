@@ -7,12 +7,12 @@ import numpy as np
 
 
 def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> Dict[str, Any]:
-    """What one batch adds to the totals, as float32 scalars.
+    """What one batch adds to the totals, as float32 scalars; ``samples``, the sum of the weights, as float64.
 
     Args:
         logits: (n, classes) or (n, h, w, classes).
         labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.
-        weights: float32 (n,), 0 for padding.
+        weights: float32 (n,), 0 for padding; of tiles, the pixels that count.
         per_sample_loss: float32 (n,).
 
     Returns:
@@ -24,7 +24,10 @@ def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> 
 
     logits = tf.cast(logits, tf.float32)
     predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
-    sums = {"samples": tf.reduce_sum(weights), "loss": tf.reduce_sum(per_sample_loss * weights)}
+    sums = {
+        "samples": tf.reduce_sum(tf.cast(weights, tf.float64)),
+        "loss": tf.reduce_sum(per_sample_loss * weights),
+    }
     if len(logits.shape) == 2:
         hits = tf.cast(tf.equal(predicted, labels), tf.float32)
         sums["top1"] = tf.reduce_sum(hits * weights)
