@@ -49,7 +49,7 @@ def make_side(model, training):
     work = Benchmark(resolve("benchmark", flags, model=model), make_settings(training=training))
     session = create_session("cpu")
     network = build(work.setup)
-    report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {})
+    report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {}, {})
     return work._compile(session, network, report)[0][0], Yardstick(session.place)
 
 

@@ -1,6 +1,7 @@
 """``ipucnn benchmark`` as a user runs it: what is measured, reported, compared, refused and interrupted."""
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -18,7 +19,8 @@ from ipucnn.benchmarking.measure import Limits
 from ipucnn.benchmarking.report import SCHEMA, read_report
 from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.sessions.session import DeviceInfo
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parents[1]
@@ -58,7 +60,7 @@ def valid(report):
 
 def test_inference_on_generated_data(capsys, tmp_path):
     code, out, err = call(capsys, "benchmark", "lenet", "--host-generated-data", "--replicas", "2",
-                          "--micro-batch-size", "4", *QUICK)  # fmt: skip
+                          "--micro-batch-size", "4", *QUICK, "--executions", "6")  # fmt: skip
     assert code == 0, err
     report = valid(json.loads((tmp_path / "runs/lenet-benchmark/report.json").read_text()))
     rows, measured, program = report["executions"], report["measured"], report["program"]
@@ -184,6 +186,7 @@ def test_nan_voids_the_result(capsys):
     report = valid(json.loads(Path("runs/mnist_cnn-benchmark/report.json").read_text()))
     assert "nan" in report["void"] and report["measured"] is None
     assert "void" in out and "void" in err and "images/s" in out
+    assert "learning rate" in report["hint"] and "checkpoints" not in out + err
     with pytest.raises(DataError, match="nan"):
         read_report(Path("runs/mnist_cnn-benchmark"))
 
@@ -216,8 +219,192 @@ def test_a_device_error_voids_the_result(monkeypatch):
     valid(report.to_dict())
 
 
+def test_running_out_of_memory_is_told(monkeypatch):
+    import tensorflow as tf
+
+    from ipucnn.sessions.host.session import HostSession
+
+    text = (
+        "Graph execution error:\n\nDetected at node 'net/conv' defined at:\n"
+        "{{function_node __wrapped__Conv2D_device_/job:localhost/CPU:0}} OOM when allocating tensor with "
+        "shape[9,28,28,6] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu "
+        "[[{{node net/conv}}]] [Op:Conv2D]\nHint: something"
+    )
+
+    def full(self, dataset):
+        raise tf.errors.ResourceExhaustedError(None, None, text)
+
+    monkeypatch.setattr(HostSession, "predict", full)
+    report = benchmarking.run_benchmark(resolved(), measured())
+    assert report.void == "out of memory: OOM when allocating tensor with shape[9,28,28,6] and type float"
+    assert report.exit_code == 4 and "--micro-batch-size" in report.hint
+    valid(report.to_dict())
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch, dry):
+    from ipucnn.datasets import random_data
+
+    def drawn(*args, **values):
+        raise AssertionError("drew images")
+
+    monkeypatch.setattr(random_data, "open_random", drawn)
+    with pytest.raises(InfeasibleError, match=r"100000x100000x3 take .* GiB") as found:
+        work = resolved("resnet50-keras", image_size="100000", micro_batch_size="100")
+        benchmarking.Benchmark(work, measured(), dry=dry)
+    assert "--image-size" in found.value.hint
+
+
+def test_validation_draws_no_pixels():
+    """Of an image that fits in memory, and would take a while to draw."""
+    work = benchmarking.Benchmark(resolved("resnet50-keras", image_size="4096"), measured(), dry=True)
+    assert work.setup.input_shape == (4096, 4096, 3) and work.setup.source.train.images.size < 10
+    assert benchmarking.Benchmark(resolved(), measured(), dry=True).setup.input_shape == (28, 28, 1)
+
+
+@pytest.mark.parametrize(
+    "given, least",
+    [({"max_time_s": 5.0}, 5.0), ({"max_time_s": 50.0}, 10.0), ({}, 10.0)],
+)
+def test_a_least_time_that_nobody_gave_is_at_most_the_most_time(given, least):
+    assert make_settings(**given).limits.min_time_s == least
+    with pytest.raises(ConfigurationError, match="--max-time 5 is less than --min-time 10"):
+        make_settings(max_time_s=5.0, min_time_s=10.0)
+
+
+def test_what_keras_does_not_do_is_told():
+    from ipucnn.benchmarking.sides import keras_optimizer
+    from ipucnn.training.optimizers import make_settings as optimizer
+
+    def of(name, is_keras_3, **more):
+        return keras_optimizer(optimizer(name, {}, global_batch_size=8, **more), is_keras_3)
+
+    assert of("adam", True, weight_decay=0.01)[1]["weight_decay"] == 0.01
+    assert of("adamw", True)[1]["weight_decay"] == 0.0  # not Keras' 0.004
+    assert of("adamw", True)[0] == "AdamW" and of("adamw", False)[0] == "Adam"
+    assert of("sgd", True, weight_decay=0.01)[2] == []
+    for name, is_keras_3, more, words in (
+        ("lars", True, {}, "SGD instead of LARS"),
+        ("sgd", False, {"weight_decay": 0.01}, "no weight decay"),
+        ("sgd", True, {"l2_regularization": 0.01}, "no L2"),
+    ):
+        assert words in "; ".join(of(name, is_keras_3, **more)[2])
+
+
+def test_an_execution_without_results_does_not_count():
+    """Neither no logits at all, nor fewer than there are images."""
+    from ipucnn.benchmarking.sides import SessionInference
+
+    class Lazy:
+        def predict(self, batches):
+            return [np.zeros((4, 10)) for _ in list(batches)[:2]]
+
+    side = SessionInference(Lazy(), itertools.repeat(0), micro_batch_size=2, fused=2)
+    side.execute(4)
+    side.check()
+    for units in (1, 6):
+        side.execute(units)
+        with pytest.raises(ValueError, match=f"of {2 * units} images computed"):
+            side.check()
+
+
+def baseline_of(work, **changes):
+    """A whole report of a benchmark, of made-up figures."""
+    speed = {"value": 100.0, "lower": None, "upper": None}
+    row = {"samples": 16, "wall_s": 0.1, "cpu_s": 0.1, "reference_s": 0.02, "reference_cpu_s": 0.02}
+    report = work._empty_report(DeviceInfo("cpu", "CPU", 1, 1), {}).to_dict()
+    report.update(
+        executions=[row] * 20,
+        execution={"samples": 16, "fused_micro_batches": 2, "reference_repetitions": 1},
+        measured={"images_per_s": speed, "others_share": 0.0},
+        **changes,
+    )
+    return json.loads(json.dumps(report))
+
+
+@pytest.fixture(scope="module")
+def whole_baseline():
+    return json.dumps(baseline_of(benchmarking.Benchmark(resolved(micro_batch_size="4"), measured())))
+
+
+def against(report, settings=None, **flags):
+    Path("b.json").write_text(json.dumps(report) if isinstance(report, dict) else report)
+    flags = {"micro_batch_size": "4", **flags}
+    settings = settings or measured()
+    return benchmarking.Benchmark(resolved(**flags), dataclasses.replace(settings, baseline=Path("b.json")))
+
+
+def test_executions_are_the_baselines(whole_baseline):
+    """What it computed as one too: executions of 4 micro-batches would be none of the 64 that the host fuses."""
+    work = against(whole_baseline)
+    assert work._fused_inference(None, None) == 2
+    report = json.loads(whole_baseline)
+    report["execution"]["samples"] = 20
+    with pytest.raises(DataError, match="20 samples are no multiple of 8"):
+        against(report)
+
+
+@pytest.mark.parametrize(
+    "change, flags, reason",
+    [
+        (("input_shape", [32, 32, 1]), {}, r"input shape \[32, 32, 1\], this run \[28, 28, 1\]"),
+        (("data.num_images", 7), {}, "data num images 7, this run 1024"),
+        (("data.name", "digits"), {}, "data name digits, this run random"),
+        (("settings.compare_with", "keras"), {}, "--compare-with keras, this run none"),
+        (("mode", "training"), {}, "mode training, this run inference"),
+        (("scope", "end-to-end"), {}, "measured --mode end-to-end"),
+        (("program.num_stages", 2), {}, "num stages 2, this run 1"),
+        (("options.norm-layer", "made_up"), {}, "--norm-layer made_up"),
+        ((), {"micro_batch_size": "8"}, "--micro-batch-size 4, this run 8"),
+        ((), {"steps_per_execution": "2"}, "--steps-per-execution none, this run 2"),
+        ((), {"fused_micro_batches": "1"}, "--fused-micro-batches none, this run 1"),
+        ((), {"image_size": "64"}, "input shape"),
+    ],
+)
+def test_unlike_baselines_are_refused(whole_baseline, change, flags, reason):
+    report = json.loads(whole_baseline)
+    if change:
+        *parents, last = change[0].split(".")
+        place = report
+        for key in parents:
+            place = place[key]
+        place[last] = change[1]
+    with pytest.raises(ConfigurationError, match=reason):
+        against(report, **flags)
+
+
+def test_the_seed_and_the_places_of_a_baseline_may_differ(whole_baseline):
+    against(whole_baseline, seed="7", run_dir="elsewhere")
+
+
+def test_each_part_of_a_baseline_that_is_used_is_looked_at(whole_baseline):
+    from ipucnn.benchmarking import baseline
+
+    for path, _ in baseline._NEEDED:
+        for damaged in (None, "x", -1, float("nan"), [], {}):
+            report = json.loads(whole_baseline)
+            *parents, last = path.split(".")
+            place = report
+            for key in parents:
+                place = place[key]
+            del place[last]
+            with pytest.raises(DataError, match="damaged"):
+                baseline.check_whole(report, "b.json")
+            place[last] = damaged
+            try:
+                baseline.check_whole(report, "b.json")
+            except DataError as error:
+                assert path in error.message or "no executions" in error.message
+    for key in baseline._EXECUTION:
+        for damaged in (None, "x", 0, -1.0, float("inf")):
+            report = json.loads(whole_baseline)
+            report["executions"][3][key] = damaged
+            with pytest.raises(DataError, match=f"{key} of execution 3"):
+                baseline.check_whole(report, "b.json")
+
+
 def test_a_baseline_is_held(capsys):
-    small = [*SMALL, *QUICK, "--max-time", "3"]
+    small = [*SMALL, *QUICK, "--executions", "20", "--max-time", "6"]
     assert call(capsys, *small, "--run-dir", "base")[0] == 0
     path = Path("base/report.json")
     before = json.loads(path.read_text())
@@ -235,11 +422,13 @@ def test_a_baseline_is_held(capsys):
     assert code == 5 and "slower than" in err and "slower than allowed" in out
     assert valid(json.loads(Path("slow/report.json").read_text()))["regression"]["regressed"]
     code, _, err = call(capsys, *small, "--training", "--baseline", path)
-    assert code == 2 and "measured mode inference, this is training" in err
-    before["program"]["micro_batch_size"] = 8
+    assert code == 2 and "mode inference, this run training" in err
+    before["executions"] = before["executions"][:5]
     path.write_text(json.dumps(before))
-    code, _, err = call(capsys, *small, "--baseline", path)
-    assert code == 2 and "micro batch size 8, this run 4" in err
+    code, out, err = call(capsys, *SMALL, *QUICK, "--baseline", path)
+    assert code == 0 and "has 5 executions, and 20 are needed" in err and "inconclusive" in err
+    assert "needs 6" in out
+    assert valid(json.loads(Path("runs/lenet-benchmark/report.json").read_text()))["regression"]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +437,8 @@ def test_a_baseline_is_held(capsys):
         ("{", "is not JSON"),
         ("[]", "no report"),
         ('{"kind": "ipucnn benchmark", "schema_version": 99}', "schema_version 99"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 2, "void": "NaN"}', "NaN"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 2, "measured": {}, "executions": [{}]}', "damaged"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 3, "void": "NaN"}', "NaN"),
+        ('{"kind": "ipucnn benchmark", "schema_version": 3, "measured": {}, "executions": [{}]}', "damaged"),
     ],
 )
 def test_damaged_baselines_are_refused(tmp_path, text, reason):
@@ -433,6 +622,7 @@ def test_a_slow_input_pipeline_is_seen(monkeypatch):
         return real(*args, **values).map(tf.autograph.experimental.do_not_convert(wait))
 
     monkeypatch.setattr(pipeline, "train_batches", slow)
+    monkeypatch.setattr(pipeline, "buffered_elements", lambda *args: 4)
     settings = measured(mode="training", scope="end-to-end")
     report = benchmarking.run_benchmark(resolved(micro_batch_size="2"), settings)
     assert report.void is None, report.traceback

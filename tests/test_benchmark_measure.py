@@ -86,6 +86,28 @@ def test_prescribed_executions_and_granules():
     assert all(units % 16 == 0 for _, units in grained.log)
 
 
+def test_an_execution_that_does_not_hold_whole_granules_is_no_execution():
+    side = Fake(Clock(), compiling, granule=64, fixed=100)
+    with pytest.raises(ValueError, match="100 units are no multiple of 64"):
+        measure([side], Limits(min_time_s=0))
+    assert side.calls == 0
+
+
+def test_the_least_time_is_that_of_the_first_side():
+    """Neither the other side nor the reference count, both of which take far longer."""
+    clock = Clock()
+
+    class Slow(Reference):
+        def __call__(self):
+            clock.now += 50.0
+            return 50.0, 50.0
+
+    sides = [Fake(clock, lambda c, u: 1.0, "a"), Fake(clock, lambda c, u: 9.0, "b")]
+    limits = Limits(min_executions=3, min_time_s=7.0, max_time_s=1e9)
+    result = measure(sides, limits, reference=Slow(), clock=clock)
+    assert [len(m.executions) for m in result.measurements] == [7, 7]
+
+
 def test_sides_take_turns_in_alternating_order():
     clock, log = Clock(), []
     sides = [Fake(clock, lambda c, u: 1.0, "a", log=log), Fake(clock, lambda c, u: 2.0, "b", log=log)]

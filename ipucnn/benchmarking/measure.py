@@ -71,7 +71,8 @@ class Limits:
     """How long to measure.
 
     Attributes:
-        min_executions, min_time_s: both are reached, if ``max_time_s`` allows.
+        min_executions, min_time_s: both are reached, if ``max_time_s`` allows; the time is the sum of the first
+            side's executions, without what other sides and the reference take.
         max_time_s: of everything, from ``started`` on.  A third of it is kept for the measured executions,
             however long compiling takes, and at least ``MIN_ROUNDS`` of them are made whatever they take.
         max_warmup_s: of each side, after which warm-up ends, steady or not; at least one execution is made.
@@ -159,6 +160,7 @@ def measure(
         What was measured; an interrupt (KeyboardInterrupt) ends it with the finished rounds.
 
     Raises:
+        ValueError: a side's prescribed execution is no multiple of its granule.
         Exception: whatever a side raises.
     """
     session = Session([Measurement(side) for side in sides])
@@ -201,6 +203,8 @@ def _warm_up(
     side = m.side
     began = clock()
     m.units = side.fixed_units or side.granule
+    if m.units % side.granule:
+        raise ValueError(f"{side.name}: {m.units} units are no multiple of {side.granule}")
     report(f"{side.name}: first execution", 0, 1, "")
     m.first_s = _time(side, m.units, [clock])[0]
     report(f"{side.name}: first execution", 1, 1, f"{m.first_s:.2f} s, compiling included")
@@ -258,9 +262,11 @@ def _rounds(
         before = after
         rounds += 1
         spent_s, round_s = clock() - began, clock() - start
-        enough = rounds >= limits.min_executions and spent_s >= limits.min_time_s
+        own = session.measurements[0].executions
+        measured_s = sum(e.wall_s for e in own)
+        enough = rounds >= limits.min_executions and measured_s >= limits.min_time_s
         session.out_of_time = spent_s + round_s > left_s and rounds >= MIN_ROUNDS
-        left_rounds = math.ceil((limits.min_time_s - spent_s) / max(round_s, 1e-9))
+        left_rounds = math.ceil((limits.min_time_s - measured_s) / max(own[-1].wall_s, 1e-9))
         left = max(limits.min_executions - rounds, left_rounds, 1)
         if session.out_of_time or (enough and is_decided(session.measurements)):
             session.out_of_time = not enough

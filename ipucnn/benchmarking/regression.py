@@ -15,7 +15,6 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.benchmarking.statistics import CONFIDENCE, Interval, Ratio, unpaired_ratio
 from ipucnn.benchmarking.yardstick import METHOD as YARDSTICK
-from ipucnn.errors import ConfigurationError
 
 METHOD = (
     "median over executions of time per sample / time of "
@@ -24,7 +23,7 @@ METHOD = (
     "blocks of executions; slower if all of it is below 1 - allowed, not slower if all of it is above, else "
     "inconclusive; where others took more than 5 % of the processors in either run, the same quotient of processor "
     "times counts too, each weighted by the inverse of its variance, and if the two contradict each other nothing is "
-    "decided"
+    "decided; inconclusive with fewer than 20 executions in either run"
 )
 SLOWER, NOT_SLOWER, INCONCLUSIVE = "slower", "not slower", "inconclusive"
 # Measuring ends early only if an interval of this confidence has decided, looked at now and then: the more
@@ -33,53 +32,6 @@ STOPPING_CONFIDENCE = 0.99
 QUIET_SHARE = 0.05
 LEAST_EXECUTIONS = 20
 _NEXT_LOOK = 1.3
-# What has to be the same in both reports for a comparison to mean anything.
-_PROGRAM = (
-    "micro_batch_size",
-    "gradient_accumulation_count",
-    "num_replicas",
-    "precision",
-)
-
-
-def check_same_request(baseline: Dict[str, Any], where: str, **now: Any) -> None:
-    """Compares what is known before TensorFlow is imported.
-
-    Args:
-        baseline: an earlier report.
-        where: its file, for messages.
-        now: key of a report -> value now.
-
-    Raises:
-        ConfigurationError: it measured something else.
-    """
-    for key, value in now.items():
-        before = baseline["data"]["kind"] if key == "data" else baseline.get(key)
-        if before != value:
-            raise ConfigurationError(
-                f"--baseline {where} measured {key} {before}, this is {value}", "compare like with like"
-            )
-
-
-def check_same_run(
-    baseline: Dict[str, Any], where: str, program: Dict[str, Any], machine: Dict[str, Any]
-) -> None:
-    """Compares batches and machine.
-
-    Raises:
-        ConfigurationError: they differ.
-    """
-    pairs: List[Any] = [
-        (key.replace("_", " "), baseline["program"].get(key), program[key]) for key in _PROGRAM
-    ]
-    pairs += [
-        (f"device {key}", baseline["device"].get(key), machine[key]) for key in ("kind", "name", "num_cores")
-    ]
-    for what, before, now in pairs:
-        if before != now:
-            raise ConfigurationError(
-                f"--baseline {where} has {what} {before}, this run {now}", "compare like with like"
-            )
 
 
 def costs(executions: List[Dict[str, Any]], clock: str = "wall") -> List[float]:
@@ -95,6 +47,11 @@ def judge(ratio: Interval, allowed: float) -> str:
     if ratio.upper < 1.0 - allowed:
         return SLOWER
     return NOT_SLOWER if ratio.lower >= 1.0 - allowed else INCONCLUSIVE
+
+
+def is_too_short(baseline: Dict[str, Any]) -> bool:
+    """Whether a report has too few executions for anything to be decided against it."""
+    return len(baseline["executions"]) < LEAST_EXECUTIONS
 
 
 class Gate:
@@ -129,12 +86,23 @@ class Gate:
             confidence,
         )
         verdict = judge(ratio.together, self._allowed)
+        if self._why_open(len(executions)) is not None:
+            verdict = INCONCLUSIVE
         if {judge(each, self._allowed) for each in ratio.each} >= {SLOWER, NOT_SLOWER}:
             verdict = INCONCLUSIVE
         return verdict, ratio
 
+    def _why_open(self, count: int) -> Optional[str]:
+        """Why so many executions decide nothing; None if they may."""
+        for whose, number in (("the baseline", len(self._baseline["executions"])), ("this run", count)):
+            if number < LEAST_EXECUTIONS:
+                return f"{whose} has {number} executions, and {LEAST_EXECUTIONS} are needed to decide"
+        return None
+
     def is_decided(self, executions: List[Dict[str, Any]], others_share: Optional[float]) -> bool:
-        """Whether measuring may stop; looks only now and then."""
+        """Whether measuring may stop; looks only now and then, and does not wait for what can't come."""
+        if is_too_short(self._baseline):
+            return True
         if len(executions) < self._next_look:
             return False
         self._next_look = int(len(executions) * _NEXT_LOOK) + 1
@@ -152,6 +120,7 @@ class Gate:
             "ratio_by_processor_time": by_cpu,
             "allowed": self._allowed,
             "verdict": verdict,
+            "why_inconclusive": self._why_open(len(executions)),
             "regressed": verdict == SLOWER,
             "method": METHOD,
         }

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from ipucnn.benchmarking import statistics
+from ipucnn.benchmarking.baseline import check_whole
 from ipucnn.benchmarking.measure import Execution
-from ipucnn.benchmarking.regression import costs
 from ipucnn.errors import DataError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 KIND = "ipucnn benchmark"
 SCHEMA = Path(__file__).with_name("schema.json")
 
@@ -21,6 +21,7 @@ class BenchmarkReport:
 
     Attributes:
         void: why the result does not count, None if it does; nothing is then in ``measured``.
+        hint: what to do about ``void``.
         exit_code: what the command ends with because of ``void``; not in the file.
     """
 
@@ -33,6 +34,7 @@ class BenchmarkReport:
     input_shape: List[int]
     data: Dict[str, Any]
     settings: Dict[str, Any]
+    options: Dict[str, Any]
     program: Dict[str, Any]
     device: Dict[str, Any] = field(default_factory=dict)
     environment: Dict[str, Any] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class BenchmarkReport:
     regression: Optional[Dict[str, Any]] = None
     notes: List[str] = field(default_factory=list)
     void: Optional[str] = None
+    hint: Optional[str] = None
     traceback: Optional[str] = None
     interrupted: bool = False
     exit_code: int = 0
@@ -70,7 +73,7 @@ class BenchmarkReport:
 
 
 def read_report(path: Path) -> Dict[str, Any]:
-    """A ``report.json`` as far as another benchmark needs it: valid, of this version, with executions.
+    """A ``report.json`` as far as another benchmark needs it: whole, of this version, with executions.
 
     Raises:
         DataError: the file is not there, damaged, of another kind or version, or void.
@@ -95,11 +98,7 @@ def read_report(path: Path) -> Dict[str, Any]:
         )
     if data.get("void") or data.get("measured") is None:
         raise DataError(f"{path}: {data.get('void') or 'nothing was measured'}", "make it again")
-    try:
-        for clock in ("wall", "cpu"):
-            costs(data["executions"], clock)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise DataError(f"{path} is damaged: its executions cannot be read", "make it again") from None
+    check_whole(data, str(path))
     return data
 
 

@@ -3,12 +3,14 @@
 import contextlib
 import functools
 import random
+import re
 import time
 import traceback
 from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking import regression
+from ipucnn.benchmarking.baseline import check_same_machine, check_same_request, compared_options
 from ipucnn.benchmarking.measure import Limits, Measurement, Reference, Report, measure
 from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, measured_figures, read_report
 from ipucnn.benchmarking.settings import (
@@ -24,7 +26,14 @@ from ipucnn.benchmarking.settings import (
 from ipucnn.benchmarking.stages import data_share
 from ipucnn.benchmarking.statistics import paired_ratio, throughput
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import EXIT_BUG, ConfigurationError, UserError
+from ipucnn.errors import (
+    EXIT_BUG,
+    EXIT_INFEASIBLE,
+    ConfigurationError,
+    DataError,
+    InfeasibleError,
+    UserError,
+)
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.training.batching import divisors
@@ -100,16 +109,9 @@ class Benchmark:
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
         self.program = self._program(None)
+        self.fused: Optional[int] = resolved.config.fused_micro_batches
         self._check_fused()
         self.baseline = read_report(settings.baseline) if settings.baseline is not None else None
-        if self.baseline is not None:
-            regression.check_same_request(
-                self.baseline,
-                str(settings.baseline),
-                model=resolved.record.name,
-                mode=settings.mode,
-                data=self.kind,
-            )
         self.optimizer = optimizer_settings(
             config.optimizer,
             config.optimizer_params,
@@ -122,10 +124,43 @@ class Benchmark:
         self.setup = run_setup.prepare(resolved, self.seed, source=self._random_source())
         self.data_s = time.perf_counter() - started
         run_setup.build_options(self.setup)
+        self._check_baseline()
+
+    def _check_baseline(self) -> None:
+        """Refuses a baseline of other work, and takes over how many micro-batches it computed as one.
+
+        Executions are as long as the baseline's: a call has a cost of its own, so that executions of another length
+        have another cost per sample.
+        """
+        if self.baseline is None:
+            return
+        info = self.setup.source.info
+        where, execution = str(self.settings.baseline), self.baseline["execution"]
+        now = {
+            "model": self.resolved.record.name,
+            "mode": self.settings.mode,
+            "compare_with": self.settings.compare_with,
+            "data": {"kind": self.kind, "name": info.name, "num_images": info.num_train},
+            "input_shape": self.setup.input_shape,
+            "options": compared_options(self.resolved.config),
+            "program": self.program.to_dict(),
+        }
+        check_same_request(self.baseline, where, now)
+        self.fused = execution["fused_micro_batches"]
+        whole = self.program.global_batch_size
+        if self.settings.training:
+            self.program = self.program.with_checked_fused(self.fused)
+        else:
+            whole = self.program.micro_batch_size * self.fused
+        if execution["samples"] % whole:
+            raise DataError(
+                f"{where} is damaged: executions of {execution['samples']} samples are no multiple of {whole}",
+                "make it again",
+            )
 
     def _check_fused(self) -> None:
         """Checks --fused-micro-batches: it divides an execution, in training a weight update."""
-        given = self.resolved.config.fused_micro_batches
+        given = self.fused
         if given is None:
             return
         if self.settings.training:
@@ -190,9 +225,27 @@ class Benchmark:
             shape = (*config.image_size, record.input_shape[2])
             validate_input_shape(record, shape)
         pixels = shape[0] * shape[1] * shape[2]
-        number = 1 if self.dry else max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
+        number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
+        self._check_memory(shape, number)
         classes = record.num_classes or (2 if record.task == "segmentation" else 10)
+        if self.dry:
+            # Only what the set is called, its shape and its classes count: no pixels are drawn.
+            tiny = open_random(1, 1, shape[2], classes, record.task, self.seed, num_train=1, num_eval=1)
+            return replace(tiny, info=replace(tiny.info, image_shape=shape))
         return open_random(*shape, classes, record.task, self.seed, num_train=number, num_eval=1)
+
+    def _check_memory(self, shape: Tuple[int, int, int], number: int) -> None:
+        """Refuses images that cannot fit: the random ones, a byte per value, and one micro-batch of floats."""
+        from ipucnn.sessions.session import host_memory_bytes
+
+        values, batch = shape[0] * shape[1] * shape[2], self.program.micro_batch_size
+        needed, memory = values * (number + 1 + 4 * batch), host_memory_bytes()
+        if memory and needed > memory:
+            raise InfeasibleError(
+                f"{number} random images and a micro-batch of {batch} of {shape[0]}x{shape[1]}x{shape[2]} take "
+                f"{needed / 2**30:.3g} GiB, and this machine has {memory / 2**30:.3g}",
+                "use a smaller --image-size" + (" or --micro-batch-size" if batch > 1 else ""),
+            )
 
     def dataset(self, first_update: int, samples_per_element: int) -> Any:
         """Infinite training batches, for the session; without order or augmentation in inference."""
@@ -235,9 +288,7 @@ class Benchmark:
 
         result = self._empty_report(session.device, environment())
         if self.baseline is not None:
-            regression.check_same_run(
-                self.baseline, str(self.settings.baseline), result.program, result.device
-            )
+            check_same_machine(self.baseline, str(self.settings.baseline), result.device)
         gate = self._gate()
         machine.reset_peak_memory()
         with _void_on_error(result), data_errors():
@@ -254,7 +305,6 @@ class Benchmark:
             report("compiling", 0, 0, "")
             sides, rival = self._sides(session, model, result)
             if self.baseline is not None:
-                # A call has a cost of its own: executions of another length have another cost per sample.
                 sides[0].fixed_units = self.baseline["execution"]["samples"] // sides[0].samples_per_unit
             yardstick = self._yardstick(session.place)
             occupation = machine.Occupation()
@@ -322,6 +372,7 @@ class Benchmark:
                 "num_images": info.num_train,
             },
             settings={**asdict(limits), "compare_with": self.settings.compare_with},
+            options=compared_options(self.resolved.config),
             program=self.program.to_dict(),
             device=asdict(device),
             environment=environment,
@@ -434,7 +485,7 @@ class Benchmark:
             ],
         }
         result.phases["trace_s"] = compilation.trace_s
-        result.phases["compile_s"] = time.perf_counter() - started
+        result.phases["prepare_s"] = time.perf_counter() - started
         if self.settings.compare_with is None:
             return [side], None
         rival, description = self._keras(model)
@@ -443,7 +494,7 @@ class Benchmark:
     def _lead(self, samples_per_element: int) -> int:
         """Elements to compute off the clock: while others have their turn, the pipeline fills its buffers."""
         alone = self.settings.scope != END_TO_END and self.settings.compare_with is None
-        return 0 if alone or self.kind != REAL else self._buffered(samples_per_element)
+        return 0 if alone or self.kind == DEVICE_GENERATED else self._buffered(samples_per_element)
 
     def _constant(self, session: Any, samples_per_element: int) -> Any:
         """The session's work on a constant batch, without input pipeline."""
@@ -462,9 +513,9 @@ class Benchmark:
     def _fused_inference(self, session: Any, model: Any) -> int:
         from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
 
-        p, given = self.program, self.resolved.config.fused_micro_batches
-        if given is not None:
-            return given
+        p = self.program
+        if self.fused is not None:
+            return self.fused
         micro_batches = p.num_replicas * (self.steps or _OPEN_STEPS)
         memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
         return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
@@ -534,6 +585,10 @@ class Benchmark:
             device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
             others_share=others_share,
         )
+        if (result.measured["share_of_matmul_peak"] or 0.0) > 1.0:
+            result.notes.append(
+                "this is more arithmetic than the fastest matrix product does: something is wrong with one of the two"
+            )
         if self.settings.scope == DATA:
             self._fill_stages(result, measurements)
         elif self.settings.scope == END_TO_END:
@@ -591,6 +646,15 @@ class Benchmark:
         return p.global_batch_size if self.settings.training else p.micro_batch_size * p.num_replicas
 
 
+def _without_nodes(text: str) -> str:
+    """The line of a TensorFlow message that says what could not be allocated, without names of graph nodes."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    line = next((line for line in lines if re.search("OOM|allocat", line)), lines[0])
+    line = re.sub(r"\{\{[^{}]*\}\}|\[\[.*?\]\]|\[Op:[^\]]*\]", "", line)
+    line = re.sub(r" on /job:\S+ by allocator \S+", "", line)
+    return " ".join(line.split())
+
+
 @contextlib.contextmanager
 def _void_on_error(result: BenchmarkReport) -> Iterator[None]:
     """Turns whatever goes wrong from here on into a void report."""
@@ -600,8 +664,12 @@ def _void_on_error(result: BenchmarkReport) -> Iterator[None]:
         yield
     except UserError as error:
         result.void, result.exit_code = error.message, error.exit_code
-        if error.hint:
-            result.notes.append(f"hint: {error.hint}")
+        # Sessions speak of the checkpoints of a training run, which a benchmark does not write.
+        result.hint = error.hint.split("; checkpoints")[0] if error.hint else None
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        what = _without_nodes(str(getattr(error, "message", error)))
+        result.void, result.exit_code = f"out of memory: {what}", EXIT_INFEASIBLE
+        result.hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
     except Exception as error:
         text = str(error.message if isinstance(error, tf.errors.OpError) else error)
         lines = [line for line in text.splitlines() if line.strip()] or ["no message"]

@@ -63,7 +63,7 @@ def make_settings(
     training: Optional[bool] = None,
     mode: Optional[str] = None,
     executions: int = Limits.min_executions,
-    min_time_s: float = Limits.min_time_s,
+    min_time_s: Optional[float] = None,
     max_time_s: float = Limits.max_time_s,
     compare_with: Optional[str] = None,
     system: Optional[str] = None,
@@ -75,7 +75,7 @@ def make_settings(
     Args:
         training: ``--training`` (True) or ``--inference`` (False); None: what ``mode`` implies.
         mode: one of ``MODES``.
-        executions, min_time_s, max_time_s: see ``Limits``.
+        executions, min_time_s, max_time_s: see ``Limits``; a least time that is not given is at most ``max_time_s``.
         compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
 
     Raises:
@@ -93,6 +93,8 @@ def make_settings(
             f"--executions {executions}: fewer than {MIN_ROUNDS} show no spread",
             f"use --executions {MIN_ROUNDS}",
         )
+    if min_time_s is None:
+        min_time_s = min(Limits.min_time_s, max(0.0, max_time_s))
     for name, seconds in (("--min-time", min_time_s), ("--max-time", max_time_s)):
         if not 0 <= seconds < float("inf"):
             raise ConfigurationError(f"{name} {seconds:g}: must be a number of seconds", f"{name} 10")

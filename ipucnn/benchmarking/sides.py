@@ -1,7 +1,7 @@
 """The sides that can be measured: the session's training and inference, and plain Keras' fit and predict."""
 
 import itertools
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class SessionInference(Side):
         self.samples_per_unit, self.granule = micro_batch_size, fused
         self.fixed_units = fixed_micro_batches
         self._lead = lead
+        self._samples = 0
         self._logits: List[Any] = []
 
     def prepare(self, num_units: int) -> None:
@@ -85,10 +86,14 @@ class SessionInference(Side):
 
     def execute(self, num_units: int) -> None:
         """Logits of ``num_units`` micro-batches, on the host."""
+        self._samples = num_units * self.samples_per_unit
         self._logits = self._session.predict(itertools.islice(self._batches, num_units // self.granule))
 
     def check(self) -> None:
-        """Refuses logits that are not finite."""
+        """Refuses logits that are not finite, or not of all images."""
+        computed = sum(len(logits) for logits in self._logits)
+        if computed != self._samples:
+            raise ValueError(f"an execution of {self._samples} images computed {computed}")
         _require_finite(self._logits)
 
 
@@ -146,6 +151,8 @@ class KerasInference(Side):
 
 
 def _require_finite(arrays: List[Any]) -> None:
+    if not arrays or not all(np.size(array) for array in arrays):
+        raise ValueError("an execution without results")
     if not all(np.isfinite(array).all() for array in arrays):
         raise VoidError(
             "the results are NaN or infinite: nothing that was measured counts",
@@ -191,15 +198,7 @@ def keras_model(
     from ipucnn.training.losses import make_loss
 
     copy = stock_copy(model)
-    wanted = {"lars": "sgd"}.get(optimizer.name, optimizer.name)
-    params = {k: v for k, v in optimizer.params.items() if k in ("momentum", "rho", "beta_1", "beta_2")}
-    classes = {
-        "sgd": keras.optimizers.SGD,
-        "adam": keras.optimizers.Adam,
-        # Keras 2.6 has no AdamW: Adam, whose arithmetic is a little less.
-        "adamw": getattr(keras.optimizers, "AdamW", keras.optimizers.Adam),
-        "rmsprop": keras.optimizers.RMSprop,
-    }
+    name, params, differs = keras_optimizer(optimizer, KERAS_3)
     accumulated = accumulate if KERAS_3 else 1
     if accumulated > 1:
         params["gradient_accumulation_steps"] = accumulated
@@ -209,16 +208,54 @@ def keras_model(
         # Keras 2.6 makes (n, 1) of labels (n,).
         return own(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
-    made = classes[wanted](learning_rate, **params)
+    made = getattr(keras.optimizers, name)(learning_rate, **params)
     # XLA on CPUs compiles for minutes and multiplies more slowly than oneDNN; Keras 2.6 has no such argument.
     without_xla = {"jit_compile": False} if KERAS_3 else {}
     accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
     copy.compile(made, loss, metrics=[accuracy], **without_xla)
-    name = type(made).__name__
     description = f"Keras {keras.__version__} fit, {name}"
     if accumulate > 1:
         description += f", {accumulate} accumulated" if KERAS_3 else ", no accumulation (it has none)"
+    description += "".join(f"; {text}" for text in differs)
     return copy, accumulated, description
+
+
+def keras_optimizer(optimizer: Any, is_keras_3: bool) -> Tuple[str, Dict[str, Any], List[str]]:
+    """Keras' optimizer that is nearest.
+
+    Args:
+        optimizer: ``OptimizerSettings``.
+        is_keras_3: else 2.6, which has neither AdamW nor weight decay.
+
+    Returns:
+        (class in ``keras.optimizers``, arguments but the learning rate, what differs in words).
+    """
+    keys = {
+        "sgd": ("momentum", "nesterov"),
+        "lars": ("momentum", "nesterov"),
+        "adam": ("beta_1", "beta_2", "epsilon"),
+        "adamw": ("beta_1", "beta_2", "epsilon"),
+        "rmsprop": ("rho", "momentum", "epsilon"),
+    }[optimizer.name]
+    names = {"sgd": "SGD", "lars": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop"}
+    name = names[optimizer.name]
+    params = {key: optimizer.params[key] for key in keys}
+    differs: List[str] = []
+    if optimizer.name == "lars":
+        differs.append("SGD instead of LARS: less arithmetic, and no weight decay")
+    elif is_keras_3:
+        # Decoupled as here: w -= learning rate * decay * w.  Keras' own default for AdamW is 0.004.
+        if optimizer.weight_decay or name == "AdamW":
+            params["weight_decay"] = optimizer.weight_decay
+    else:
+        if name == "AdamW":
+            name = "Adam"
+            differs.append("Adam instead of AdamW, which it does not have")
+        if optimizer.weight_decay:
+            differs.append("no weight decay (it has none)")
+    if optimizer.l2_regularization:
+        differs.append("no L2 regularization, which the session has")
+    return name, params, differs
 
 
 def compile_session(

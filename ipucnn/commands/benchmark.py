@@ -45,7 +45,7 @@ MIN_TIME = typer.Option(
     None,
     "--min-time",
     metavar="SECONDS",
-    help="Measure at least so long.  [default: 10]",
+    help="Measure at least so long.  [default: 10, or --max-time if that is less]",
     show_default=False,
     rich_help_panel=PANEL,
 )
@@ -205,6 +205,7 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
         request.show(resolved, json_output)
         return
     from ipucnn.benchmarking.folder import check_folder, write_folder
+    from ipucnn.benchmarking.regression import LEAST_EXECUTIONS, is_too_short
     from ipucnn.benchmarking.run import Benchmark
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
@@ -214,6 +215,9 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     folder = check_folder(resolved)
     work = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
+    if work.baseline is not None and is_too_short(work.baseline):
+        note(f"{settings.baseline} has {len(work.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
+             "needed: whether this is slower will be inconclusive")  # fmt: skip
     from ipucnn.sessions.factory import runs_on_ipus
 
     effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
@@ -236,13 +240,12 @@ def _end(report: Any, path: Path) -> None:
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
-    from ipucnn.benchmarking.regression import INCONCLUSIVE
+    from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
 
     if report.void is not None:
-        hints = [line[6:] for line in report.notes if line.startswith("hint: ")]
-        error = UserError(f"the result is void: {report.void}", hints[0] if hints else None)
+        error = UserError(f"the result is void: {report.void}", report.hint)
         error.exit_code = report.exit_code
         raise error
     if report.interrupted:
@@ -254,10 +257,11 @@ def _end(report: Any, path: Path) -> None:
         raise stopped
     slower = report.regression
     if slower is not None and slower["verdict"] == INCONCLUSIVE:
-        note(
-            f"whether this is slower than {slower['baseline']} is inconclusive: take a longer --max-time, a baseline "
-            "with a longer --min-time, or a quieter machine"
-        )
+        why = slower["why_inconclusive"]
+        advice = "take a longer --max-time, a baseline with a longer --min-time, or a quieter machine"
+        if why is not None:
+            advice = f"{why}; use --executions {LEAST_EXECUTIONS} for both, and a longer --max-time"
+        note(f"whether this is slower than {slower['baseline']} is inconclusive: {advice}")
     if slower is not None and slower["regressed"]:
         raise ThresholdError(
             f"{1 - slower['ratio']['value']:.1%} slower than {slower['baseline']}, "

@@ -5,6 +5,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.benchmarking.regression import QUIET_SHARE
+from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
 from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
 
 _VERDICTS = {
@@ -82,7 +83,9 @@ def _interval(value: Dict[str, Any]) -> str:
 
 
 def _bounds(value: Dict[str, Any]) -> str:
-    return "" if value["lower"] is None else f"{_number(value['lower'])} to {_number(value['upper'])}"
+    if value["lower"] is None:
+        return f"needs {INTERVAL_NEEDS}"
+    return f"{_number(value['lower'])} to {_number(value['upper'])}"
 
 
 def _time(seconds: Optional[float]) -> str:
@@ -222,7 +225,8 @@ def facts(report: Any) -> List[Tuple[str, str]]:
             (
                 "baseline",
                 f"{_interval(r['ratio'])} times its speed: {_VERDICTS[r['verdict']]} "
-                f"({r['allowed']:.1%} may be lost)",
+                f"({r['allowed']:.1%} may be lost)"
+                + (f"; {r['why_inconclusive']}" if r["why_inconclusive"] else ""),
             )
         )
         if r["ratio_by_processor_time"]:
@@ -239,6 +243,8 @@ def facts(report: Any) -> List[Tuple[str, str]]:
     rows += [("note", text) for text in report.notes]
     if report.void:
         rows.append(("void", report.void))
+        if report.hint:
+            rows.append(("hint", report.hint))
     return rows
 
 
@@ -275,7 +281,12 @@ def _spread_rows(measured: Dict[str, Any]) -> List[Tuple[str, str]]:
         (
             "measured",
             f"{measured['num_executions']} executions, {measured['total_samples']} images in "
-            f"{human_time(measured['total_s'])}; interval: 95 %, bootstrap over executions",
+            f"{human_time(measured['total_s'])}; interval: 95 %, "
+            + (
+                f"bootstrap over blocks of {block_length(measured['num_executions'])} executions"
+                if measured["num_executions"] >= INTERVAL_NEEDS
+                else f"which needs {INTERVAL_NEEDS} executions"
+            ),
         ),
         (
             "an execution",
@@ -311,15 +322,25 @@ def stage_rows(found: Dict[str, Any]) -> List[List[str]]:
             stage["name"],
             _number(stage["images_per_s"]["value"]),
             _bounds(stage["images_per_s"]),
-            _signed_time(stage["own_s_per_image"]["value"]),
+            _own_time(stage["own_s_per_image"]),
             stage["what"],
         ]
         for stage in found["stages"]
     ]
 
 
-def _signed_time(seconds: float) -> str:
-    return f"{1e6 * seconds:.1f} us" if abs(seconds) < 1e-3 else f"{1e3 * seconds:.2f} ms"
+def _own_time(seconds: Dict[str, Any]) -> str:
+    """A time with its interval below, in one unit; either may be negative."""
+    known = [value for value in seconds.values() if value is not None]
+    unit, factor, digits = ("us", 1e6, 1) if max(map(abs, known)) < 1e-3 else ("ms", 1e3, 2)
+
+    def text(value: float) -> str:
+        return f"{factor * value:.{digits}f}"
+
+    line = f"{text(seconds['value'])} {unit}"
+    if seconds["lower"] is None:
+        return line
+    return f"{line}\n({text(seconds['lower'])} to {text(seconds['upper'])})"
 
 
 def _print_pipeline(out: Any, report: Any) -> None:
