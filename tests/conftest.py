@@ -1,6 +1,7 @@
 """Shared by all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +10,10 @@ from ipucnn.sessions.host.environment import set_variables
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+# In the background of a script Ctrl-C is ignored, also by the processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 set_variables()  # the same kernels as in a run, whichever test imports TensorFlow first
 

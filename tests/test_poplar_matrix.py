@@ -102,6 +102,7 @@ def flags_of(row: Dict[str, Any]) -> List[str]:
     flags += ["--gradient-accumulation-reduction-method", row["reduction"], "--precision", row["precision"]]
     flags += ["--norm-layer", row["norm"], "--dropout-layer", row["dropout_layer"]]
     flags += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--loss-scaling", "8"]
+    flags += ["--steps-per-execution", str(count)]
     flags += ["--dbn-replica-group-size", str(row["dbn"]), "--weight-decay", "0"]
     if stages != "1":
         flags += ["--ipus-per-replica", stages, "--pipeline-schedule", schedule, "--recomputation"]

@@ -70,6 +70,8 @@ def test_presets(preset):
                 recomputation=stages > 1,
                 pipeline_splits=(),
                 device_mapping=None,
+                # How many weight updates make an execution depends on the size of the data set.
+                steps_per_execution=None,
             )
             refused = is_refused(config, stages, schedule, replicas)
             try:

@@ -99,6 +99,7 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
             input_shape=shape,
             output_shape=None,
             record=SimpleNamespace(input_range="raw", size_step=1),
+            input_range="raw",
             config=SimpleNamespace(pipeline_num_parallel=2),
         )
         batches = evaluation_batches(setup, micro_batch * replicas)

@@ -196,7 +196,8 @@ class Engine:
         outputs = self._model(x, training=False)
         if _KERAS_3:
             self._model.compute_loss(x, y, outputs, w, training=False)
-            self._model._compile_metrics.update_state(y, outputs, w)
+            if self._model._compile_metrics is not None:
+                self._model._compile_metrics.update_state(y, outputs, w)
         else:
             self._model.compiled_loss(y, outputs, w)
             self._model.compiled_metrics.update_state(y, outputs, w)
@@ -208,7 +209,8 @@ class Engine:
             loss = model.compute_loss(x, y, outputs, w, training=True)
             if update:
                 model._loss_tracker.update_state(loss)
-                model._compile_metrics.update_state(y, outputs, w)
+                if model._compile_metrics is not None:
+                    model._compile_metrics.update_state(y, outputs, w)
             return loss
         loss = model.compiled_loss(y, outputs, w, regularization_losses=model.losses)
         if update:
@@ -256,12 +258,13 @@ class Engine:
                         self._save(replica)
                     for replica in range(first, first + group):
                         sums[replica] = _accumulate(sums[replica], gradients, method, n, count)
-            mean = [sum(parts) / float(replicas) for parts in zip(*sums)]
+            # Keras reduces with SUM, which IPUStrategy makes a cross_replica_sum.
+            total = [sum(parts) for parts in zip(*sums)]
             self._load(0)
             self._averaged = []
             self._machine.replicas = self
             try:
-                model.optimizer.apply_gradients(zip(mean, _trainable(model)))
+                model.optimizer.apply_gradients(zip(total, _trainable(model)))
             finally:
                 self._machine.replicas = None
             for i in set(self._averaged):

@@ -20,7 +20,9 @@ class WeightUpdate:
     Args:
         optimizer: the arithmetic and its state.
         num_rates: weight updates of an execution.
-        scale: what the loss was multiplied by.
+        scale: what the gradients are multiplied by: the loss scale, and the number of replicas, because Keras'
+            optimizers sum over replicas and ``IPUStrategy`` counts as one of them (``num_replicas_in_sync``), so
+            that nothing divides.
         averaged: moving statistics, to be averaged over replicas once per weight update.
         mean: the mean of a tensor over replicas.
     """

@@ -189,7 +189,7 @@ class PoplarSession(Session):
         self._update = WeightUpdate(
             self._optimizer,
             p.weight_updates_per_execution,
-            p.loss_scaling or 1.0,
+            (p.loss_scaling or 1.0) * p.num_replicas,
             self._averaged(trained),
             self._device.mean_over_replicas,
         )
