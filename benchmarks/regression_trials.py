@@ -37,6 +37,7 @@ class Slowed(Side):
 
 def make_side(model, training):
     """The benchmark's own side and yardstick for a network on generated data."""
+    from ipucnn.benchmarking.making import compile_sides
     from ipucnn.benchmarking.report import BenchmarkReport
     from ipucnn.benchmarking.run import Benchmark
     from ipucnn.benchmarking.settings import make_settings
@@ -50,7 +51,7 @@ def make_side(model, training):
     session = create_session("cpu")
     network = build(work.setup)
     report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {}, {})
-    return work._compile(session, network, report)[0][0], Yardstick(session.place)
+    return compile_sides(work, session, network, report)[0][0], Yardstick(session.place)
 
 
 def text(ratio):

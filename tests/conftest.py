@@ -33,3 +33,22 @@ def graph_cache(tmp_path_factory):
         del os.environ["IPUCNN_CACHE_DIR"]
     else:
         os.environ["IPUCNN_CACHE_DIR"] = before
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Runs a command in an empty folder: (exit code, stdout, stderr); a traceback fails the test."""
+    from ipucnn import cli
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args, columns=100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        code = cli.run([str(a) for a in args])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call

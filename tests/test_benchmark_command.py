@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ipucnn import cli
+from ipucnn.benchmarking import making
 from ipucnn.benchmarking import run as benchmarking
 from ipucnn.benchmarking.measure import Limits
 from ipucnn.benchmarking.report import SCHEMA, read_report
@@ -148,7 +149,7 @@ def test_the_session_computes_what_keras_does():
 
     session, model = create_session("cpu"), build(work.setup)
     session.compile_prediction(model, (2, *work.setup.input_shape))
-    rival, _ = work._keras(model)
+    rival, _ = making.keras_side(work, model)
     batches = sides.images_only(work.dataset(0, 2)).take(3)
     own = np.concatenate(session.predict(batches))
     np.testing.assert_allclose(own, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
@@ -337,7 +338,7 @@ def against(report, settings=None, **flags):
 def test_executions_are_the_baselines(whole_baseline):
     """What it computed as one too: executions of 4 micro-batches would be none of the 64 that the host fuses."""
     work = against(whole_baseline)
-    assert work._fused_inference(None, None) == 2
+    assert making.fused_in_inference(work, None, None) == 2
     report = json.loads(whole_baseline)
     report["execution"]["samples"] = 20
     with pytest.raises(DataError, match="20 samples are no multiple of 8"):

@@ -11,24 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ipucnn import cli
 from ipucnn.training.checkpoints import load_checkpoint
 
 SMALL = ["--limit-train", "320", "--limit-eval", "100", "--num-epochs", "2", "--seed", "7"]
-
-
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args):
-        code = cli.run([str(a) for a in args])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -222,23 +222,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args, columns=100):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        code = cli.run([str(a) for a in args])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return call
-
-
 def evaluated(run, *args):
     code, out, err = run("evaluate", *args, "--json")
     assert code == 0, err

@@ -42,22 +42,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args, columns=100):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        code = cli.run([str(a) for a in args])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return call
-
-
 def save_digit(path, i):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(open_digits().eval.images[i, :, :, 0]).save(str(path))

@@ -46,22 +46,6 @@ def network(trained):
     return TiledNetwork(open_subject("infer", str(trained), {}, reads_data=False))
 
 
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args, columns=100):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        code = cli.run([str(a) for a in args])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return call
-
-
 def tissue(i, height=40, width=30):
     return draw_tissue(height, width, np.random.RandomState(i))[0]
 

@@ -1,34 +1,28 @@
 """One benchmark from configuration to report: data, build, compile, warm-up, measured executions, prediction."""
 
-import contextlib
-import functools
 import random
-import re
 import time
-import traceback
 from dataclasses import asdict, replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking import regression
 from ipucnn.benchmarking.baseline import check_same_machine, check_same_request, compared_options
+from ipucnn.benchmarking.filling import fill
+from ipucnn.benchmarking.making import make_sides
 from ipucnn.benchmarking.measure import Limits, Measurement, Reference, Report, measure
-from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, measured_figures, read_report
+from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, read_report
 from ipucnn.benchmarking.settings import (
     DATA,
     DATA_KINDS,
     DEVICE_GENERATED,
-    END_TO_END,
     REAL,
     BenchmarkSettings,
     check_data,
     data_kind,
 )
-from ipucnn.benchmarking.stages import data_share
-from ipucnn.benchmarking.statistics import paired_ratio, throughput
+from ipucnn.benchmarking.void import void_on_error
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import (
-    EXIT_BUG,
-    EXIT_INFEASIBLE,
     ConfigurationError,
     DataError,
     InfeasibleError,
@@ -37,16 +31,11 @@ from ipucnn.errors import (
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.training.batching import divisors
-from ipucnn.training.optimizers import make_settings as optimizer_settings
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
 
 # Random images are as many as fit in here, at least as many as ``_LEAST_IMAGES``: drawing them takes time.
 _RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
-# Micro-batches per replica from which inference may fuse, where executions are not prescribed.
-_OPEN_STEPS = 64
-# On IPUs every length of an execution is a program of its own, compiled for minutes: one length, long enough.
-_IPU_UPDATES = 32
 
 
 def _silent(phase: str, done: int, of: int, figures: str) -> None:
@@ -108,17 +97,11 @@ class Benchmark:
         check_named_splits(resolved)
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
-        self.program = self._program(None)
+        self.program = self.program_of(None)
         self.fused: Optional[int] = resolved.config.fused_micro_batches
         self._check_fused()
         self.baseline = read_report(settings.baseline) if settings.baseline is not None else None
-        self.optimizer = optimizer_settings(
-            config.optimizer,
-            config.optimizer_params,
-            global_batch_size=self.program.global_batch_size,
-            weight_decay=config.weight_decay,
-            l2_regularization=config.l2_regularization,
-        )
+        self.optimizer = run_setup.optimizer_settings(config, self.program)
         self.learning_rate = self._learning_rate()
         started = time.perf_counter()
         self.setup = run_setup.prepare(resolved, self.seed, source=self._random_source())
@@ -174,7 +157,7 @@ class Benchmark:
                 f"use --fused-micro-batches {near}",
             )
 
-    def _program(self, updates: Optional[int]) -> Program:
+    def program_of(self, updates: Optional[int]) -> Program:
         """The Program with executions of so many weight updates; None: the prescribed number, or one."""
         config = self.resolved.config
         batch = make_layout(config).batching
@@ -291,7 +274,7 @@ class Benchmark:
             check_same_machine(self.baseline, str(self.settings.baseline), result.device)
         gate = self._gate()
         machine.reset_peak_memory()
-        with _void_on_error(result), data_errors():
+        with void_on_error(result), data_errors():
             report("building the network", 0, 0, "")
             started = time.perf_counter()
             model = run_setup.build(self.setup)
@@ -303,7 +286,7 @@ class Benchmark:
             has_peak = self.settings.scope != DATA and session.device.kind != "ipu"
             peak = machine.MatmulPeak(session.place) if has_peak else None
             report("compiling", 0, 0, "")
-            sides, rival = self._sides(session, model, result)
+            sides, rival = make_sides(self, session, model, result)
             if self.baseline is not None:
                 sides[0].fixed_units = self.baseline["execution"]["samples"] // sides[0].samples_per_unit
             yardstick = self._yardstick(session.place)
@@ -326,7 +309,7 @@ class Benchmark:
                 result.compilation["cached"] = session.compilation.cached
             result.interrupted = measured.interrupted
             others_share = occupation.others_share()
-            self._fill(result, measured.measurements, rival, peak, others_share)
+            fill(self, result, measured.measurements, rival, peak, others_share)
             if result.execution is not None and yardstick is not None:
                 result.execution["reference_repetitions"] = yardstick.repetitions
             if gate is not None and result.measured is not None:
@@ -403,281 +386,6 @@ class Benchmark:
         # IPUs are mostly used in 16 bits, which this session does not do.
         for precision in dict.fromkeys((config.precision, "16.16")):
             result.predicted.append(predict_ipu(graph, wanted, precision))
-
-    def _sides(
-        self, session: Any, model: Any, result: BenchmarkReport
-    ) -> Tuple[List[Any], Optional[Tuple[str, str]]]:
-        """The sides to measure, and (name, description) of the one that the session is compared with."""
-        if self.settings.scope == DATA:
-            return list(reversed(self._stages(self.program.micro_batch_size))), None
-        measured, rival = self._compile(session, model, result)
-        if self.settings.scope == END_TO_END:
-            element = self.program.fused_micro_batches * self.program.micro_batch_size
-            measured += [self._constant(session, element), self._stages(element)[-1]]
-        return measured, rival
-
-    def _stages(self, samples_per_element: int) -> List[Any]:
-        """The input pipeline up to each of its stages."""
-        from ipucnn.benchmarking.stages import PipelineStage, stage_names
-
-        augment = self.resolved.config.augment and self.settings.training
-        buffered = self._buffered(samples_per_element)
-        return [
-            PipelineStage(name, functools.partial(self.pipeline, samples_per_element), buffered)
-            for name in stage_names(augment)
-        ]
-
-    def _buffered(self, samples_per_element: int) -> int:
-        from ipucnn.datasets.pipeline import buffered_elements
-
-        config = self.resolved.config
-        return buffered_elements(samples_per_element, self.setup.input_shape, config.pipeline_num_parallel)
-
-    def _compile(
-        self, session: Any, model: Any, result: BenchmarkReport
-    ) -> Tuple[List[Any], Optional[Tuple[str, str]]]:
-        """The sides to measure, and (name, description) of the one that the session is compared with."""
-        from ipucnn.benchmarking import sides
-
-        started = time.perf_counter()
-        if self.settings.training:
-            from ipucnn.training.losses import make_loss
-
-            loss = make_loss(self.loss_name, self.resolved.config.label_smoothing)
-            compilation = sides.compile_session(
-                session, model, self.program, self.optimizer, loss, self.learning_rate, self.dataset
-            )
-            self.program = session.program
-            element = self.program.fused_micro_batches * self.program.micro_batch_size
-            fixed = None if self.steps is None else self.program.weight_updates_per_execution
-            if fixed is None and session.device.kind == "ipu":
-                fixed = _IPU_UPDATES
-            side: Any = sides.SessionTraining(
-                session, self.dataset(0, element), fixed, lead=self._lead(element)
-            )
-        else:
-            self.program = self.program.with_fused(self._fused_inference(session, model))
-            element = self.program.fused_micro_batches * self.program.micro_batch_size
-            compilation = session.compile_prediction(model, (element, *self.setup.input_shape))
-            compilation = replace(compilation, fused_micro_batches=self.program.fused_micro_batches)
-            images = sides.images_only(self.dataset(0, element))
-            side = sides.SessionInference(
-                session,
-                images,
-                self.program.micro_batch_size,
-                self.program.fused_micro_batches,
-                None if self.steps is None else self.steps * self.program.num_replicas,
-                lead=self._lead(element),
-            )
-        result.device = asdict(session.device)
-        result.program = self.program.to_dict()
-        result.compilation = {
-            **{
-                k: v
-                for k, v in compilation.to_dict().items()
-                if k not in ("device", "first_update_s", "stages_s")
-            },
-            "first_execution_s": None,
-            "cached": None,  # TensorFlow keeps no executables
-            "predicted_memory": [
-                {"system": p["system"], "precision": p["precision"], "ipus": p["memory"]}
-                for p in result.predicted
-            ],
-        }
-        result.phases["trace_s"] = compilation.trace_s
-        result.phases["prepare_s"] = time.perf_counter() - started
-        if self.settings.compare_with is None:
-            return [side], None
-        rival, description = self._keras(model)
-        return [side, rival], ("keras", description)
-
-    def _lead(self, samples_per_element: int) -> int:
-        """Elements to compute off the clock: while others have their turn, the pipeline fills its buffers."""
-        alone = self.settings.scope != END_TO_END and self.settings.compare_with is None
-        return 0 if alone or self.kind == DEVICE_GENERATED else self._buffered(samples_per_element)
-
-    def _constant(self, session: Any, samples_per_element: int) -> Any:
-        """The session's work on a constant batch, without input pipeline."""
-        from ipucnn.benchmarking import sides
-
-        batch = sides.constant_batch(self.pipeline(samples_per_element))
-        if self.settings.training:
-            side: Any = sides.SessionTraining(session, batch)
-        else:
-            p = self.program
-            images = sides.images_only(batch)
-            side = sides.SessionInference(session, images, p.micro_batch_size, p.fused_micro_batches)
-        side.name = "constant batch"
-        return side
-
-    def _fused_inference(self, session: Any, model: Any) -> int:
-        from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
-
-        p = self.program
-        if self.fused is not None:
-            return self.fused
-        micro_batches = p.num_replicas * (self.steps or _OPEN_STEPS)
-        memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
-        return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
-
-    def _keras(self, model: Any) -> Tuple[Any, str]:
-        from ipucnn.benchmarking import sides
-
-        p, config = self.program, self.resolved.config
-        compiled, accumulated, description = sides.keras_model(
-            model,
-            self.optimizer,
-            self.learning_rate,
-            self.loss_name,
-            config.label_smoothing,
-            p.num_micro_batches,
-        )
-        batches = self.dataset(0, p.micro_batch_size)
-        if self.settings.training:
-            micro_batches = p.num_micro_batches if accumulated > 1 else 1
-            return sides.KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
-        images = sides.images_only(batches)
-        description = f"Keras {description.split()[1]} predict"
-        return sides.KerasInference(compiled, images, p.micro_batch_size), description
-
-    def _fill(
-        self,
-        result: BenchmarkReport,
-        measurements: List[Measurement],
-        rival: Optional[Tuple[str, str]],
-        peak: Any,
-        others_share: Optional[float],
-    ) -> None:
-        """Puts what was measured into the report."""
-        from ipucnn.benchmarking import machine
-
-        own = measurements[0]
-        executions = own.executions
-        if own.first_s:
-            if result.compilation is not None:
-                result.compilation["first_execution_s"] = own.first_s
-                result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
-            result.phases["first_execution_s"] = own.first_s
-            result.phases["warmup_s"] = own.warmup_s
-            result.warmup = {
-                "executions": own.warmup_executions,
-                "seconds": own.warmup_s,
-                "steady": own.steady,
-            }
-            if not own.steady and executions:
-                result.notes.append("warm-up ended by its time limit, before times were steady")
-        result.executions = execution_rows(executions)
-        if not executions:
-            return
-        result.phases["measured_s"] = sum(m.wall_s for each in measurements for m in each.executions)
-        macs = 0
-        if result.compilation is not None:
-            self._final_program(result, own)
-            macs = result.compilation["macs_per_sample"]
-        result.measured = measured_figures(
-            executions,
-            seed=self.seed,
-            step_samples=self._step_samples(),
-            # A training step counts as three forward passes: forward, and the products of the two gradients.
-            flop_per_image=2.0 * macs * (3 if self.settings.training else 1) if macs else None,
-            peak=peak.measure() if peak is not None else None,
-            peak_memory_bytes=machine.peak_memory_bytes(),
-            device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
-            others_share=others_share,
-        )
-        if (result.measured["share_of_matmul_peak"] or 0.0) > 1.0:
-            result.notes.append(
-                "this is more arithmetic than the fastest matrix product does: something is wrong with one of the two"
-            )
-        if self.settings.scope == DATA:
-            self._fill_stages(result, measurements)
-        elif self.settings.scope == END_TO_END:
-            result.end_to_end = data_share([m.executions for m in measurements], self.seed)
-        elif rival is not None:
-            other = measurements[1].executions
-            samples = [e.samples for e in executions], [e.samples for e in other]
-            seconds = [e.wall_s for e in executions], [e.wall_s for e in other]
-            on_cpu = [e.cpu_s for e in executions], [e.cpu_s for e in other]
-            result.comparison = {
-                "with": rival[0],
-                "description": rival[1],
-                "executions": execution_rows(other),
-                "steady": measurements[1].steady,
-                "images_per_s": throughput(samples[1], seconds[1], self.seed).to_dict(),
-                "ratio": paired_ratio(samples, seconds, self.seed).to_dict(),
-                "ratio_by_processor_time": paired_ratio(samples, on_cpu, self.seed).to_dict()
-                if result.device["kind"] == "cpu"
-                else None,
-            }
-
-    def _fill_stages(self, result: BenchmarkReport, measurements: List[Measurement]) -> None:
-        from ipucnn.benchmarking.stages import pipeline_figures
-        from ipucnn.datasets.pipeline import parallel_calls
-
-        ordered = measurements[::-1]
-        result.data_pipeline = pipeline_figures(
-            self.setup.source,
-            [m.side.name for m in ordered],
-            [m.executions for m in ordered],
-            result.predicted,
-            batch_size=self.program.micro_batch_size,
-            num_parallel=parallel_calls(self.resolved.config.pipeline_num_parallel),
-            seed=self.seed,
-        )
-
-    def _final_program(self, result: BenchmarkReport, own: Measurement) -> None:
-        """Program and execution as they were measured."""
-        units, p = own.units, self.program
-        if self.settings.training:
-            p = self._program(units).with_fused(p.fused_micro_batches)
-            if self.program.pipeline_splits:
-                p = p.with_splits(self.program.pipeline_splits)
-        result.program = p.to_dict()
-        result.execution = {
-            "weight_updates": units if self.settings.training else None,
-            "micro_batches": units * p.num_micro_batches if self.settings.training else units,
-            "samples": units * own.side.samples_per_unit,
-            "fused_micro_batches": p.fused_micro_batches,
-        }
-
-    def _step_samples(self) -> int:
-        """Samples of a weight update, or of one micro-batch on each replica."""
-        p = self.program
-        return p.global_batch_size if self.settings.training else p.micro_batch_size * p.num_replicas
-
-
-def _without_nodes(text: str) -> str:
-    """The line of a TensorFlow message that says what could not be allocated, without names of graph nodes."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    line = next((line for line in lines if re.search("OOM|allocat", line)), lines[0])
-    line = re.sub(r"\{\{[^{}]*\}\}|\[\[.*?\]\]|\[Op:[^\]]*\]", "", line)
-    line = re.sub(r" on /job:\S+ by allocator \S+", "", line)
-    return " ".join(line.split())
-
-
-@contextlib.contextmanager
-def _void_on_error(result: BenchmarkReport) -> Iterator[None]:
-    """Turns whatever goes wrong from here on into a void report."""
-    import tensorflow as tf
-
-    try:
-        yield
-    except UserError as error:
-        result.void, result.exit_code = error.message, error.exit_code
-        # Sessions speak of the checkpoints of a training run, which a benchmark does not write.
-        result.hint = error.hint.split("; checkpoints")[0] if error.hint else None
-    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-        what = _without_nodes(str(getattr(error, "message", error)))
-        result.void, result.exit_code = f"out of memory: {what}", EXIT_INFEASIBLE
-        result.hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
-    except Exception as error:
-        text = str(error.message if isinstance(error, tf.errors.OpError) else error)
-        lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
-        result.void, result.exit_code = f"{type(error).__name__}: {lines[0].strip()}", EXIT_BUG
-        result.traceback = traceback.format_exc()
-    if result.void is not None:
-        result.measured = result.comparison = result.regression = None
-        result.data_pipeline = result.end_to_end = None
 
 
 __all__ = ["Benchmark", "Limits", "run_benchmark"]

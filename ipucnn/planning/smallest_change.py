@@ -67,7 +67,7 @@ def settings_of(
         available_memory_proportion=max(proportions) / 100 if proportions else default_proportion,
         training=training,
         optimizer_slots=optimizer_slots,
-        # The SDK offloads optimizer state of pipelines only.
+        # The memory model knows offloading in pipelines only; without one the state stays, the larger figure.
         optimizer_state_offloading=optimizer_state_offloading and program.num_stages > 1,
         half_partials=half_partials,
         eight_bit_transfer=eight_bit_transfer,

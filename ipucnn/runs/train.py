@@ -23,9 +23,7 @@ from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue
-from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_layout, make_program
-from ipucnn.training.schedules import make_schedule
 
 
 class TrainingRun:
@@ -68,23 +66,8 @@ class TrainingRun:
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(config, self.info.num_train, seed=self.seed)
-        self.optimizer = make_settings(
-            config.optimizer,
-            config.optimizer_params,
-            global_batch_size=self.program.global_batch_size,
-            weight_decay=config.weight_decay,
-            l2_regularization=config.l2_regularization,
-        )
-        self.schedule = make_schedule(
-            config.lr_schedule,
-            config.lr_schedule_params,
-            global_batch_size=self.program.global_batch_size,
-            weight_updates_per_epoch=self.program.weight_updates_per_epoch,
-            num_epochs=self.program.num_epochs,
-            learning_rate=config.learning_rate,
-            warmup=config.lr_warmup_params,
-            staircase=config.lr_staircase,
-        )
+        self.optimizer = run_setup.optimizer_settings(config, self.program)
+        self.schedule = run_setup.learning_rates(config, self.program)
         if config.fused_micro_batches is not None:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
         elif start.checkpoint is not None:

@@ -10,9 +10,7 @@ from ipucnn.benchmarking.suites.file import KERAS
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
-from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import Program, make_layout, make_program
-from ipucnn.training.schedules import make_schedule
 
 Update = Callable[[str, int, int, str], None]
 
@@ -71,23 +69,8 @@ class Fit:
         self.program: Program = make_program(config, self.setup.source.info.num_train, seed=self.seed)
         if config.fused_micro_batches is not None:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
-        self.optimizer = make_settings(
-            config.optimizer,
-            config.optimizer_params,
-            global_batch_size=self.program.global_batch_size,
-            weight_decay=config.weight_decay,
-            l2_regularization=config.l2_regularization,
-        )
-        self.schedule = make_schedule(
-            config.lr_schedule,
-            config.lr_schedule_params,
-            global_batch_size=self.program.global_batch_size,
-            weight_updates_per_epoch=self.program.weight_updates_per_epoch,
-            num_epochs=self.program.num_epochs,
-            learning_rate=config.learning_rate,
-            warmup=config.lr_warmup_params,
-            staircase=config.lr_staircase,
-        )
+        self.optimizer = run_setup.optimizer_settings(config, self.program)
+        self.schedule = run_setup.learning_rates(config, self.program)
 
     def run(self, report: Update) -> Dict[str, Any]:
         """Trains and evaluates.

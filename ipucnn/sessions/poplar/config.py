@@ -55,14 +55,20 @@ def connection_type(config: Any) -> str:
     return "ON_DEMAND" if config.on_demand else "ALWAYS"
 
 
-def _convolution(config: Any, layout: Layout) -> Dict[str, str]:
+def _products(config: Any, layout: Layout, gather: str) -> Dict[str, Any]:
+    """What convolutions and matrix products have in common; ``gather`` is their name for --gather-conv-output."""
     options: Dict[str, Any] = {}
     if layout.available_memory_proportion is not None:
         options["availableMemoryProportion"] = layout.available_memory_proportion
     if config.half_partials:
         options["partialsType"] = "half"
     if config.gather_conv_output:
-        options["gatherConvOutput"] = True
+        options[gather] = True
+    return options
+
+
+def _convolution(config: Any, layout: Layout) -> Dict[str, str]:
+    options = _products(config, layout, "gatherConvOutput")
     if config.conv_dithering:
         options["enableConvDithering"] = True
     options.update(config.convolution_options)
@@ -70,14 +76,7 @@ def _convolution(config: Any, layout: Layout) -> Dict[str, str]:
 
 
 def _matmul(config: Any, layout: Layout) -> Dict[str, str]:
-    options: Dict[str, Any] = {}
-    if layout.available_memory_proportion is not None:
-        options["availableMemoryProportion"] = layout.available_memory_proportion
-    if config.half_partials:
-        options["partialsType"] = "half"
-    if config.gather_conv_output:
-        options["gatherOutput"] = True
-    options.update(config.matmul_options)
+    options = {**_products(config, layout, "gatherOutput"), **config.matmul_options}
     return {key: option_text(value) for key, value in options.items()}
 
 
