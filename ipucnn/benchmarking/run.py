@@ -79,8 +79,10 @@ class Benchmark:
     def __init__(
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
+        from ipucnn.runs.instances import refuse_instances
         from ipucnn.sessions.factory import check_device
 
+        refuse_instances("benchmark")
         self.settings, self.verbose, self.dry = settings, verbose, dry
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
