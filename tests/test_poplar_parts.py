@@ -198,13 +198,13 @@ def test_what_poprun_says(monkeypatch):
     poprun(monkeypatch, 1)
     found = find_instances()
     assert found == Instances(2, 1, 1, 4) and found.is_distributed and not found.is_writer
-    popdist.check_program(found, make_program(1, 1, 4), RunConfig())
+    popdist.check_layout(found, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),
         ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
     ):
         with pytest.raises(ConfigurationError) as error:
-            popdist.check_program(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
+            popdist.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
         assert text in error.value.hint
     with pytest.raises(ConfigurationError, match="evenly"):
         find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})

@@ -39,7 +39,8 @@ class TrainingRun:
     """
 
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
-        from ipucnn.sessions.factory import check_device
+        from ipucnn.sessions.factory import check_device, runs_on_ipus
+        from ipucnn.sessions.poplar.validation import check_program
 
         self.instances = find_instances()
         if not self.instances.is_writer:
@@ -67,6 +68,8 @@ class TrainingRun:
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(config, self.info.num_train, seed=self.seed)
+        if runs_on_ipus(config.device):
+            check_program(self.program, config, self.instances)
         self.optimizer = run_setup.optimizer_settings(config, self.program)
         self.schedule = run_setup.learning_rates(config, self.program)
         if config.fused_micro_batches is not None:

@@ -87,7 +87,7 @@ def _number(env: Mapping[str, str], name: str, default: Optional[int]) -> int:
         raise ConfigurationError(f"{_PREFIX}{name}={text!r} is no number", _HINT) from None
 
 
-def check_program(instances: Instances, program: Any, config: Any) -> None:
+def check_layout(instances: Instances, program: Any, config: Any) -> None:
     """Refuses a Program that is not what ``poprun`` was started for.
 
     Raises:

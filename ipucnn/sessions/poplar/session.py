@@ -11,7 +11,6 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.arithmetic import count_macs
 from ipucnn.models.weight_names import named_weights
-from ipucnn.sessions.poplar import popdist
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.evaluation import Predictor
 from ipucnn.sessions.poplar.model import (
@@ -111,8 +110,7 @@ class PoplarSession(Session):
             MissingError: there are no such IPUs.
         """
         instances = self._device.instances
-        check_program(program, self._config, instances.count)
-        popdist.check_program(instances, program, self._config)
+        check_program(program, self._config, instances)
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
