@@ -77,6 +77,8 @@ def choose(
     if wants_ipu:
         for problem in sdk_problems:
             _add(findings, Finding("problem", "sdk", problem.message, problem.hint))
+        for doubt in requirements.doubts(found):
+            _add(findings, Finding("warning", "sdk", doubt.message, doubt.hint))
         own = _of_ipus(found, ipus) if found.has_ipu_package or ipus.tool_found else []
         findings += own
         broken = [f for f in findings if f.level == "problem"]

@@ -121,7 +121,7 @@ def evaluate_run(
     )
     if subject.summary["weight_updates"] is None:
         say(subject.resolved.choice.message)
-    for warning in setup.source.info.warnings:
+    for warning in subject.warnings:
         say(f"warning: {warning}")
     size = len(setup.source.eval)
     if segments:

@@ -104,9 +104,8 @@ def infer_run(
     if split is None and not paths:
         raise DataError("there is no image to classify", "give image files, folders or patterns")
     inputs, total = _inputs(subject, split, paths)
-    if split is not None:
-        for warning in setup.source.info.warnings:
-            say(f"warning: {warning}")
+    for warning in subject.warnings:
+        say(f"warning: {warning}")
     config = subject.resolved.config
     session = create_session(config.device, verbose=verbose, config=config)
     run_setup.move_preprocessing(setup, session)
