@@ -175,3 +175,25 @@ def test_surroundings_that_may_work_are_told(capfd, folder):
             code, _, err = run(capfd, *command)
             assert code == 0 and err.count(told) == 1, err
     assert "numpy 1.21" not in run(capfd, "evaluate", folder / "doubtful", "--device", "cpu")[2]
+
+
+def test_prediction_out_of_memory_says_what_would_fit(capfd, folder, monkeypatch):
+    run_dir = folder / "memory"
+    train(capfd, run_dir, "--num-epochs", 1)
+    weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
+    run_bytes = 4 * sum(value.size for value in weights.values()) - 1
+    network_bytes = 66_472 - 1  # of toy_model as published
+    monkeypatch.chdir(folder)
+    benchmark = ["benchmark", "toy_model", "--host-generated-data", "--steps-per-execution", 2]
+    benchmark += ["--micro-batch-size", 4]
+    cases = [
+        (run_bytes, ["evaluate", run_dir], "--validation-micro-batch-size 2"),
+        (run_bytes, ["infer", run_dir, "--split", "eval", "--limit-eval", 4], "--precision 16.16"),
+        (network_bytes, benchmark, "--micro-batch-size 2"),
+        (network_bytes, [*benchmark, "--training"], "--micro-batch-size 2"),
+    ]
+    for tile_bytes, command, hint in cases:
+        with installed(tile_bytes=tile_bytes):
+            code, _, err = run(capfd, *command)
+        assert code == 4 and "does not fit in the memory of an IPU" in err, err
+        assert f"hint: predicted to fit: {hint} " in err, (command, err)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.image_inputs import (
     SPLITS,
     ImageInput,
@@ -110,7 +111,9 @@ def infer_run(
     session = create_session(config.device, verbose=verbose, config=config)
     run_setup.move_preprocessing(setup, session)
     names = tuple(map(printable, subject.names()))
-    session.prepare_evaluation(subject.build(), None)
+    model = subject.build()
+    session.would_fit = prediction_would_fit(model, setup.record.name, config, "infer")
+    session.prepare_evaluation(model, None)
     on_total(total)
     spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * (os.cpu_count() or 1))
