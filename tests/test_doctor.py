@@ -174,7 +174,7 @@ KEYS = {
         "datasets",
         "variables",
     ),
-    *("probe", "findings", "next_steps"),
+    *("probe", "findings", "next_steps", "poprun"),
 }
 
 
@@ -206,7 +206,8 @@ def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
     assert code == 0
     assert set(full) == KEYS
     assert all(
-        full[name].keys() == plain[name].keys() for name in ("sdk", "ipus", "host", "disk", "datasets")
+        full[name].keys() == plain[name].keys()
+        for name in ("sdk", "ipus", "poprun", "host", "disk", "datasets")
     )
 
 
@@ -320,6 +321,70 @@ def test_variables_are_shown_and_checked(capsys, sdk, pod, monkeypatch):
     assert not any("POPLAR_ENGINE_OPTIONS" in f["message"] for f in answer(capsys)[1]["findings"])
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_model")
     assert any("software model" in f["message"] for f in answer(capsys)[1]["findings"])
+
+
+def under_poprun(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"POPDIST_{name}", str(value))
+
+
+def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
+    assert answer(capsys)[1]["poprun"]["is_distributed"] is False
+    under_poprun(
+        monkeypatch,
+        NUM_TOTAL_REPLICAS=4,
+        NUM_LOCAL_REPLICAS=2,
+        REPLICA_INDEX_OFFSET=2,
+        NUM_IPUS_PER_REPLICA=1,
+        UNIFORM_REPLICAS_PER_INSTANCE=1,
+    )
+    code, full = answer(capsys)
+    assert code == 0
+    assert full["poprun"] == {
+        "is_distributed": True,
+        "num_instances": 2,
+        "instance": 1,
+        "total_replicas": 4,
+        "local_replicas": 2,
+        "ipus_per_replica": 1,
+        "problem": None,
+    }
+    by_command = {row["command"]: row for row in full["commands"]}
+    assert by_command["train"]["usable"] and "PopDist" in by_command["train"]["reason"]
+    for name in ("evaluate", "infer", "benchmark"):
+        assert not by_command[name]["usable"] and "2 instances of poprun" in by_command[name]["reason"]
+    assert by_command["plan-splits"]["usable"]
+    text = words(doctor(capsys)[1])
+    assert (
+        "instance 2 of 2, 2 of 4 replica(s), 1 IPU(s) each; leaves to the first checkpoints and logs" in text
+    )
+    # A single instance computes everything itself.
+    under_poprun(monkeypatch, NUM_TOTAL_REPLICAS=2, REPLICA_INDEX_OFFSET=0)
+    full = answer(capsys)[1]
+    assert full["poprun"]["num_instances"] == 1
+    assert all(row["usable"] for row in full["commands"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"NUM_TOTAL_REPLICAS": 4, "NUM_LOCAL_REPLICAS": 3}, "4 replicas"),
+        ({"NUM_TOTAL_REPLICAS": 4, "UNIFORM_REPLICAS_PER_INSTANCE": 0}, "4 replicas"),
+        ({"NUM_TOTAL_REPLICAS": "four"}, "four"),
+        ({"NUM_TOTAL_REPLICAS": 4, "NUM_LOCAL_REPLICAS": "2x"}, "2x"),
+    ],
+)
+def test_poprun_variables_that_make_no_sense(capsys, sdk, pod, monkeypatch, variables, named):
+    under_poprun(monkeypatch, **variables)
+    code, full = answer(capsys)
+    assert code == 6
+    (problem,) = (f for f in full["findings"] if f["topic"] == "poprun")
+    assert problem["level"] == "problem" and named in problem["message"] and problem["hint"]
+    assert full["poprun"]["problem"] == problem["message"]
+    assert not full["usable"]
+    assert named in words(doctor(capsys)[1])
+    assert "--device cpu" not in "".join(full["next_steps"])
+    assert answer(capsys, "--device", "cpu")[1]["usable"] is False
 
 
 GPUS = "0, GPU-aaaa1111, NVIDIA H200, 143771, 550.54\n1, GPU-bbbb2222, NVIDIA GB10, [N/A], 550.54\n"

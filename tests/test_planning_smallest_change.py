@@ -191,6 +191,19 @@ def test_a_run_asks_with_its_own_network():
     assert int(ask(8.0).split()[4]) < size
 
 
+def test_only_flags_that_the_command_takes():
+    own, splits, machine = program(60, num_stages=2)
+    assert "--micro-batch-size" in smallest_change(GRAPH, own, splits, machine).flags
+    others = {"--available-memory-proportion", "--recomputation", "--pipeline-schedule", "--pipeline-splits"}
+    found = set()
+    for kib in (60, 80, 100, 120, 150):
+        own, splits, machine = program(kib, num_stages=2)
+        change = smallest_change(GRAPH, own, splits, machine, only=others)
+        found |= {word for word in (change.flags if change else ()) if word.startswith("--")}
+    assert found and found <= others
+    assert smallest_change(GRAPH, own, splits, machine, only=()) is None
+
+
 def test_a_network_that_the_planner_does_not_know_has_no_hint():
     from tensorflow import keras
 
@@ -204,3 +217,38 @@ def test_a_network_that_the_planner_does_not_know_has_no_hint():
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
     assert would_fit(model, "odd", make_program(config, 100, seed=1), config)(None) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("evaluate", {"--validation-micro-batch-size", "--precision"}),
+        ("infer", {"--precision"}),
+        ("benchmark", {"--micro-batch-size", "--precision", "--available-memory-proportion"}),
+    ],
+)
+def test_prediction_is_told_only_what_its_command_takes(command, named):
+    """Whatever is missing of the memory, and although the run was a pipeline."""
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+    from ipucnn.runs.fitting import prediction_would_fit
+
+    model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
+    seen, sizes = set(), {"--micro-batch-size", "--validation-micro-batch-size"}
+    for size in (512, 2048, 6000):
+        config = RunConfig(
+            model_name="cifar_resnet8",
+            micro_batch_size=size,
+            ipus_per_replica=4,
+            recomputation=True,
+            gradient_accumulation_count=8,
+        )
+        ask = prediction_would_fit(model, "cifar_resnet8", config, command)
+        for overuse in (None, 1.2, 1.8, 3.0):
+            hint = ask(overuse)
+            if hint.startswith("predicted to fit: "):
+                seen |= {word for word in hint.split() if word.startswith("--")}
+            else:
+                assert hint.endswith("use --device cpu") and command == "infer"
+    assert seen and seen <= named
+    assert seen & sizes == named & sizes

@@ -161,3 +161,71 @@ def test_nothing_is_left_behind():
     assert not hasattr(keras, "ipu") and "tensorflow.python.ipu" not in sys.modules
     model = keras.Sequential([keras.layers.Dense(1)])
     assert not hasattr(model, "set_pipelining_options")
+
+
+@pytest.mark.parametrize(
+    ("around", "flags", "code", "text", "hint"),
+    [
+        ({"python": (3, 10)}, "", 6, "Python 3.10, but", "python3.8 -m venv"),
+        ({"variables": {"POPLAR_SDK_ENABLED": None}}, "", 6, "not enabled in this shell", "source"),
+        ({}, "--use_modle", 2, "knows no --use_modle", "use_ipu_model"),
+        ({"has_keras_ipu": False}, "", 6, "it has no keras.ipu", "--force-reinstall"),
+    ],
+)
+def test_surroundings_that_cannot_work_are_refused(
+    capfd, tmp_path, monkeypatch, around, flags, code, text, hint
+):
+    monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
+    monkeypatch.chdir(tmp_path)
+    commands = (
+        ["train", "toy_model", "--run-dir", tmp_path / "run", *SMALL],
+        ["benchmark", "toy_model", "--host-generated-data"],
+        ["train", "toy_model", "--run-dir", tmp_path / "run", *SMALL, "--device", "ipu"],
+    )
+    with installed(surroundings=around) as machine:
+        for command in commands:
+            found, out, err = run(capfd, *command)
+            assert (found, out) == (code, ""), err
+            error, advice = err.strip().splitlines()
+            assert error.startswith("error: ") and text in error
+            assert advice.startswith("hint: ") and hint in advice
+        assert machine.log == []
+        # The host needs none of it.
+        assert run(capfd, "train", "toy_model", "--device", "cpu", "--print-config")[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_surroundings_that_may_work_are_told(capfd, folder):
+    around = {"versions": {"numpy": "1.21.6"}}
+    flags = ["--num-epochs", 1, "--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4]
+    told = "warning: numpy 1.21.6 is installed; the Poplar SDK was made for numpy 1.19: "
+    with installed(surroundings=around):
+        code, _, err = run(capfd, "train", "toy_model", "--run-dir", folder / "doubtful", *flags)
+        assert code == 0, err
+        assert sum(line.startswith(told) for line in err.splitlines()) == 1
+        for command in (["evaluate", folder / "doubtful"], ["infer", folder / "doubtful", "--split", "eval"]):
+            code, _, err = run(capfd, *command)
+            assert code == 0 and err.count(told) == 1, err
+    assert "numpy 1.21" not in run(capfd, "evaluate", folder / "doubtful", "--device", "cpu")[2]
+
+
+def test_prediction_out_of_memory_says_what_would_fit(capfd, folder, monkeypatch):
+    run_dir = folder / "memory"
+    train(capfd, run_dir, "--num-epochs", 1)
+    weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
+    run_bytes = 4 * sum(value.size for value in weights.values()) - 1
+    network_bytes = 66_472 - 1  # of toy_model as published
+    monkeypatch.chdir(folder)
+    benchmark = ["benchmark", "toy_model", "--host-generated-data", "--steps-per-execution", 2]
+    benchmark += ["--micro-batch-size", 4]
+    cases = [
+        (run_bytes, ["evaluate", run_dir], "--validation-micro-batch-size 2"),
+        (run_bytes, ["infer", run_dir, "--split", "eval", "--limit-eval", 4], "--precision 16.16"),
+        (network_bytes, benchmark, "--micro-batch-size 2"),
+        (network_bytes, [*benchmark, "--training"], "--micro-batch-size 2"),
+    ]
+    for tile_bytes, command, hint in cases:
+        with installed(tile_bytes=tile_bytes):
+            code, _, err = run(capfd, *command)
+        assert code == 4 and "does not fit in the memory of an IPU" in err, err
+        assert f"hint: predicted to fit: {hint} " in err, (command, err)

@@ -1,5 +1,6 @@
-"""A checkpoint of one Keras evaluates to the same metrics under the other: Keras 3 here, Keras 2.6 on Python 3.8."""
+"""A checkpoint of one Keras evaluates to the same metrics under the other, on the host and on the double of the SDK."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,10 +18,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def ipucnn(python, *args, cwd):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+ON_DOUBLE = """
+import sys
+from poplar_double import installed
+from ipucnn import cli
+with installed():
+    code = cli.run(sys.argv[1:])
+sys.exit(code)
+"""
+
+
+def ipucnn(python, *args, cwd, on_double=False):
+    """The JSON of a command; on the double of the Poplar SDK, or on the host."""
+    places = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    env = {**os.environ, "PYTHONPATH": places, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    words = ["-c", ON_DOUBLE] if on_double else ["-m", "ipucnn"]
     done = subprocess.run(
-        [python, "-m", "ipucnn", *args], cwd=str(cwd), env=env, capture_output=True, text=True, check=False
+        [python, *words, *args], cwd=str(cwd), env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -68,3 +82,50 @@ def test_metrics_are_the_same_on_both_sides(tmp_path, model, direction):
         other, "train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json", cwd=tmp_path
     )
     assert continued["measured"]["first_weight_update"] > 0
+
+
+def in_this_process(capfd, *args, on_double):
+    """The same without the time that another process takes to start."""
+    from poplar_double import installed
+
+    from ipucnn import cli
+
+    with installed() if on_double else contextlib.nullcontext():
+        code = cli.run(list(args))
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("trained_there", "trained_on_ipus"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, False, marks=pytest.mark.slow),
+    ],
+)
+def test_ipus_of_one_keras_and_the_host_of_the_other(
+    tmp_path, capfd, monkeypatch, trained_there, trained_on_ipus
+):
+    """The IPUs are the double's; with replicas and accumulation, of which the weights must show nothing."""
+    monkeypatch.chdir(tmp_path)
+    batch = ["--micro-batch-size", "4", "--num-replicas", "2", "--gradient-accumulation-count", "2"]
+    limits = ["--limit-train", "64", "--limit-eval", "64", "--num-epochs", "1", "--seed", "3"]
+    train = ["train", "toy_model", "--run-dir", "r", "--json", "--dataset", "digits", *limits, *batch]
+
+    def here(*args, on_double):
+        return in_this_process(capfd, *args, on_double=on_double)
+
+    def there(*args, on_double):
+        return ipucnn(OTHER, *args, cwd=tmp_path, on_double=on_double)
+
+    trainer, other = (there, here) if trained_there else (here, there)
+    trained = trainer(*train, on_double=trained_on_ipus)
+    assert trained["compilation"]["device"]["kind"] == ("ipu" if trained_on_ipus else "cpu")
+    evaluated = other("evaluate", "r", "--json", on_double=not trained_on_ipus)
+    assert evaluated["device"] == ("cpu" if trained_on_ipus else "ipu")
+    assert evaluated["measured"]["samples"] == 64
+    for name in ("loss", "accuracy", "top5"):
+        assert evaluated["measured"][name] == pytest.approx(trained["validation"][name], abs=1e-5), name

@@ -29,6 +29,7 @@ from ipucnn.errors import (
     UserError,
 )
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.training.batching import divisors
 from ipucnn.training.program import Program, make_layout, make_program
@@ -290,6 +291,7 @@ class Benchmark:
             # The host's matrix products are no measure of what IPUs do.
             has_peak = self.settings.scope != DATA and session.device.kind != "ipu"
             peak = machine.MatmulPeak(session.place) if has_peak else None
+            session.would_fit = self._would_fit(model)
             report("compiling", 0, 0, "")
             sides, rival = make_sides(self, session, model, result)
             if self.baseline is not None:
@@ -327,6 +329,12 @@ class Benchmark:
                         f"{self.settings.limits.max_time_s:g} s was over"
                     )
         return result
+
+    def _would_fit(self, model: Any) -> Ask:
+        name, config = self.resolved.record.name, self.resolved.config
+        if self.settings.training:
+            return would_fit(model, name, self.program, config)
+        return prediction_would_fit(model, name, config, "benchmark")
 
     def _yardstick(self, place: str) -> Optional[Reference]:
         from ipucnn.benchmarking.yardstick import Yardstick

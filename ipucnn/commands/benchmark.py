@@ -218,11 +218,13 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     if work.baseline is not None and is_too_short(work.baseline):
         note(f"{settings.baseline} has {len(work.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
              "needed: whether this is slower will be inconclusive")  # fmt: skip
-    from ipucnn.sessions.factory import runs_on_ipus
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
     effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
     if effect:
         note(effect)
+    for warning in device_warnings(resolved.config.device):
+        note(f"warning: {warning}")
     with BenchmarkProgress() as progress:
         report = work.run(progress.update)
     path = write_folder(folder, work.resolved.config, report)

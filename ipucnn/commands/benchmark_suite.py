@@ -96,8 +96,14 @@ def _check_versus(result: Any, other: Any, source: str) -> None:
 
 
 def _messages(plan: Any) -> List[str]:
-    """What the user should know of the rows, each once: the data set, options without effect."""
-    lines = []
+    """What the user should know of the rows: doubts about the device, the data set, options without effect."""
+    from ipucnn.sessions.factory import device_warnings
+
+    lines = [
+        f"warning: {warning}"
+        for device in dict.fromkeys(row.resolved.config.device for row in plan.rows)
+        for warning in device_warnings(device)
+    ]
     for row in plan.rows:
         if row.resolved.choice is not None:
             lines.append(row.resolved.choice.message)

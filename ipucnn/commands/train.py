@@ -99,12 +99,12 @@ def _introduce(run: Any) -> None:
     if run.start.report is not None:
         note(f"{run.folder.path} is finished: nothing to continue")
     note(resolved.choice.message)
-    from ipucnn.sessions.factory import runs_on_ipus
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
     effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
     if effect:
         note(effect)
-    for warning in run.warnings:
+    for warning in [*device_warnings(resolved.config.device), *run.warnings]:
         note(f"warning: {warning}")
     preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
     if run.start.in_place:

@@ -1,10 +1,11 @@
 """Which device a command runs on here, and why: rules over what was found, without looking at anything."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.diagnosis.ipus import Ipus
 from ipucnn.diagnosis.machine import Gpu
+from ipucnn.diagnosis.poprun import Poprun
 from ipucnn.diagnosis.probe import Probe
 from ipucnn.errors import UserError
 from ipucnn.sessions.poplar import requirements
@@ -21,7 +22,7 @@ class Finding:
 
     Attributes:
         level: "problem" (in the way of what was asked for), "warning" or "note".
-        topic: "python", "tensorflow", "sdk", "ipu", "gpu", "machine" or "disk".
+        topic: "python", "tensorflow", "sdk", "ipu", "poprun", "gpu", "machine" or "disk".
         message, hint: as of an error.
     """
 
@@ -64,6 +65,7 @@ def choose(
     gpus: Sequence[Gpu],
     gpu_problem: Optional[str],
     probe: Optional[Probe],
+    poprun: Poprun = Poprun(),
 ) -> Tuple[Choice, List[Finding]]:
     """The device for ``--device asked``, and what there is to say about it.
 
@@ -77,11 +79,14 @@ def choose(
     if wants_ipu:
         for problem in sdk_problems:
             _add(findings, Finding("problem", "sdk", problem.message, problem.hint))
+        for doubt in requirements.doubts(found):
+            _add(findings, Finding("warning", "sdk", doubt.message, doubt.hint))
         own = _of_ipus(found, ipus) if found.has_ipu_package or ipus.tool_found else []
-        findings += own
+        findings += [*own, *_of_poprun(poprun)]
         broken = [f for f in findings if f.level == "problem"]
         reason = broken[0].message if broken else _why_ipu(found, ipus)
-        return Choice(asked, "ipu", not broken, reason, cpu_usable=_cpu_works(found, probe)), findings
+        works = _cpu_works(found, probe) and poprun.problem is None
+        return Choice(asked, "ipu", not broken, reason, cpu_usable=works), findings
     if ipus.num_ipus and sdk_problems:
         findings.append(
             Finding(
@@ -91,7 +96,8 @@ def choose(
                 sdk_problems[0].hint,
             )
         )
-    if not tensorflow_works:
+    findings += _of_poprun(poprun)
+    if not tensorflow_works or poprun.problem is not None:
         broken = [f for f in findings if f.level == "problem"]
         device = asked if asked != "auto" else None
         return Choice(asked, device, False, broken[0].message, cpu_usable=False), findings
@@ -164,6 +170,12 @@ def _of_ipus(found: Surroundings, ipus: Ipus) -> List[Finding]:
     return []
 
 
+def _of_poprun(poprun: Poprun) -> List[Finding]:
+    if poprun.problem is None:
+        return []
+    return [Finding("problem", "poprun", poprun.problem.message, poprun.problem.hint)]
+
+
 def _partition_hint(found: Surroundings) -> str:
     if found.variables.get("IPUOF_VIPU_API_PARTITION_ID") or found.variables.get("IPUOF_CONFIG_PATH"):
         return "is the partition that IPUOF_... names active? vipu list partition"
@@ -226,7 +238,7 @@ def _what_no_ipu_means(device: str) -> Finding:
     )
 
 
-def command_devices(choice: Choice, found: Surroundings) -> Iterator[Choice]:
+def command_devices(choice: Choice, poprun: Poprun) -> Iterator[Choice]:
     """What each command would run on."""
     from ipucnn.command_table import COMMANDS
     from ipucnn.config.options import find_spec
@@ -237,12 +249,28 @@ def command_devices(choice: Choice, found: Surroundings) -> Iterator[Choice]:
         if name == "doctor":
             continue
         if name in spec.commands:
-            yield Choice(choice.asked, choice.device, choice.usable, choice.reason, name)
+            yield _under_poprun(choice, name, poprun)
         elif name == "plan-splits":
             reason = "plans on the host; TensorFlow reads a network's layers once"
             yield Choice("", "cpu", True, reason, name)
         else:
             yield Choice("", "cpu", True, "works on the host", name)
+
+
+def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
+    """Training alone runs in several processes; the other commands would do all of the work in each."""
+    own = replace(choice, command=command)
+    count = poprun.instances.count
+    if not choice.usable or not poprun.instances.is_distributed:
+        return own
+    if command == "train":
+        reason = f"{choice.reason}; with PopDist, as one of {count} instance(s) of poprun"
+        return replace(own, reason=reason) if choice.device == "ipu" else own
+    if count == 1:
+        return own
+    return replace(
+        own, usable=False, reason=f"refused with {count} instances of poprun: only train divides its work"
+    )
 
 
 def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]:

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ipucnn.diagnosis.decision import Choice, Finding, choose, command_devices
 from ipucnn.diagnosis.ipus import Ipus, find_ipus
 from ipucnn.diagnosis.machine import Disk, Gpu, Host, find_datasets, find_gpus, look_at_disk, look_at_host
+from ipucnn.diagnosis.poprun import Poprun, find_poprun
 from ipucnn.diagnosis.probe import Probe, probe_tensorflow
 from ipucnn.sessions.poplar import requirements
 from ipucnn.sessions.poplar.requirements import Surroundings
@@ -33,6 +34,7 @@ class Diagnosis:
         choice: device that was asked for, and the one that is used.
         commands: what each command would run on.
         surroundings, sdk: Python, packages and the Poplar SDK; ``sdk`` as for ``to_dict``.
+        poprun: what it told this process.
         gpu_problem: why there are no GPUs.
         probe: of TensorFlow, None without --deep.
         findings: problems first.
@@ -43,6 +45,7 @@ class Diagnosis:
     commands: Tuple[Choice, ...]
     surroundings: Surroundings = field(repr=False)
     ipus: Ipus
+    poprun: Poprun
     gpus: Tuple[Gpu, ...]
     gpu_problem: Optional[str]
     host: Host
@@ -95,6 +98,7 @@ class Diagnosis:
             "packages": dict(self.surroundings.versions),
             "sdk": self.sdk,
             "ipus": ipus,
+            "poprun": self.poprun.to_dict(),
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "gpu_problem": self.gpu_problem,
             "host": asdict(self.host),
@@ -134,15 +138,17 @@ def diagnose(
     if deep and found.versions.get("tensorflow") is not None:
         probe = probe_tensorflow(*(() if timeout_s is None else (timeout_s,)))
     host, disk = look_at_host(), look_at_disk(run_folder)
-    choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe)
+    poprun = find_poprun(found.variables)
+    choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe, poprun)
     findings = sorted(
         [*findings, *_of_variables(found), *_of_host(host, disk, run_folder)], key=lambda f: f.rank
     )
     return Diagnosis(
         choice=choice,
-        commands=tuple(command_devices(choice, found)),
+        commands=tuple(command_devices(choice, poprun)),
         surroundings=found,
         ipus=ipus,
+        poprun=poprun,
         gpus=tuple(gpus),
         gpu_problem=gpu_problem,
         host=host,

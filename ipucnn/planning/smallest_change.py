@@ -1,7 +1,7 @@
 """What to change of a program that ran out of memory: the smallest change that is predicted to fit."""
 
 from dataclasses import dataclass, replace
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Collection, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.hardware import System
 from ipucnn.planning.graph import LayerGraph
@@ -83,6 +83,7 @@ def smallest_change(
     *,
     overuse: Optional[float] = None,
     max_ipus: Optional[int] = None,
+    only: Optional[Collection[str]] = None,
 ) -> Optional[Change]:
     """The first change, from small to large, after which the program is predicted to fit.
 
@@ -94,6 +95,7 @@ def smallest_change(
         settings, splits: of the program that did not fit.
         overuse: memory needed over memory there is, as the compiler said; None: unknown.
         max_ipus: that the changed program may take; None: as many as the system has.
+        only: flags that the command takes and acts on; None: all.
     """
     planner = Planner(graph, system)
     before = max(memory.fill for memory in program_memory(graph, splits, settings, system.ipu))
@@ -101,10 +103,14 @@ def smallest_change(
     allowed = min(FITS_BELOW, before / max(1.0, _UNKNOWN_OVERUSE if overuse is None else overuse))
     most = system.num_ipus if max_ipus is None else max_ipus
     for flags, changed, own_splits in _changes(settings, tuple(splits), most):
+        if only is not None and any(word.startswith("--") and word not in only for word in flags):
+            continue
         found = _try(planner, changed, own_splits, allowed)
         if found is not None:
             own, fill = found
             if own != tuple(splits):
+                if only is not None and "--pipeline-splits" not in only:
+                    continue
                 flags = [*flags, *_split_flags(own)]
             return Change(tuple(flags), changed, own, fill, before)
     return None

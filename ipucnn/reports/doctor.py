@@ -62,6 +62,8 @@ def _ipus(found: Any) -> Iterator[Tuple[str, str]]:
             yield "in use", f"{ipus.num_busy} of {ipus.num_ipus}" + (f": {users}" if users else "")
     if ipus.partition:
         yield "partition", ipus.partition
+    if found.poprun.line:
+        yield "poprun", found.poprun.line
     shown = "POPLAR_SDK_ENABLED"
     yield from ((name, value) for name, value in found.variables.items() if name != shown)
 

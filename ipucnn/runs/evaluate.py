@@ -10,6 +10,7 @@ import numpy as np
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.evaluate_masks import JudgedImage, MaskEvaluation
+from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.spool import Spool, check_output, write_csv
 from ipucnn.runs.subject import Subject, open_subject
 from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
@@ -119,11 +120,11 @@ def evaluate_run(
     )
     if subject.summary["weight_updates"] is None:
         say(subject.resolved.choice.message)
-    for warning in setup.source.info.warnings:
+    for warning in subject.warnings:
         say(f"warning: {warning}")
     size = len(setup.source.eval)
     if segments:
-        network = TiledNetwork(subject, tile_size, verbose, views)
+        network = TiledNetwork(subject, tile_size, verbose, views, command="evaluate")
         evaluation = MaskEvaluation(subject, network, totals)
         started = time.perf_counter()
         evaluation.run(on_image, lambda done: None if on_batch is None else on_batch(done, size))
@@ -134,7 +135,9 @@ def evaluate_run(
     run_setup.move_preprocessing(setup, session)
     from ipucnn.datasets.pipeline import data_errors
 
-    session.prepare_evaluation(subject.build(), None)
+    model = subject.build()
+    session.would_fit = prediction_would_fit(model, setup.record.name, config, "evaluate")
+    session.prepare_evaluation(model, None)
     replicas = config.validation_num_replicas or config.num_replicas
     micro_batch = config.validation_micro_batch_size or config.micro_batch_size
     rows = Spool() if predictions is not None else None

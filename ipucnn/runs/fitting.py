@@ -1,28 +1,88 @@
 """What a run that ran out of an IPU's memory should change, asked of the planner when it happens."""
 
-from typing import Any, Callable, Optional
+from dataclasses import replace
+from typing import Any, Callable, Collection, Dict, Optional
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.errors import UserError
-from ipucnn.training.program import Program
+from ipucnn.training.program import Program, make_program
 
-__all__ = ["would_fit"]
+__all__ = ["prediction_would_fit", "would_fit"]
+
+Ask = Callable[[Optional[float]], Optional[str]]
+"""Memory needed over memory there is (None: unknown) -> a hint, or None where nothing tried is predicted to fit or the
+planner does not know the network."""
 
 
-def would_fit(
-    model: Any, name: str, program: Program, config: RunConfig, *, training: bool = True
-) -> Callable[[Optional[float]], Optional[str]]:
-    """The question to ask when memory runs out.
+def would_fit(model: Any, name: str, program: Program, config: RunConfig) -> Ask:
+    """The question to ask when memory runs out in training.
 
     Args:
         model: from ``build_model``.
         name: of the network.
         program: that runs; its splits are filled in.
-        training: or evaluation and inference.
+        config: of the run.
+    """
+    return _asking(model, name, program, config, training=True, renamed=None)
 
-    Returns:
-        A function of memory needed over memory there is (None: unknown); it returns a hint, or None where nothing
-        tried is predicted to fit or the planner does not know the network.
+
+def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str) -> Ask:
+    """The question to ask when memory runs out in evaluation or inference, which have no pipeline.
+
+    Args:
+        model: from ``build_model``.
+        name: of the network.
+        config: of the run.
+        command: "evaluate", "infer" or "benchmark"; the hint has only options that it takes.
+    """
+    proportions = config.available_memory_proportion
+    micro_batch = config.validation_micro_batch_size or config.micro_batch_size
+    one_stage = replace(
+        config,
+        micro_batch_size=micro_batch,
+        num_replicas=config.validation_num_replicas or config.num_replicas,
+        gradient_accumulation_count=1,
+        global_batch_size=None,
+        ipus=None,
+        ipus_per_replica=None,
+        pipeline_splits=(),
+        device_mapping=None,
+        recomputation=False,
+        dbn_replica_group_size=1,
+        available_memory_proportion=proportions if len(proportions) == 1 else (),
+        weight_updates_per_epoch=1,
+        steps_per_execution=None,
+        num_epochs=1,
+        logs_per_epoch=1.0,
+        checkpoints=False,
+        validation=False,
+    )
+    program = make_program(one_stage, micro_batch * one_stage.num_replicas, seed=0)
+    size = "validation_micro_batch_size" if command == "evaluate" else "micro_batch_size"
+    options = {"micro_batch_size": size, "available_memory_proportion": None, "precision": None}
+    renamed = {}
+    for option, other in options.items():
+        spec = BY_NAME[other or option]
+        if command in spec.commands:
+            renamed[BY_NAME[option].flag] = spec.flag
+    smaller = BY_NAME[size].flag if command in BY_NAME[size].commands else ""
+    advice = f"use a smaller {smaller}, or --device cpu" if smaller else "use --device cpu"
+    ask = _asking(model, name, program, config, training=False, renamed=renamed)
+    return lambda overuse: ask(overuse) or advice
+
+
+def _asking(
+    model: Any,
+    name: str,
+    program: Program,
+    config: RunConfig,
+    *,
+    training: bool,
+    renamed: Optional[Dict[str, str]],
+) -> Ask:
+    """
+    Args:
+        renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
     """
 
     def ask(overuse: Optional[float]) -> Optional[str]:
@@ -33,6 +93,7 @@ def would_fit(
 
         pods = (system for system in SYSTEMS.values() if system.name.startswith("pod"))
         system = next((pod for pod in pods if pod.num_ipus >= program.num_ipus), get_system(DEFAULT_SYSTEM))
+        only: Optional[Collection[str]] = renamed
         try:
             graph = graph_of(model, name)
             settings = settings_of(
@@ -43,11 +104,14 @@ def would_fit(
                 half_partials=config.half_partials,
                 eight_bit_transfer=config.eight_bit_transfer,
             )
-            return hint_for(
-                smallest_change(graph, settings, program.pipeline_splits, system, overuse=overuse)
+            change = smallest_change(
+                graph, settings, program.pipeline_splits, system, overuse=overuse, only=only
             )
         except UserError:
             # A layer that the planner does not know: the error that is being explained matters more.
             return None
+        if change is not None and renamed is not None:
+            change = replace(change, flags=tuple(renamed.get(word, word) for word in change.flags))
+        return hint_for(change)
 
     return ask

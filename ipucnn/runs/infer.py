@@ -9,6 +9,7 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.image_inputs import (
     SPLITS,
     ImageInput,
@@ -104,14 +105,15 @@ def infer_run(
     if split is None and not paths:
         raise DataError("there is no image to classify", "give image files, folders or patterns")
     inputs, total = _inputs(subject, split, paths)
-    if split is not None:
-        for warning in setup.source.info.warnings:
-            say(f"warning: {warning}")
+    for warning in subject.warnings:
+        say(f"warning: {warning}")
     config = subject.resolved.config
     session = create_session(config.device, verbose=verbose, config=config)
     run_setup.move_preprocessing(setup, session)
     names = tuple(map(printable, subject.names()))
-    session.prepare_evaluation(subject.build(), None)
+    model = subject.build()
+    session.would_fit = prediction_would_fit(model, setup.record.name, config, "infer")
+    session.prepare_evaluation(model, None)
     on_total(total)
     spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * (os.cpu_count() or 1))

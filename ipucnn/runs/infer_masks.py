@@ -131,9 +131,9 @@ def infer_masks(
         say(problem)
     if split is None and not paths:
         raise DataError("there is no image to segment", "give image files, folders or patterns")
+    for warning in subject.warnings:
+        say(f"warning: {warning}")
     if split is not None:
-        for warning in setup.source.info.warnings:
-            say(f"warning: {warning}")
         files = [_split_files(subject, split, output, with_overlay)]
     else:
         files = plan_files(paths, output, with_overlay)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
@@ -45,6 +45,13 @@ class Subject:
     def resolved(self) -> Resolved:
         """The configuration."""
         return self.setup.resolved
+
+    @property
+    def warnings(self) -> List[str]:
+        """What the user should know before the work begins, one line each."""
+        from ipucnn.sessions.factory import device_warnings
+
+        return [*device_warnings(self.resolved.config.device), *self.setup.source.info.warnings]
 
     def build(self) -> Any:
         """The model with its weights (imports TensorFlow)."""

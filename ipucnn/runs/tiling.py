@@ -22,6 +22,7 @@ from scipy import special
 from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.shapes import nearest_legal_sizes, output_shape
+from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.subject import Subject
 
 __all__ = ["OUTPUTS", "VIEWS", "TiledNetwork", "check_tile_size", "check_views", "choose_tile"]
@@ -105,9 +106,15 @@ class TiledNetwork:
     """
 
     def __init__(
-        self, subject: Subject, tile_size: Optional[int] = None, verbose: bool = False, views: int = 1
+        self,
+        subject: Subject,
+        tile_size: Optional[int] = None,
+        verbose: bool = False,
+        views: int = 1,
+        command: str = "infer",
     ) -> None:
         check_views(views)
+        self._command = command
         self.views = views
         self._subject, self._verbose = subject, verbose
         record = subject.setup.record
@@ -210,7 +217,9 @@ class TiledNetwork:
             shape = (size, size, setup.input_shape[2])
             sized = replace(setup, input_shape=shape, output_shape=output_shape(setup.record, shape))
             session = create_session(setup.config.device, verbose=self._verbose, config=setup.config)
-            session.prepare_evaluation(replace(self._subject, setup=sized).build(), None)
+            model = replace(self._subject, setup=sized).build()
+            session.would_fit = prediction_would_fit(model, setup.record.name, setup.config, self._command)
+            session.prepare_evaluation(model, None)
             self._sessions[output] = session
             self.device = session.device.kind
         return self._sessions[output]

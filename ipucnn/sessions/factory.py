@@ -24,13 +24,26 @@ def check_device(device: str) -> None:
     """Refuses what cannot run here, before TensorFlow is imported.
 
     Raises:
-        MissingError: an IPU is asked for, and the SDK is not here.
+        MissingError, ConfigurationError: IPUs are meant, and the SDK is not here or not in order.
     """
     if device == "ipu" and not has_poplar_sdk():
         raise MissingError(
             "--device ipu needs the Poplar SDK's TensorFlow, which is not installed here",
             "use --device cpu, or run inside the Poplar SDK's Python environment",
         )
+    if runs_on_ipus(device):
+        from ipucnn.sessions.poplar import requirements
+
+        requirements.check_requirements()
+
+
+def device_warnings(device: str) -> List[str]:
+    """What may go wrong on a device here, one line each; for the user, before the work begins."""
+    if not runs_on_ipus(device):
+        return []
+    from ipucnn.sessions.poplar import requirements
+
+    return [f"{doubt.message}: {doubt.hint}" for doubt in requirements.doubts(requirements.look_around())]
 
 
 def visible_gpus() -> List[str]:

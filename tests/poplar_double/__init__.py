@@ -12,9 +12,12 @@ from typing import Any, Iterator
 
 from tensorflow import keras
 
+from ipucnn.sessions.poplar import requirements
+
 from . import modules
 from .extension import extend
 from .machine import Machine, ProcessAborted
+from .surroundings import surroundings
 
 __all__ = ["Machine", "ProcessAborted", "installed"]
 
@@ -61,10 +64,13 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     for place in places.values():
         place.ipu = made["keras.ipu"]
     functional.__init__ = init
+    look_around = requirements.look_around
+    requirements.look_around = lambda: surroundings(machine)
     try:
         yield machine
     finally:
         functional.__init__ = original
+        requirements.look_around = look_around
         del python.ipu
         for place in places.values():
             # The loader passes on what it does not have, and has nothing of its own to delete then.

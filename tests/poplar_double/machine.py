@@ -22,6 +22,7 @@ class Machine:
         sdk: version whose API is there.
         num_ipus: IPUs of the largest device group; 0: none.
         busy: every device is taken.
+        surroundings: what differs around the SDK; see :func:`.surroundings.surroundings`.
         tile_bytes: weights beyond this many bytes per IPU are out of memory; None: nothing is.
         config: what ``configure_ipu_system`` applied, by leaf; None before.
         log: (name of the call, arguments) in order.
@@ -31,6 +32,7 @@ class Machine:
     sdk: str = "3.4"
     num_ipus: int = 16
     busy: bool = False
+    surroundings: Dict[str, Any] = field(default_factory=dict)
     tile_bytes: Optional[int] = None
     config: Optional[Dict[str, Any]] = None
     log: List[Tuple[str, Dict[str, Any]]] = field(default_factory=list)

@@ -89,6 +89,7 @@ class Fit:
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
         from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.runs.fitting import would_fit
         from ipucnn.runs.provenance import environment
         from ipucnn.runs.splits import settle_splits
         from ipucnn.training.losses import make_loss
@@ -97,6 +98,8 @@ class Fit:
         report("building the network", 0, 0, "")
         model = run_setup.build(self.setup)
         self.program = settle_splits(self.program, model, self.resolved, None)
+        name, config = self.resolved.record.name, self.resolved.config
+        session.would_fit = would_fit(model, name, self.program, config)
         loss = make_loss(self.loss_name, self.resolved.config.label_smoothing)
         with data_errors():
             run = self._keras if self.engine == KERAS else self._session
