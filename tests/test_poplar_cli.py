@@ -7,6 +7,7 @@ import pytest
 from poplar_double import installed
 
 from ipucnn import cli
+from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.checkpoints import load_checkpoint
 
 SMALL = ["--limit-train", "64", "--limit-eval", "32", "--micro-batch-size", "4", "--seed", "3"]
@@ -117,6 +118,19 @@ def test_errors_of_the_sdk_become_errors_of_the_command(capfd, tmp_path):
             )
         assert (found, out) == (code, ""), (flags, err)
         assert text in err and "hint:" in err and "Traceback" not in err, err
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_optimizer_state_is_offloaded_where_the_planner_thinks_so(capfd, folder, count):
+    limits = ["--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4, "--num-epochs", 1]
+    args = ["--run-dir", folder / f"offload{count}", *limits, "--gradient-accumulation-count", count]
+    with installed() as machine:
+        code, _, err = run(capfd, "train", "toy_model", *args)
+    assert code == 0, err
+    calls = machine.calls("set_gradient_accumulation_options")
+    offloaded = [call["keywords"]["offload_weight_update_variables"] for call in calls]
+    planned = PlanSettings(gradient_accumulation_count=count, optimizer_state_offloading=True)
+    assert any(offloaded) == planned.offloads_optimizer_state == (count > 1)
 
 
 def test_nothing_is_left_behind():
