@@ -10,6 +10,7 @@ from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.pipelining import proportions
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.poplar.progress import CompiledModule, parse_progress
+from ipucnn.sessions.poplar.selection import check_selected
 from ipucnn.sessions.poplar.versions import Api
 
 
@@ -62,6 +63,7 @@ class Device:
             if self.instances.is_distributed:
                 self._strategy = popdist.configure(self.api, made, self.instances)
             made.configure_ipu_system()
+            check_selected(self.api, config.select_ipu, num_ipus * self.instances.count)
             if self._strategy is None:
                 self._strategy = self.api.ipu.ipu_strategy.IPUStrategy()
 
