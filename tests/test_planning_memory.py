@@ -152,7 +152,8 @@ def naive_memory(
     }
     passes = 3 * 0.75 if settings.training else 1
     code = 20e6 + sum((0.45e6 if kind[0] == "conv" else 0.12e6) * passes for kind in kinds)
-    slots = 0 if settings.optimizer_state_offloading else settings.optimizer_slots
+    accumulates = settings.num_stages > 1 or settings.gradient_accumulation_count > 1
+    slots = 0 if settings.optimizer_state_offloading and accumulates else settings.optimizer_slots
     values = {
         "weights": parameters * (weight + (2 if settings.precision == "16.32" else 0)),
         "accumulators": trainable * weight * (settings.gradient_accumulation_count > 1),

@@ -53,9 +53,7 @@ def applied(own, splits, flags):
             own = replace(own, precision=values[0])
         elif flag == "--pipeline-splits":
             splits = tuple(values)
-            offloads = own.training and (own.num_stages == 1 or own.optimizer_state_offloading)
-            if len(splits) + 1 != own.num_stages:
-                own = replace(own, num_stages=len(splits) + 1, optimizer_state_offloading=offloads)
+            own = replace(own, num_stages=len(splits) + 1)
         else:
             raise AssertionError(flag)
     return own, splits
@@ -170,9 +168,12 @@ def test_settings_of_a_program():
     assert own.recomputation
     assert own.available_memory_proportion == pytest.approx(0.2)
     assert own.optimizer_slots == 2
-    assert own.optimizer_state_offloading
+    assert own.offloads_optimizer_state
     single = settings_of(make_program(RunConfig(model_name="lenet"), 1000, seed=1))
-    assert not single.optimizer_state_offloading
+    assert single.optimizer_state_offloading and not single.offloads_optimizer_state
+    assert single.gradient_accumulation_count == 1
+    accumulating = RunConfig(model_name="lenet", gradient_accumulation_count=2)
+    assert settings_of(make_program(accumulating, 1000, seed=1)).offloads_optimizer_state
     assert single.available_memory_proportion == PROPORTIONS[0]
 
 
@@ -189,6 +190,22 @@ def test_a_run_asks_with_its_own_network():
     size, count = int(hint.split()[4]), int(hint.split()[6])
     assert size * count == 4096
     assert int(ask(8.0).split()[4]) < size
+
+
+def test_the_optimizer_state_leaves_the_chip_only_where_the_sdk_lets_it():
+    """Without a pipeline it does if micro-batches are accumulated; what is outside already frees nothing."""
+    graph, machine = network([256, 256, 256, 256], size=4), system(40)
+    only = ("--optimizer-state-offloading",)
+    kept = PlanSettings(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
+    assert smallest_change(graph, kept, (), machine, only=only).flags == only
+    once = replace(kept, gradient_accumulation_count=1)
+    assert smallest_change(graph, once, (), machine, only=only) is None
+    outside = replace(kept, optimizer_state_offloading=True)
+    assert smallest_change(graph, outside, (), machine, only=only) is None
+    before, after = (
+        max(memory.fill for memory in program_memory(graph, (), own, machine.ipu)) for own in (kept, outside)
+    )
+    assert after < before / 1.1
 
 
 def test_only_flags_that_the_command_takes():

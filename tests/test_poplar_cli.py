@@ -7,6 +7,7 @@ import pytest
 from poplar_double import installed
 
 from ipucnn import cli
+from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.checkpoints import load_checkpoint
 
 SMALL = ["--limit-train", "64", "--limit-eval", "32", "--micro-batch-size", "4", "--seed", "3"]
@@ -151,6 +152,19 @@ def test_errors_of_the_sdk_become_errors_of_the_command(capfd, tmp_path):
         assert text in err and "hint:" in err and "Traceback" not in err, err
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_optimizer_state_is_offloaded_where_the_planner_thinks_so(capfd, folder, count):
+    limits = ["--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4, "--num-epochs", 1]
+    args = ["--run-dir", folder / f"offload{count}", *limits, "--gradient-accumulation-count", count]
+    with installed() as machine:
+        code, _, err = run(capfd, "train", "toy_model", *args)
+    assert code == 0, err
+    calls = machine.calls("set_gradient_accumulation_options")
+    offloaded = [call["keywords"]["offload_weight_update_variables"] for call in calls]
+    planned = PlanSettings(gradient_accumulation_count=count, optimizer_state_offloading=True)
+    assert any(offloaded) == planned.offloads_optimizer_state == (count > 1)
+
+
 def test_nothing_is_left_behind():
     import sys
 
@@ -229,3 +243,33 @@ def test_prediction_out_of_memory_says_what_would_fit(capfd, folder, monkeypatch
             code, _, err = run(capfd, *command)
         assert code == 4 and "does not fit in the memory of an IPU" in err, err
         assert f"hint: predicted to fit: {hint} " in err, (command, err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "has", "needs"),
+    [
+        (["--num-replicas", 2], 0, 1, 2),
+        (["--num-replicas", 2], 24, 4, 2),
+        ([], 16, 2, 1),
+        (["--ipus-per-replica", 2, "--pipeline-splits", "auto"], 0, 1, 2),
+    ],
+)
+def test_a_selected_device_of_another_size_is_refused(capfd, tmp_path, flags, device, has, needs):
+    """As gc-info -l numbers the devices of 16 IPUs: 0 to 15 are single ones, 16 to 23 pairs, then fours."""
+    args = ["train", "toy_model", "--run-dir", tmp_path / "run", *SMALL, *flags, "--select-ipu", device]
+    with installed(num_ipus=16) as machine:
+        code, out, err = run(capfd, *args, "--gradient-accumulation-count", 4)
+        assert not machine.calls("fit")
+    assert (code, out) == (2, "")
+    assert f"--select-ipu {device}: that device has {has} IPU(s), and {needs} are needed" in err
+    assert f"a device of {needs} from gc-info -l" in err and "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
+    limits = ["--limit-train", 8, "--limit-eval", 4, "--micro-batch-size", 4, "--num-epochs", 1]
+    args = ["--run-dir", folder / "selected", *limits, "--num-replicas", 2, "--select-ipu", 17]
+    with installed(num_ipus=16) as machine:
+        code, _, err = run(capfd, "train", "toy_model", *args)
+        assert code == 0, err
+        assert machine.config["ipus"] == 2

@@ -141,7 +141,7 @@ def _settings(wanted: Wanted, precision: str, num_stages: int, notes: List[str])
         available_memory_proportion=min(p.available_memory_proportion, default=60.0) / 100.0,
         training=wanted.training,
         optimizer_slots=wanted.optimizer_slots,
-        optimizer_state_offloading=wanted.optimizer_state_offloading and num_stages > 1,
+        optimizer_state_offloading=wanted.optimizer_state_offloading,
         dbn_replica_group_size=p.dbn_replica_group_size if num_stages == 1 else 1,
         half_partials=wanted.half_partials,
         eight_bit_transfer=wanted.eight_bit_transfer,

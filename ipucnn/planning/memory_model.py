@@ -143,7 +143,7 @@ class MemoryModel:
         training = settings.training
         weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
         accumulated = training and settings.gradient_accumulation_count > 1
-        slots = settings.optimizer_slots if training and not settings.optimizer_state_offloading else 0
+        slots = settings.optimizer_slots if training and not settings.offloads_optimizer_state else 0
         fixed = _FIXED_CODE_BYTES * self.ipu.num_tiles / _CODE_TILES
         return {
             "weights": _IMBALANCE * weight * self._weights,

@@ -104,7 +104,7 @@ def update_s(
     seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.clock_hz
     if settings.num_replicas > 1:
         seconds += parameters * settings.weight_bytes / system.all_reduce_bytes_per_s
-    if settings.optimizer_state_offloading and settings.optimizer_slots and system.remote_bytes_per_s:
+    if settings.offloads_optimizer_state and settings.optimizer_slots and system.remote_bytes_per_s:
         streamed = 2 * settings.optimizer_slots * settings.weight_bytes * parameters
         seconds += streamed / system.remote_bytes_per_s
     return seconds

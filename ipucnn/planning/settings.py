@@ -26,7 +26,8 @@ class PlanSettings:
         available_memory_proportion: of a tile's memory that a convolution's temporary data may take.
         training: forward and backward with updates, or forward alone.
         optimizer_slots: state tensors per weight: 0 SGD, 1 momentum, LARS, RMSprop, 2 Adam.
-        optimizer_state_offloading: that state lives in streaming memory outside the chip.
+        optimizer_state_offloading: that state is to live in streaming memory outside the chip; see
+            :attr:`offloads_optimizer_state`.
         dbn_replica_group_size: replicas that share batch norm statistics; 1: none.
         half_partials: fp16 partial sums where the inputs are fp16.
         eight_bit_transfer: images travel to the device as bytes.
@@ -100,6 +101,16 @@ class PlanSettings:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_count * self.num_replicas
+
+    @property
+    def offloads_optimizer_state(self) -> bool:
+        """Whether the optimizer state is outside the chip: an option of pipelines and of gradient accumulation.
+
+        The SDK has no such option for a program with neither (``offload_weight_update_variables`` of
+        ``set_pipelining_options`` and ``set_gradient_accumulation_options``).
+        """
+        accumulates = self.num_stages > 1 or self.gradient_accumulation_count > 1
+        return self.training and self.optimizer_state_offloading and accumulates
 
     @property
     def element_bytes(self) -> int:

@@ -67,8 +67,7 @@ def settings_of(
         available_memory_proportion=max(proportions) / 100 if proportions else default_proportion,
         training=training,
         optimizer_slots=optimizer_slots,
-        # The memory model knows offloading in pipelines only; without one the state stays, the larger figure.
-        optimizer_state_offloading=optimizer_state_offloading and program.num_stages > 1,
+        optimizer_state_offloading=optimizer_state_offloading,
         half_partials=half_partials,
         eight_bit_transfer=eight_bit_transfer,
         device_mapping=program.device_mapping,
@@ -187,8 +186,9 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
     if share < settings.available_memory_proportion:
         least = replace(least, available_memory_proportion=share)
         least_flags = [*least_flags, "--available-memory-proportion", f"{100 * share:g}"]
-    if piped and not settings.optimizer_state_offloading:
-        yield ["--optimizer-state-offloading"], replace(settings, optimizer_state_offloading=True), splits
+    offloading = replace(settings, optimizer_state_offloading=True)
+    if offloading.offloads_optimizer_state and not settings.offloads_optimizer_state:
+        yield ["--optimizer-state-offloading"], offloading, splits
     if settings.num_stages == 1:
         return
     yield [], settings, None
@@ -234,7 +234,6 @@ def _with_stages(settings: PlanSettings, stages: int) -> PlanSettings:
         schedule=schedule,
         gradient_accumulation_count=count,
         device_mapping=None,
-        optimizer_state_offloading=settings.training,
     )
 
 

@@ -12,6 +12,7 @@ from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.pipelining import proportions
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.poplar.progress import CompiledModule, parse_progress
+from ipucnn.sessions.poplar.selection import check_selected
 from ipucnn.sessions.poplar.versions import Api
 
 
@@ -67,6 +68,8 @@ class Device:
                 self.api.start_instances()
                 self.api.select_own_ipus(made, num_ipus // self.instances.local_replicas)
             made.configure_ipu_system()
+            if layout.selects:
+                check_selected(self.api, config.select_ipu, num_ipus)
             make = self.api.popdist_strategy() if self.instances.is_distributed else self.api.ipu_strategy()
             self._strategy = make()
 
