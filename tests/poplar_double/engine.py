@@ -30,11 +30,12 @@ class Engine:
         self._machine = extension.machine
         self._ready: Dict[Any, int] = {}
         self._functions: Dict[str, Any] = {}
+        self._built = False
         self._replicas = Replicas(self._machine, self._model)
 
     def forget(self) -> None:
         """Drops compiled programs, as every change of options and every ``compile`` does."""
-        self._ready, self._functions = {}, {}
+        self._ready, self._functions, self._built = {}, {}, False
 
     def _run(self, name: str, make: Any, *args: Any) -> Any:
         """Runs a function in a replica's context, traced on its first call."""
@@ -132,7 +133,9 @@ class Engine:
 
     def _build(self, spec: Any) -> None:
         """Makes what Keras makes in its first step: the variables of losses, metrics and the optimizer."""
-        model = self._model
+        if self._built:
+            return
+        model, self._built = self._model, True
         x, y, w = unpack(tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec))
         with self._extension.strategy.scope():
             outputs = model(x, training=False)
