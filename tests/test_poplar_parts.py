@@ -249,7 +249,7 @@ def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path
             outs.append(capfd.readouterr().out)
             leaves = machine.config["leaves"]
             # The pair of IPUs that is its own: 16 single ones have the numbers before.
-            assert leaves["select_ipus"] == 16 + index and not leaves["auto_select_ipus"]
+            assert leaves["select_ipus"] == [16 + index] and not leaves["auto_select_ipus"]
             assert machine.calls("popdist.init")
             assert leaves["experimental.multi_replica_distribution.process_count"] == 2
             assert leaves["experimental.multi_replica_distribution.process_index"] == index
