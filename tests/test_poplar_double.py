@@ -1,5 +1,9 @@
 """The double itself: what it computes, and what instances exchange, against naive versions."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -8,8 +12,8 @@ import tensorflow as tf
 from poplar_double import Machine, ProcessAborted, installed
 from poplar_double.exchange import FOLDER_VARIABLE, Alone, Exchange
 from poplar_double.replicas import Asked, Replicas, combine
+from poplar_mutations.setting import plain
 from tensorflow import keras
-from test_poplar_mutations import Setting
 
 PROCESSES = "experimental.multi_replica_distribution.process_count"
 
@@ -112,8 +116,8 @@ def test_two_instances_train_as_one_with_all_replicas(monkeypatch):
         with installed() as machine:
             from tensorflow.python import ipu
 
-            setting = Setting(ipu, ipus=2 if distributed else 4, stages=1)
-            setting.arguments = dict(gradient_accumulation_steps_per_replica=4)
+            setting = plain(ipu)
+            setting.config.auto_select_ipus = 2 if distributed else 4
             setting.before = lambda model: [w.assign(np.full(w.shape, 0.1)) for w in model.trainable_weights]
             setting.steps = 8 if distributed else 16
             if distributed:
@@ -135,6 +139,67 @@ def test_two_instances_train_as_one_with_all_replicas(monkeypatch):
     assert alone[0] == several[0] == 4
     for a, b in zip(alone[1], several[1]):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+# A replica's batch norm, its metric and its gradients are its own until they are reduced.
+_INSTANCE = """
+import json, os, sys
+import numpy as np
+import tensorflow as tf
+from poplar_double import installed
+from poplar_mutations.setting import plain
+from tensorflow import keras
+
+count, index = int(sys.argv[1]), int(sys.argv[2])
+
+def network():
+    inputs = keras.Input((4, 4, 1), batch_size=2)
+    x = keras.layers.Flatten()(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3, kernel_initializer="ones")(x))
+
+images = np.random.default_rng(0).normal(size=(128, 4, 4, 1)).astype(np.float32)
+labels = (np.arange(128) % 3).astype(np.int32)
+batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(2, drop_remainder=True)
+with installed() as machine:
+    from tensorflow.python import ipu
+    setting = plain(ipu, model=network, data=batches.shard(count, index).repeat(), steps=16 // count)
+    setting.before = lambda model: model.set_replication_options("MEAN")
+    setting.config.auto_select_ipus = 4
+    if count > 1:
+        import popdist, popdist.tensorflow
+        from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+        popdist.init()
+        setting.config.auto_select_ipus = []
+        popdist.tensorflow.set_ipu_config(setting.config, ipus_per_replica=1, configure_device=True)
+        setting.strategy = PopDistStrategy
+    model = setting.fit()
+    print(json.dumps([[w.tolist() for w in model.get_weights()], model.history.history["loss"]]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_half_of_the_data_each_train_as_one(monkeypatch, tmp_path):
+    """Instances share out the micro-batches in turns; a replica of two gets every other one of an instance's."""
+    tests = os.path.dirname(__file__)
+    monkeypatch.setenv("PYTHONPATH", tests)
+
+    def start(count, index):
+        command = [sys.executable, "-c", _INSTANCE, str(count), str(index)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    alone = start(1, 0)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    running = []
+    for index in range(2):
+        poprun(monkeypatch, index)
+        running.append(start(2, index))
+    found = [
+        json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in [alone, *running]
+    ]
+    for weights, loss in found[1:]:
+        for a, b in zip(weights, found[0][0]):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert loss == pytest.approx(found[0][1], rel=1e-5)
 
 
 # --- popdist and the devices -------------------------------------------------------------------------------
@@ -219,7 +284,7 @@ def test_host_reductions(monkeypatch):
         assert distributed.allreduce(value, op.SUM).numpy().tolist() == [2.0, 4.0]
         assert distributed.allreduce(value, op.MEAN).numpy().tolist() == [1.0, 2.0]
         assert tf.function(lambda v: distributed.allreduce(v, op.SUM))(value).numpy().tolist() == [2.0, 4.0]
-        assert distributed.allgather(value).numpy().tolist() == [1.0, 2.0] * 2
+        assert distributed.allgather(value).numpy().tolist() == [[1.0, 2.0]] * 2
         assert distributed.broadcast(value).numpy().tolist() == [1.0, 2.0]
     with installed(sdk="3.0"):
         from tensorflow.python.ipu import distributed
@@ -247,14 +312,6 @@ def test_host_reductions_over_files(monkeypatch, tmp_path):
 
 
 # --- models ------------------------------------------------------------------------------------------------
-
-
-def plain(ipu, **changes):
-    setting = Setting(ipu, stages=1)
-    setting.arguments = dict(gradient_accumulation_steps_per_replica=4)
-    for name, value in changes.items():
-        setattr(setting, name, value)
-    return setting
 
 
 def test_without_a_device_there_are_zeros_and_nothing_is_trained(monkeypatch, tmp_path):

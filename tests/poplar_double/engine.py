@@ -241,6 +241,8 @@ class Engine:
         """``Model.fit`` on IPUs.  What else Keras takes only means something with validation data or a generator."""
         model, machine = self._model, self._machine
         _require_compiled(model)
+        if others["validation_split"] and isinstance(x, tf.data.Dataset):
+            raise ValueError("validation_split takes tensors and arrays only")
         for name in _LACKING:
             if others[name]:
                 raise NotImplementedError(f"the double lacks {name} of fit")

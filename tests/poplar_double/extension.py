@@ -128,15 +128,18 @@ class Extension:
         self,
         gradient_accumulation_steps_per_replica: Any,
         gradient_accumulation_reduction_method: Any,
-        use_v2_gradient_accumulation_optimizer: Any = False,
         **keywords: Any,
     ) -> None:
+        # SDK 3.0 lacks the parameter, and finds a keyword of the optimizer that it does not know.
+        absent = FACTS["absent_in"].get(self.machine.sdk, {}).get("parameters", {})
+        own = "use_v2_gradient_accumulation_optimizer"
+        is_v2 = own not in absent.get("set_gradient_accumulation_options", ()) and keywords.pop(own, False)
         _positive("gradient_accumulation_steps_per_replica", gradient_accumulation_steps_per_replica)
         self._refuse("set_gradient_accumulation_options", keywords)
         self.reduction = ENUMS["GradientAccumulationReductionMethod"].parse(
             gradient_accumulation_reduction_method
         )
-        if use_v2_gradient_accumulation_optimizer:
+        if is_v2:
             raise NotImplementedError("the double accumulates in one way")
         if gradient_accumulation_steps_per_replica is not None:
             self.accumulation = gradient_accumulation_steps_per_replica

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from .facts import FACTS, like
 
-_AVERAGE, _SUM = 0, 1  # Horovod's
+_AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's
 
 
 def number(name: str, default: int) -> int:
@@ -140,7 +140,7 @@ def _collectives(machine: Any) -> Dict[str, Any]:
     def ready(value: Any) -> Any:
         value = tf.convert_to_tensor(value)
         if value.dtype.name not in FACTS["host_reduction_types"]:
-            # kernels/popdist/all_reduce.cc registers no other types.
+            # kernels/popdist/ registers no other types.
             raise tf.errors.NotFoundError(
                 None, None, f"Could not find device for node: no kernel for {value.dtype.name}"
             )
@@ -163,7 +163,8 @@ def _collectives(machine: Any) -> Dict[str, Any]:
 
     @like("ipu.distributed.allgather")
     def allgather(value: Any, tensor_name: Any) -> Any:
-        return _on_host(machine, "allgather", ready(value), np.concatenate, same_shape=False)
+        # all_gather.cc: along a new first axis.
+        return _on_host(machine, "allgather", ready(value), np.stack, same_shape=False)
 
     @like("ipu.distributed.broadcast")
     def broadcast(value: Any, root_rank: Any, tensor_name: Any) -> Any:
@@ -194,8 +195,10 @@ def _horovod(machine: Any) -> Dict[str, Any]:
     @like("ipu.distributed.allreduce 3.0")
     def allreduce(tensor: Any, op: Any, prescale_factor: float, postscale_factor: float) -> Any:
         op = _AVERAGE if op is None else op
+        if op == _ADASUM:
+            raise NotImplementedError("The Adasum reduction is not implemented.")
         if op not in (_AVERAGE, _SUM):
-            raise NotImplementedError(f"the reduction {op!r}")
+            raise TypeError(f"Expected int for argument 'reduce_op' not {op!r}.")
         ready()
 
         def combine(parts: Any) -> Any:
@@ -211,5 +214,6 @@ def _horovod(machine: Any) -> Dict[str, Any]:
         "local_rank": started(lambda: number("LOCAL_INSTANCE_INDEX", 0)),
         "Average": _AVERAGE,
         "Sum": _SUM,
+        "Adasum": _ADASUM,
         "allreduce": allreduce,
     }

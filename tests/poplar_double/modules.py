@@ -84,7 +84,7 @@ def _utils(machine: Any) -> types.ModuleType:
     @like("ipu.utils.reset_ipu_seed")
     def reset_ipu_seed(seed: Any, device: Any, cpu_device: Any, experimental_identical_replicas: Any) -> None:
         machine.device_ipus  # noqa: B018 - raises before the system is configured
-        if isinstance(seed, (str, bytes)):
+        if isinstance(seed, str):
             raise TypeError(f"Expected int for argument 'seed' not {seed!r}.")
         try:
             seed = int(seed)  # so does TensorFlow with an attribute of an operation: 1.5 is 1

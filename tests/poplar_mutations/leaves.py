@@ -1,0 +1,110 @@
+"""Every leaf of IPUConfig: misspelt, of wrong types, of illegal values."""
+
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import tensorflow as tf
+from poplar_double.facts import FACTS
+
+from .cases import Group, environment
+
+_WRONG = {
+    "bool": [1, "true", None],
+    "int": [1.0, "1", True, None, np.int32(1)],
+    "float": [1, "1.0", None],
+    "str": [1, None, b"x"],
+    "dict": ["{}", None, [("a", "b")]],
+}
+
+
+def leaves(machine: Any) -> Group:
+    """Every leaf of IPUConfig: misspelt, of wrong types, its category assigned."""
+    from tensorflow.python import ipu
+
+    group = Group("leaves of IPUConfig")
+
+    def assign(name: str, value: Any) -> Callable[[], None]:
+        def change() -> None:
+            node = ipu.config.IPUConfig()
+            *categories, last = name.split(".")
+            for category in categories:
+                node = getattr(node, category)
+            setattr(node, last, value)
+
+        return change
+
+    def read(name: str) -> Callable[[], None]:
+        def look() -> None:
+            node = ipu.config.IPUConfig()
+            for part in name.split("."):
+                node = getattr(node, part)
+
+        return look
+
+    for name, fact in FACTS["leaves"].items():
+        values = list(getattr(ipu.config, fact["enum"])) if "enum" in fact else [fact["default"]]
+        for value in values:
+            group.allow(f"{name} = {value!r}", assign(name, value))
+        group.add(f"{name}: misspelt", assign(name + "s", fact["default"]), ValueError)
+        group.add(f"{name}: misspelt reading", read(name + "s"), ValueError)
+        if "enum" in fact:
+            members = list(FACTS["enums"][fact["enum"]])
+            wrong: List[Any] = [members[0], FACTS["enums"][fact["enum"]][members[0]], None, True]
+            illegal = lambda e=fact["enum"]: getattr(ipu.config, e)["NO_SUCH_MEMBER"]  # noqa: E731
+            group.add(f"{name}: unknown member", illegal, KeyError)
+        elif fact["type"] in _WRONG:
+            wrong = _WRONG[fact["type"]]
+        else:
+            wrong = ["2", 2.0, None, True, [1.0], ("1",), [True], np.int32(2), {1}]
+        for value in wrong:
+            group.add(f"{name} = {value!r}", assign(name, value), TypeError)
+        if fact["type"] == "dict":
+            for bad in ({"availableMemoryProportion": 0.2}, {1: "x"}, {"partialsType": True}):
+                group.add(f"{name} = {bad}", _configured(ipu, name, bad), TypeError)
+    for category in FACTS["categories"]:
+        group.add(f"{category}: assigned", assign(category, 1), Exception)
+    illegal_values = [
+        ("auto_select_ipus", 3, tf.errors.FailedPreconditionError),
+        ("auto_select_ipus", 64, tf.errors.FailedPreconditionError),
+        ("select_ipus", [1, 1], ValueError),
+        ("select_ipus", 99, tf.errors.InvalidArgumentError),
+        ("device_connection.version", "ipu9", ValueError),
+        ("io_tiles.place_ops_on_io_tiles", True, ValueError),
+        ("norms.experimental.distributed_batch_norm_replica_group_size", 0, ValueError),
+    ]
+    for name, value in (("auto_select_ipus", [4]), ("select_ipus", 0), ("select_ipus", (1, 2))):
+        group.allow(f"{name} = {value}", _configured(ipu, name, value))
+    for name, value, error in illegal_values:
+        group.add(f"{name} = {value}", _configured(ipu, name, value), error)
+    for kind in ("PRE_COMPILE", "NEVER"):
+        member = ipu.config.DeviceConnectionType[kind]
+        group.add(f"{kind}: no version", _configured(ipu, "device_connection.type", member), ValueError)
+    two = dict(auto_select_ipus=[2], select_ipus=[17])
+    group.add("auto_select_ipus and select_ipus", _set_and_configured(ipu, two), Exception)
+    tiles = {"io_tiles.num_io_tiles": 32, "norms.experimental.distributed_batch_norm_replica_group_size": 2}
+    group.add("I/O tiles and distributed batch norm", _set_and_configured(ipu, tiles), ValueError)
+
+    def on_the_model() -> None:
+        with environment({"TF_POPLAR_FLAGS": "--use_ipu_model"}):
+            _configured(ipu, "select_ipus", 1)()
+
+    group.add("select_ipus on the IPU model", on_the_model, Exception)
+    return group
+
+
+def _configured(ipu: Any, name: str, value: Any) -> Callable[[], None]:
+    return _set_and_configured(ipu, {name: value})
+
+
+def _set_and_configured(ipu: Any, leaves: Dict[str, Any]) -> Callable[[], None]:
+    def configure() -> None:
+        config = ipu.config.IPUConfig()
+        for name, value in leaves.items():
+            node: Any = config
+            *categories, last = name.split(".")
+            for category in categories:
+                node = getattr(node, category)
+            setattr(node, last, value)
+        config.configure_ipu_system()
+
+    return configure

@@ -1,0 +1,109 @@
+"""``fit``, ``predict`` and ``compile`` of a model."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from poplar_double.facts import FACTS
+
+from .cases import Group, params_of
+from .setting import make_data, plain
+
+
+def training(machine: Any) -> Group:
+    """Keywords and values of ``fit``, ``predict`` and ``compile``."""
+    from tensorflow.python import ipu
+
+    group = Group("fit, predict and compile")
+    images = np.zeros((8, 4, 4, 1), np.float32)
+
+    def fit(**keywords: Any) -> Any:
+        return plain(ipu, fitting=keywords).fit()
+
+    def predict(*args: Any, **keywords: Any) -> Any:
+        def ask(model: Any) -> None:
+            model.compile(steps_per_execution=1)
+            model.predict(*args, **keywords)
+
+        return ask
+
+    def asked(*args: Any, **keywords: Any) -> Any:
+        made = plain(ipu, before=predict(*args, **keywords))
+        made.config.auto_select_ipus = 1
+        return made.fit()
+
+    defaults = dict(max_queue_size=10, workers=1, use_multiprocessing=False, callbacks=None)
+    group.allow("fit", lambda: fit(**defaults, validation_split=0.0, class_weight=None, initial_epoch=0))
+    group.allow("predict", lambda: asked(images, batch_size=2, verbose=0, steps=None, **defaults))
+    for name in (p["name"] for p in FACTS["delegates"]["fit"]):
+        group.add(f"fit: {name}s", lambda n=name: fit(**{n + "s": None}), TypeError)
+    for name in (p["name"] for p in FACTS["delegates"]["predict"]):
+        group.add(
+            f"predict: {name}s", lambda n=name: asked(images, batch_size=2, **{n + "s": None}), TypeError
+        )
+    group.add("predict: no x", lambda: asked(batch_size=2), TypeError)
+    group.add("fit: x twice", lambda: fit(x=images), TypeError)
+
+    wrong_fit = [
+        ("y", np.zeros(64, np.int32), ValueError),
+        ("sample_weight", np.ones(64, np.float32), ValueError),
+        ("validation_split", 0.5, ValueError),
+        ("epochs", "1", TypeError),
+        ("epochs", 1.5, TypeError),
+        ("epochs", None, TypeError),
+        ("initial_epoch", "0", TypeError),
+        ("steps_per_epoch", "8", TypeError),
+        ("steps_per_epoch", None, ValueError),
+        # 5 steps of each of 2 replicas are no multiple of 4; of 3, all are one execution, which is not 4 either.
+        ("steps_per_epoch", 10, ValueError),
+        ("steps_per_epoch", 6, RuntimeError),
+        ("steps_per_epoch", 0, (ValueError, TypeError)),
+        ("callbacks", 3, AttributeError),
+    ]
+    for name, value, errors in wrong_fit:
+        kinds = errors if isinstance(errors, tuple) else (errors,)
+        shown = value if isinstance(value, (int, float, str)) else type(value).__name__
+        group.add(f"fit: {name} = {shown!r}", lambda n=name, v=value: fit(**{n: v}), *kinds)
+    failed = tf.errors.FailedPreconditionError
+    wrong_predict = [
+        ("a partial batch", (images[:5],), dict(batch_size=2), ValueError),
+        ("int64", (images.astype(np.int64),), dict(batch_size=2), failed),
+        ("a generator", ((i for i in images),), {}, ValueError),
+        ("nothing", (None,), {}, ValueError),
+        ("an endless data set", (make_data(),), {}, ValueError),
+        ("a dynamic batch", (make_data(remainder=False),), dict(steps=4), ValueError),
+        ("steps in words", (make_data(),), dict(steps="4"), TypeError),
+        ("no steps", (make_data(),), dict(steps=0), ValueError),
+    ]
+    for name, args, keywords, error in wrong_predict:
+        errors = (error, TypeError) if name == "no steps" else (error,)
+        group.add(f"predict: {name}", lambda a=args, k=keywords: asked(*a, **k), *errors)
+
+    for name in ("optimizer", "loss", "metrics", "weighted_metrics", "steps_per_execution"):
+        group.add(
+            f"compile: {name}s",
+            lambda n=name: plain(ipu, before=lambda m: m.compile("sgd", **{n + "s": None})).fit(),
+            TypeError,
+            ValueError,
+        )
+    return group
+
+
+def strategies(machine: Any) -> Group:
+    """``IPUStrategy``, its scope and ``run``."""
+    from tensorflow.python import ipu
+    from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+
+    group = Group("IPUStrategy")
+    make = ipu.ipu_strategy.IPUStrategy
+    traced = tf.function(lambda: 1, autograph=False)
+    group.allow("IPUStrategy", lambda: make().run(traced))
+    group.signature("IPUStrategy", make, params_of("ipu.ipu_strategy.IPUStrategyV1"), {})
+    group.add("run: no tf.function", lambda: make().run(lambda: 1), ValueError)
+    group.add("run: no function", lambda: make().run(), TypeError)
+    group.add("run: arguments", lambda: make().run(traced, arguments=()), TypeError)
+    group.add("scope: argument", lambda: make().scope(1), TypeError)
+    without = lambda: make(enable_keras_extensions=False)  # noqa: E731
+    group.add("without the methods", lambda: plain(ipu, strategy=without).fit(), AttributeError)
+    group.add("PopDistStrategy without poprun", PopDistStrategy, RuntimeError)
+    return group
