@@ -166,6 +166,18 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(kind):
     assert_same(take(source, 9, start_sample=30), tuple(column[30:39] for column in reference))
 
 
+@pytest.mark.parametrize(("count", "batch_size", "start"), [(2, 4, 0), (3, 1, 5), (4, 64, 17)])
+def test_shards_are_every_nth_batch(count, batch_size, start):
+    """To the byte what a stream that is not shared out has there, across the ends of epochs."""
+    source = make_source()
+    options = {"batch_size": batch_size, "start_sample": start}
+    whole = take(source, 8 * count * batch_size, **options)
+    for index in range(count):
+        own = take(source, 8 * batch_size, shard=(count, index), **options)
+        rows = np.arange(8 * count * batch_size).reshape(8, count, batch_size)[:, index].ravel()
+        assert_same(own, tuple(column[rows] for column in whole))
+
+
 @pytest.mark.parametrize(
     "input_shape, input_range, kind",
     [

@@ -88,6 +88,38 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
     assert load_checkpoint(folder / "host" / "checkpoints" / "last.npz").meta["weight_updates"] == 32
 
 
+@pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
+def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capfd, tmp_path, network):
+    flags = [
+        "train",
+        "toy_model",
+        "--executable-cache",
+        tmp_path / "cache",
+        *SMALL,
+        "--num-epochs",
+        1,
+        *network,
+    ]
+    flags += ["--norm-layer", "batch_norm", "--run-dir", tmp_path / "run"]
+    with installed(num_ipus=0) as machine:  # where there are none
+        code, out, err = run(capfd, *flags, "--compile-only", "--json")
+        assert code == 0, err
+        kinds = [key[1] for key in machine.programs]
+        assert kinds == (["fit", "predict", "predict"] if network else ["fit", "predict"])
+        machine.programs.clear()
+    report = json.loads(out)
+    assert report["compiled_only"] and report["executable_cache"] == str(tmp_path / "cache")
+    assert report["compilation"]["stages_s"]["Graph Compilation"] > 0 and not report["compilation"]["cached"]
+    assert not (tmp_path / "run").exists()
+    compiled = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    assert len(compiled) == len(kinds)
+    with installed(num_ipus=0):
+        code, out, err = run(capfd, *flags, "--compile-only")
+    assert code == 0 and "all programs were there already" in out and str(tmp_path / "cache") in out
+    code, out, err = run(capfd, *flags, "--compile-only", "--device", "cpu")
+    assert (code, out) == (2, "") and "--device cpu is none" in err and not (tmp_path / "run").exists()
+
+
 def test_benchmarks(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     limits = ["--min-time", 0.1, "--executions", 3, "--max-time", 3, "--micro-batch-size", 4]

@@ -125,12 +125,12 @@ def test_the_instances_share_the_micro_batches_of_every_step(count):
     parts = []
     for index in range(count):
         instances = Instances(count, index, 1, 4)
-        parts.append(
-            [
-                float(np.ravel(b[0])[0])
-                for b in training_batches(dataset(program), program, 0, False, "float32", instances)
-            ]
-        )
+        own = dataset(program).shard(count, index)
+        batches = training_batches(own, program, 0, True, "float32", instances)
+        parts.append([float(np.ravel(b[0][0])[0]) for b in batches])
+        # Seeds are those of the micro-batch's number among all.
+        numbers = [int(b[0][1][0, 1]) for b in batches]
+        assert numbers == list(range(len(whole)))[index::count]
     local = 4 // count
     for step in range(len(whole) // 4):
         together = [value for part in parts for value in part[step * local : (step + 1) * local]]
@@ -198,13 +198,13 @@ def test_what_poprun_says(monkeypatch):
     poprun(monkeypatch, 1)
     found = find_instances()
     assert found == Instances(2, 1, 1, 4) and found.is_distributed and not found.is_writer
-    popdist.check_program(found, make_program(1, 1, 4))
+    popdist.check_layout(found, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),
         ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
     ):
         with pytest.raises(ConfigurationError) as error:
-            popdist.check_program(found, make_program(1, 1, **{"replicas": 4, **changes}))
+            popdist.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
         assert text in error.value.hint
     with pytest.raises(ConfigurationError, match="evenly"):
         find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})

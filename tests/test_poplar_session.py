@@ -10,7 +10,7 @@ from poplar_double import installed
 from tensorflow import keras
 from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
 
-from ipucnn.compat import tf_variable
+from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.factory import create_session
@@ -172,6 +172,79 @@ def test_optimizers_as_on_the_host(optimizer):
         np.testing.assert_allclose(tf_variable(here).numpy(), there.numpy(), rtol=0, atol=1e-6)
     for name in expected.slots:
         np.testing.assert_allclose(own.slots[name].numpy(), expected.slots[name].numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 has its own way with strategies; the SDK has Keras 2.6")
+def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy():
+    """As under PopDist, where Keras hands an update the one part of a mirrored variable."""
+    settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=8)
+    start, gradients = np.float32([1, 2, 3]), np.float32([[1, 0, 2], [0.5, 4, -1]])
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        mirrored, moving = tf.Variable(start), tf.Variable([5.0], trainable=False)
+        own = Optimizer(settings, [mirrored], ["a"])
+        update = WeightUpdate(own, 2, 4.0, [moving], lambda value: value * 2)
+        made = DeviceOptimizer(update)
+        made.iterations.assign(0)
+    update.set_rates(0, [0.1, 0.2])
+
+    @tf.function
+    def step(gradient):
+        strategy.run(lambda g: made.apply_gradients([(g, mirrored)]), args=(gradient,))
+
+    weight, momentum = start.copy(), np.zeros(3, np.float32)
+    for gradient, rate in zip(gradients, (0.1, 0.2)):
+        step(tf.constant(4 * gradient))
+        momentum = 0.9 * momentum - rate * gradient
+        weight = weight + momentum
+    np.testing.assert_allclose(mirrored.numpy(), weight, rtol=1e-6)
+    assert moving.numpy() == 20
+
+
+def test_statistics_of_16_bits_are_recomputed():
+    """Means over the training batches, not what 16-bit moving averages came to."""
+    program = make_program(4, 2, 1, updates_per_epoch=3)
+    piped = dataclasses.replace(program, num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1))
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
+    optimizer: Any = ("sgd", {"momentum": 0.9}, {})
+    host = run(HostSession(CPU), make_model("batch"), piped, optimizer, images, labels)
+    config = dataclasses.replace(RunConfig(), precision="16.16")
+    with installed():
+        session = create_session("auto", config=config)
+        found = run(session, make_model("batch"), program, optimizer, images, labels)
+    assert host[3] == found[3] == 3
+    moved = [name for name in found[0] if "moving" in name]
+    assert len(moved) == 4
+    for name in moved:
+        np.testing.assert_allclose(found[0][name], host[0][name], rtol=0.03, atol=0.03, err_msg=name)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_evaluation_runs_several_batches_at_once(stages):
+    """Logits of batches of any size are the network's own; executions are compiled once."""
+    network = make_model("group")
+    program = make_program(2, 2, 1)
+    if stages == 2:
+        program = dataclasses.replace(program, **PIPELINE, num_ipus=2)
+    images, _ = data(50, 8)
+    sizes = [7, 1, 20, 3, 19]
+    parts = np.split(images, np.cumsum(sizes)[:-1])
+    config = dataclasses.replace(RunConfig(), pipeline_validation_model=stages == 2)
+    with installed() as machine:
+        session = create_session("auto", config=config)
+        settings = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
+        session.compile(network, program, settings, make_loss("cross_entropy"), schedule)
+        asked = []
+        for n, ((part, number), logits) in enumerate(session.logits((p, i) for i, p in enumerate(parts))):
+            assert number == n and len(part) == len(logits)
+            np.testing.assert_allclose(logits, network(part, training=False), rtol=0, atol=1e-5)
+            asked.append(n)
+        assert asked == [0, 1, 2, 3, 4]
+        assert len(machine.calls("predict")) == 1
+        few = session.predict([parts[1], parts[2]])
+        assert [len(f) for f in few] == [1, 20]
+        # Padded up to the execution that is there.
+        assert len({call["per_execution"] for call in machine.calls("predict")}) == 1
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw", "rmsprop"])

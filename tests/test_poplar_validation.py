@@ -191,8 +191,8 @@ def check_network(name: str) -> None:
                     check_program(program, session._config)
                     session.program = program
                     session._attach(program.num_ipus, program)
-                    session._set_options(session._trained.model, training=True)
-                trained = session._trained
+                    session._set_options(session._trained.made.model, training=True)
+                trained = session._trained.made
                 if stages > 1:
                     _check_stages(trained.model, network, splits)
                 spec = tf.nest.map_structure(

@@ -114,7 +114,8 @@ def test_every_sample_counts_once_and_metrics_are_the_oracles(
         return x.numpy()[:, 0, :, 0] / 4.0 - 3.0
 
     totals = EvaluationTotals(classes, label_smoothing=smoothing)
-    assert measure(predict, batches, totals, on_samples=lambda truth, *_: counts.append(len(truth))) == n
+    pairs = ((batch, predict(batch[0])) for batch in batches)
+    assert measure(pairs, totals, on_samples=lambda truth, *_: counts.append(len(truth))) == n
     assert sum(counts) == n and len(shapes) == 1 and shapes.pop()[0] % (micro_batch * replicas) == 0
     expected, confusion, bins = oracle(images[:, 0, :, 0] / 4.0 - 3.0, labels, smoothing or 0.0)
     result = totals.result()

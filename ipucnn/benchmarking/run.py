@@ -80,8 +80,11 @@ class Benchmark:
     def __init__(
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
-        from ipucnn.sessions.factory import check_device
+        from ipucnn.runs.instances import refuse_instances
+        from ipucnn.sessions.factory import check_device, runs_on_ipus
+        from ipucnn.sessions.poplar.validation import check_program
 
+        refuse_instances("benchmark")
         self.settings, self.verbose, self.dry = settings, verbose, dry
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
@@ -99,6 +102,8 @@ class Benchmark:
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
         self.program = self.program_of(None)
+        if settings.training and runs_on_ipus(config.device):
+            check_program(self.program, config)
         self.fused: Optional[int] = resolved.config.fused_micro_batches
         self._check_fused()
         self.baseline = read_report(settings.baseline) if settings.baseline is not None else None

@@ -24,20 +24,30 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     configuration, metrics, checkpoints and report.
     """
     from ipucnn.runs import kfold
+    from ipucnn.runs.instances import refuse_instances
 
     if kfold.is_cross_validation(resolved):
+        refuse_instances("train --kfold")
         _cross_validate(resolved, verbose, json_output)
         return
     from ipucnn.reports.train import print_report
     from ipucnn.runs.train import TrainingRun
 
     run = TrainingRun(resolved, verbose)
+    if not run.instances.is_writer:
+        # Another instance of poprun says and writes what there is; this one computes along.
+        for _ in run.events():
+            pass
+        return
     _introduce(run)
     with _Display(run) as display:
         for event in run.events():
             display.show(event)
     _draw(run)
     report = run.final_report
+    if report.get("compiled_only"):
+        _show_compiled(report, json_output)
+        return
     baseline = _baseline(run)
     if json_output:
         print(json.dumps({**report, "run_dir": str(run.folder.path), "knn_accuracy": baseline}, indent=2))
@@ -110,6 +120,15 @@ def _introduce(run: Any) -> None:
     note(f"{network}; {program_line(run.program)}")
 
 
+def _show_compiled(report: Dict[str, Any], json_output: bool) -> None:
+    from ipucnn.reports.train import print_compiled
+
+    if json_output:
+        print(json.dumps(report, indent=2))
+    else:
+        print_compiled(report)
+
+
 def _draw(run: Any) -> None:
     """The picture of what a segmentation network predicts, into the run folder."""
     if run.pictures:
@@ -147,6 +166,8 @@ class _Display:
         if isinstance(event, events.Notes):
             for line in event.lines:
                 note(line)
+        elif isinstance(event, events.CompilingAhead):
+            note("compiling; nothing is trained")
         elif isinstance(event, events.Started):
             if run.fresh_weights:
                 weights = run.resolved.config.weights

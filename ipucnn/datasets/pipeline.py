@@ -47,6 +47,7 @@ def train_batches(
     output_shape: Optional[Tuple[int, int]] = None,
     weigh_padding: bool = False,
     until: str = "batch",
+    shard: Tuple[int, int] = (1, 0),
 ) -> tf.data.Dataset:
     """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
 
@@ -71,6 +72,7 @@ def train_batches(
             "read" gathers stored pixels, "decode" makes floats of the network's size, "augment" augments, and
             "batch" does the rest.  Of files, single samples until "batch": "read" delivers bytes, "decode" the
             centre of the image, "augment" a random crop instead.
+        shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
 
     A file that cannot be decoded raises when its batch is asked for; wrap the loop in
     :func:`data_errors` to get a DataError.
@@ -90,6 +92,8 @@ def train_batches(
         start_sample=start_sample,
         shuffle=shuffle,
     )
+    if shard[0] > 1:
+        order = order.batch(batch_size, drop_remainder=True).shard(*shard).unbatch()
     parallel = parallel_calls(num_parallel)
     augment = augment and STAGES.index(until) >= STAGES.index("augment")
     if isinstance(examples, ArrayExamples):

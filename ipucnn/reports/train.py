@@ -198,6 +198,21 @@ def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float])
         out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)
 
 
+def print_compiled(report: Dict[str, Any]) -> None:
+    """What ``--compile-only`` did, on stdout."""
+    from rich.text import Text
+
+    out, compiled = console(sys.stdout), report["compilation"]
+    stages = [f"{stage} {human_time(seconds)}" for stage, seconds in compiled["stages_s"].items()]
+    what = ", ".join(stages) or "all programs were there already"
+    for line in (
+        f"compiled {report['model']} for {compiled['device']['name']} in {human_time(compiled['compile_s'])}: {what}",
+        f"programs in {report['executable_cache']}",
+        "train with them: the same command without --compile-only",
+    ):
+        out.print(Text(printable(line)), soft_wrap=True)
+
+
 def _compile_time(compiled: Any) -> str:
     """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
     if compiled["device"]["kind"] != "ipu":

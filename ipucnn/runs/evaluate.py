@@ -22,8 +22,7 @@ OnBatch = Callable[[int, int], None]
 
 
 def measure(
-    predict: Callable[[Any], Any],
-    batches: Iterable[Tuple[Any, Any, Any]],
+    batches: Iterable[Tuple[Tuple[Any, Any, Any], Any]],
     totals: EvaluationTotals,
     *,
     on_batch: Optional[Callable[[int], None]] = None,
@@ -32,8 +31,7 @@ def measure(
     """Adds all samples of weight 1 to the totals; padding is left out before anything is computed from it.
 
     Args:
-        predict: images of one fixed shape -> logits, both of the whole batch.
-        batches: (images, labels, weights), weights 1 for samples and 0 for padding.
+        batches: ((images, labels, weights), logits), weights 1 for samples and 0 for padding.
         totals: where the sums go.
         on_batch: called with the number of samples seen so far.
         on_samples: called with labels, predicted classes and their probabilities.
@@ -41,9 +39,9 @@ def measure(
     Returns:
         The number of samples seen.
     """
-    for images, labels, weights in batches:
+    for (_, labels, weights), found in batches:
         real = np.asarray(weights) > 0
-        logits = np.asarray(predict(images))[real]
+        logits = np.asarray(found)[real]
         truth = np.asarray(labels)[real]
         predicted, confidence = totals.add(logits, truth)
         if on_samples is not None:
@@ -146,8 +144,7 @@ def evaluate_run(
     started = time.perf_counter()
     with _memory_errors(micro_batch * replicas), data_errors():
         seen = measure(
-            lambda images: session.predict([images])[0],
-            run_setup.evaluation_batches(setup, micro_batch * replicas),
+            session.logits(run_setup.evaluation_batches(setup, micro_batch * replicas)),
             totals,
             on_batch=None if on_batch is None else lambda done: on_batch(done, size),
             on_samples=None if rows is None else lambda *samples: _keep(rows, *samples),

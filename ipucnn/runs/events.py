@@ -19,6 +19,13 @@ class Started:
 
 
 @dataclass(frozen=True)
+class CompilingAhead:
+    """The model is built; its programs are compiled, and nothing else happens."""
+
+    program: Program
+
+
+@dataclass(frozen=True)
 class Validated:
     """Metrics over the whole evaluation set after ``weight_updates``."""
 
@@ -42,4 +49,4 @@ class Notes:
     lines: List[str]
 
 
-RunEvent = Union[Started, Progress, ExecutionFinished, Validated, CheckpointSaved, Notes]
+RunEvent = Union[Started, CompilingAhead, Progress, ExecutionFinished, Validated, CheckpointSaved, Notes]

@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, Sequence
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import RESUMABLE
+from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import CheckpointSaved, Notes, RunEvent, Validated
@@ -75,8 +76,8 @@ class Recorder:
             numbered = self._save(checkpointing.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._run.folder.link_checkpoint(numbered, LAST))
-        if self._guard.exit_code is not None:
-            self._interrupt(self._guard.exit_code)
+        if self._session.any_instance(self._guard.is_set):
+            self._interrupt()
 
     def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
         self._run.timer.add(event)
@@ -116,8 +117,7 @@ class Recorder:
             metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
             # Not counted as done: a continued run validates here.
-            assert self._guard.exit_code is not None
-            self._interrupt(self._guard.exit_code)
+            self._interrupt()
         wall_s = time.perf_counter() - started
         checkpointing.require_finite_loss(metrics, event.weight_updates)
         metrics = {**metrics, "samples": _num_images(metrics["samples"], run.info)}
@@ -176,7 +176,9 @@ class Recorder:
         path: Path = run.folder.write_checkpoint(name, weights, slots, meta)
         return path
 
-    def _interrupt(self, exit_code: int) -> None:
+    def _interrupt(self) -> None:
+        """Saves and ends; of several instances all end where one of them got a signal."""
+        exit_code = self._guard.exit_code or EXIT_SIGTERM
         run, config = self._run, self._run.setup.config
         updates = f"{self._session.state.weight_updates} of {run.program.num_weight_updates} weight updates"
         if not (config.training and config.checkpoints):

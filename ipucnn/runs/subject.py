@@ -13,6 +13,7 @@ from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.instances import refuse_instances
 from ipucnn.runs.load import load_weights, open_run, summary
 from ipucnn.training.checkpoints import read_meta
 
@@ -88,6 +89,7 @@ def open_subject(
     Raises:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
+    refuse_instances(command)
     path = Path(target).expanduser()
     if weights is None and which is not None and _is_network(target) and Path(which).expanduser().exists():
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.

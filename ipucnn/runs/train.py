@@ -11,10 +11,11 @@ from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.events import Notes, RunEvent, Started
+from ipucnn.runs.compile_only import check_compile_only, compile_only
+from ipucnn.runs.events import CompilingAhead, Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
-from ipucnn.runs.instances import check_seed, own_folder
+from ipucnn.runs.instances import check_instances, own_folder
 from ipucnn.runs.interrupts import InterruptGuard
 from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
@@ -22,7 +23,7 @@ from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.sessions.poplar.popdist import find_instances
-from ipucnn.sessions.session import CompilationReport, ValidationDue
+from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
 from ipucnn.training.program import make_layout, make_program
 
 
@@ -38,7 +39,8 @@ class TrainingRun:
     """
 
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
-        from ipucnn.sessions.factory import check_device
+        from ipucnn.sessions.factory import check_device, runs_on_ipus
+        from ipucnn.sessions.poplar.validation import check_program
 
         self.instances = find_instances()
         if not self.instances.is_writer:
@@ -48,7 +50,7 @@ class TrainingRun:
             )
         start = find_start(resolved)
         resolved = start.resolved
-        check_seed(self.instances, resolved.config)
+        check_instances(self.instances, resolved.config)
         config = resolved.config
         self.start = start
         self.verbose = verbose
@@ -66,6 +68,8 @@ class TrainingRun:
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(config, self.info.num_train, seed=self.seed)
+        if runs_on_ipus(config.device):
+            check_program(self.program, config, self.instances)
         self.optimizer = run_setup.optimizer_settings(config, self.program)
         self.schedule = run_setup.learning_rates(config, self.program)
         if config.fused_micro_batches is not None:
@@ -99,6 +103,7 @@ class TrainingRun:
                 f"there are no ImageNet weights for {config.model_name}",
                 "`ipucnn models --json` lists keras_application for the networks that have them",
             )
+        check_compile_only(config)
         norm = config.norm_layer["name"]
         if origins["bn_momentum"] == "flag" and norm not in ("batch_norm", "custom_batch_norm"):
             raise ConfigurationError(f"--bn-momentum has no effect with norm-layer {norm}", "drop it")
@@ -132,10 +137,14 @@ class TrainingRun:
                 "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
             )
         norm = self.setup.config.norm_layer["name"]
-        if self.program.num_stages > 1 and norm in ("batch_norm", "custom_batch_norm"):
+        precision = self.setup.config.precision
+        if recomputes_statistics(self.program, precision) and norm in ("batch_norm", "custom_batch_norm"):
+            why = "do not update them correctly in a pipeline"
+            if self.program.num_stages == 1:
+                why = f"keep them in 16 bits with --precision {precision}"
             lines.append(
-                "pipelined batch norm: its moving statistics are recomputed over training batches before each "
-                "validation and checkpoint, because IPUs do not update them correctly in a pipeline"
+                f"batch norm: its moving statistics are recomputed over training batches before each validation and "
+                f"checkpoint, because IPUs {why}"
             )
         return lines
 
@@ -160,6 +169,7 @@ class TrainingRun:
             shuffle=config.shuffle,
             num_parallel=config.pipeline_num_parallel,
             output_shape=self.setup.output_shape,
+            shard=(self.instances.count, self.instances.index),
         )
 
     def events(self) -> Iterator[RunEvent]:
@@ -210,6 +220,11 @@ class TrainingRun:
             )
         assert session.program is not None
         self.program = session.program
+        if config.compile_only:
+            yield CompilingAhead(self.program)
+            with data_errors():
+                self.final_report = compile_only(self, session)
+            return
         validated: List[Path] = []
         skipped: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:

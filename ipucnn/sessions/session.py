@@ -1,7 +1,7 @@
 """The contract both sessions keep: compile a Program, then train, evaluate and predict as events."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.errors import UserError
 from ipucnn.training.program import Program
@@ -84,6 +84,15 @@ class ValidationDue:
     execution: int
 
 
+def recomputes_statistics(program: Program, precision: str = "32.32") -> bool:
+    """Whether batch norm's moving statistics are recomputed from training batches where they are needed.
+
+    IPUs do not update those of a pipeline correctly; those of a network of 16-bit weights they keep in 16 bits, where
+    the hundredth part by which a statistic moves is rounded away.
+    """
+    return program.num_stages > 1 or precision == "16.16"
+
+
 # Batches of how many weight updates the moving statistics of a pipelined batch norm are recomputed from.
 STATISTICS_UPDATES = 16
 
@@ -144,6 +153,9 @@ MakeDataset = Callable[[int, int], Any]
 
 class Session:
     """Base of the sessions: a Program in, events out.
+
+    One of several instances (under ``poprun``) has a session of its own.  Data sets are then this instance's part,
+    every ``count``-th micro-batch from its index on, and all instances call the same methods in the same order.
 
     Attributes:
         device: what it runs on.
@@ -206,6 +218,23 @@ class Session:
         """
         raise NotImplementedError
 
+    def compile_ahead(
+        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Any]]
+    ) -> CompilationReport:
+        """Compiles what :meth:`train` (and with a data set :meth:`evaluate`) runs, without a device to run it on.
+
+        Only IPUs can: ``compile_only``.  The session is of no other use after that.
+
+        Args:
+            make_dataset: as for :meth:`train`.
+            evaluation: batches as for :meth:`evaluate`, or None.
+        """
+        raise NotImplementedError
+
+    def any_instance(self, flag: bool) -> bool:
+        """Whether a flag is set on any of the instances that train together, so that they act alike."""
+        return flag
+
     def feed(self, dataset: Any) -> Any:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
@@ -229,8 +258,8 @@ class Session:
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
         """Replaces batch norm's moving statistics by means over training batches, where the Program needs it.
 
-        A pipelined program on IPUs does not update them correctly, so both sessions take these.  The batches
-        are those that training would take next; the training position does not move.
+        See :func:`recomputes_statistics`; both sessions do it.  The batches are those that training would take
+        next; the training position does not move.
 
         Returns:
             The number of weight updates' batches that were used; 0: the running statistics were kept.
@@ -248,6 +277,15 @@ class Session:
             Stopped: ``stop``, asked between batches, said so.
         """
         raise NotImplementedError
+
+    def logits(self, batches: Iterable[Tuple[Any, ...]]) -> Iterator[Tuple[Tuple[Any, ...], Any]]:
+        """Each batch with its logits, in order; some batches may be taken ahead, to be computed together.
+
+        Args:
+            batches: tuples that begin with images.
+        """
+        for batch in batches:
+            yield batch, self.predict([batch[0]])[0]
 
     def predict(self, dataset: Iterable[Any]) -> List[Any]:
         """Logits of every element of a data set of images (or part of one), one array per element."""

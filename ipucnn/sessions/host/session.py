@@ -24,6 +24,7 @@ from ipucnn.sessions.session import (
     Stopped,
     TrainState,
     execution_events,
+    recomputes_statistics,
 )
 from ipucnn.training.metrics import MetricTotals
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
@@ -201,7 +202,7 @@ class HostSession(Session):
         p, loop = self.program, self._loop
         if p is None or loop is None:
             raise RuntimeError("compile() comes before recompute_statistics()")
-        if p.num_stages == 1 or not loop.has_batch_norm:
+        if not (recomputes_statistics(p) and loop.has_batch_norm):
             return 0
         updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
         iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))

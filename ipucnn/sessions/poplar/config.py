@@ -16,12 +16,14 @@ class Layout:
         available_memory_proportion: of every convolution and matrix product, in [0, 1]; None: per stage, or Poplar's.
         recomputation: activations are recomputed.
         dbn_replica_group_size: replicas that share batch norm statistics.
+        selects: which IPUs these are is said here; under ``poprun`` it says so.
     """
 
     num_ipus: int
     available_memory_proportion: Optional[float] = None
     recomputation: bool = False
     dbn_replica_group_size: int = 1
+    selects: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def _engine(config: Any, layout: Layout) -> Dict[str, str]:
     if config.internal_exchange_optimization_target is not None:
         options["opt.internalExchangeOptimisationTarget"] = config.internal_exchange_optimization_target
     workers = config.deterministic_workers
-    if workers is None and config.stochastic_rounding == "RI":
-        # Replicas round alike only where random numbers do not depend on the worker that draws them.
+    if workers is None and (config.seed is not None or config.stochastic_rounding == "RI"):
+        # A seed gives the same numbers again, and replicas round alike, only where random numbers do not depend on
+        # the worker that draws them.
         workers = "portable"
     if workers is not None:
         options["target.deterministicWorkers"] = workers
@@ -103,9 +106,9 @@ ROWS: Tuple[Row, ...] = (
     Row(
         "auto_select_ipus",
         ("num_replicas", "ipus", "ipus_per_replica", "select_ipu"),
-        lambda c, p: p.num_ipus if c.select_ipu is None else None,
+        lambda c, p: p.num_ipus if p.selects and c.select_ipu is None else None,
     ),
-    Row("select_ipus", ("select_ipu",), lambda c, p: c.select_ipu),
+    Row("select_ipus", ("select_ipu",), lambda c, p: c.select_ipu if p.selects else None),
     Row("device_connection.type", ("on_demand", "compile_only"), lambda c, p: connection_type(c)),
     Row(
         "device_connection.version",
@@ -142,8 +145,16 @@ ROWS: Tuple[Row, ...] = (
     ),
     Row(
         "compilation_poplar_options",
-        ("internal_exchange_optimization_target", "deterministic_workers", "stochastic_rounding"),
+        ("internal_exchange_optimization_target", "deterministic_workers", "stochastic_rounding", "seed"),
         _engine,
+    ),
+    # What the driver reseeds around operations that replicas must round alike.
+    Row(
+        "experimental.enable_prng_stability",
+        ("stochastic_rounding", "seed"),
+        lambda c, p: (
+            (c.stochastic_rounding == "RI" or (c.stochastic_rounding == "ON" and c.seed is not None)) or None
+        ),
     ),
     Row("norms.use_stable_statistics", ("stable_norm",), lambda c, p: c.stable_norm),
     Row(

@@ -13,6 +13,7 @@ from typing import Any, Iterator, List
 from ipucnn.errors import ConfigurationError
 
 VARIABLE = "TF_POPLAR_FLAGS"
+_CACHE = "--executable_cache_path"
 
 
 def _name(word: str) -> str:
@@ -34,18 +35,25 @@ def poplar_flags(config: Any, synthetic: bool, present: str) -> str:
     names = {_name(word) for word in words}
     wanted = ["--show_progress_bar=true"]
     if config is not None and config.executable_cache:
-        wanted.append(
-            f"--executable_cache_path={os.path.abspath(os.path.expanduser(config.executable_cache))}"
-        )
+        wanted.append(f"{_CACHE}={os.path.abspath(os.path.expanduser(config.executable_cache))}")
     if synthetic:
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
     words += [word for word in wanted if _name(word) not in names]
-    has_cache = "--executable_cache_path" in {_name(word) for word in words}
+    has_cache = _CACHE in {_name(word) for word in words}
     if config is not None and config.compile_only and not has_cache:
         raise ConfigurationError(
             "--compile-only needs a folder for what is compiled", "add --executable-cache DIR"
         )
     return " ".join(words)
+
+
+def executable_cache() -> str:
+    """The folder of compiled programs, from the driver's flags; "" without one."""
+    for word in os.environ.get(VARIABLE, "").split():
+        name, _, value = word.partition("=")
+        if name == _CACHE:
+            return value
+    return ""
 
 
 def set_flags(config: Any) -> None:

@@ -3,14 +3,20 @@
 Micro-batches come accumulation step by accumulation step, replica by replica, as on the host.
 """
 
-from typing import Any
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
+from ipucnn.sessions.poplar.model import compute_type
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.program import Program
 
 SEED_MASK = 0x7FFFFFFF
+
+
+def transfer_type(config: Any, preprocess: Optional[Tuple[Any, Any, str]]) -> str:
+    """Type of images on the way to the IPU; ``preprocess`` as ``Device`` has it."""
+    return compute_type(config.precision) if preprocess is None else preprocess[2]
 
 
 def micro_batches(dataset: Any, size: int) -> Any:
@@ -27,12 +33,12 @@ def training_batches(
     """What ``fit`` is given.
 
     Args:
-        dataset: (images, labels[, weights 0 or 1]) from a weight update on.
+        dataset: (images, labels[, weights 0 or 1]) of this instance, from a weight update on.
         program: whose micro-batches they are.
         first_update: that weight update.
         takes_seeds: the model's second input is the seeds of the micro-batch.
         transfer: type of the images on the way to the IPU.
-        instances: this one gets its share.
+        instances: whose micro-batches these are: every ``count``-th of all, from ``index`` on.
 
     Returns:
         (images or (images, seeds), labels[, weights]): the weights of the last weight update of an epoch are raised
@@ -45,7 +51,7 @@ def training_batches(
 
     def prepare(index: Any, element: Any) -> Any:
         images, labels, *weights = element
-        number = first_update * p.num_micro_batches + index
+        number = first_update * p.num_micro_batches + index * instances.count + instances.index
         images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
         images = tf.ensure_shape(images, [size, *images.shape[1:]])
         labels = tf.ensure_shape(tf.cast(labels, tf.int32), [size, *labels.shape[1:]])
@@ -65,10 +71,9 @@ def training_batches(
     def call(index: Any, *element: Any) -> Any:
         return prepare(index, element[0] if len(element) == 1 else element)
 
-    numbered = micro_batches(dataset, size).enumerate()
-    if instances.count > 1:
-        numbered = numbered.shard(instances.count, instances.index)
-    prepared = numbered.map(
-        tf.autograph.experimental.do_not_convert(call), num_parallel_calls=2, deterministic=True
+    prepared = (
+        micro_batches(dataset, size)
+        .enumerate()
+        .map(tf.autograph.experimental.do_not_convert(call), num_parallel_calls=2, deterministic=True)
     )
     return prepared.prefetch(4)

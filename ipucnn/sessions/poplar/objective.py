@@ -24,7 +24,8 @@ class MicroBatchLoss(keras.losses.Loss):
     """
 
     def __init__(self, function: Callable[..., Any], scale: float) -> None:
-        super().__init__(name="objective")
+        # Keras divides other reductions by the strategy's replicas, which under PopDist are the instances.
+        super().__init__(reduction="sum", name="objective")
         self._own, self._scale = function, scale
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:

@@ -14,6 +14,13 @@ from ipucnn.compat import KERAS_3
 from ipucnn.training.optimizers import Optimizer
 
 
+def container_of(variable: Any) -> Any:
+    """The variable that was made of the strategy: under PopDist an update is given the part of a mirrored one."""
+    reference = getattr(variable, "_distributed_container", None)
+    container = reference() if callable(reference) else None
+    return variable if container is None else container
+
+
 class WeightUpdate:
     """What both kinds of Keras optimizers do with one weight's gradient.
 
@@ -37,6 +44,10 @@ class WeightUpdate:
     ) -> None:
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
+        self.resize(num_rates)
+
+    def resize(self, num_rates: int) -> None:
+        """Makes the table anew, for so many weight updates; what was compiled with the former one is void."""
         self.num_rates = num_rates
         self.rates = tf.Variable(tf.zeros([num_rates], tf.float32), trainable=False, name="learning_rates")
 
@@ -55,7 +66,7 @@ class WeightUpdate:
         """
         count = tf.cast(iterations, tf.float32)
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
-        index = self._optimizer.index_of(variable)
+        index = self._optimizer.index_of(container_of(variable))
         # Not in 16 bits: what the loss scale kept from underflowing would be lost again.
         gradient = tf.cast(gradient, tf.float32)
         if self._scale != 1.0:

@@ -10,7 +10,9 @@ from typing import Any, Mapping, Optional
 
 from ipucnn.errors import ConfigurationError
 
-_TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
+_PREFIX = "POPDIST_"
+_TOTAL = _PREFIX + "NUM_TOTAL_REPLICAS"
+_HINT = "poprun sets these variables: start the program with it, or unset them"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Instances:
     index: int = 0
     ipus_per_replica: Optional[int] = None
     total_replicas: Optional[int] = None
+
+    @property
+    def local_replicas(self) -> int:
+        """Replicas of one instance."""
+        return (self.total_replicas or 1) // self.count
 
     @property
     def is_distributed(self) -> bool:
@@ -49,19 +56,38 @@ def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances
     env = os.environ if environment is None else environment
     if _TOTAL not in env:
         return Instances()
-    total = int(env[_TOTAL])
-    local = int(env.get("POPDIST_NUM_LOCAL_REPLICAS", total))
+    total = _number(env, "NUM_TOTAL_REPLICAS", None)
+    local = _number(env, "NUM_LOCAL_REPLICAS", total)
     if local < 1 or total % local or env.get("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1") == "0":
         raise ConfigurationError(
             f"{total} replicas are not spread evenly over the instances of poprun",
             "use a --num-instances that divides --num-replicas",
         )
-    offset = int(env.get("POPDIST_REPLICA_INDEX_OFFSET", 0))
-    ipus = int(env.get("POPDIST_NUM_IPUS_PER_REPLICA", 1))
+    offset = _number(env, "REPLICA_INDEX_OFFSET", 0)
+    ipus = _number(env, "NUM_IPUS_PER_REPLICA", 1)
+    if offset % local or not 0 <= offset < total or ipus < 1:
+        raise ConfigurationError(
+            f"POPDIST_REPLICA_INDEX_OFFSET {offset} and POPDIST_NUM_IPUS_PER_REPLICA {ipus} fit no instance of "
+            f"{local} replica(s) among {total}",
+            _HINT,
+        )
     return Instances(total // local, offset // local, ipus, total)
 
 
-def check_program(instances: Instances, program: Any) -> None:
+def _number(env: Mapping[str, str], name: str, default: Optional[int]) -> int:
+    """A number that ``poprun`` set.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    text = env.get(_PREFIX + name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"{_PREFIX}{name}={text!r} is no number", _HINT) from None
+
+
+def check_layout(instances: Instances, program: Any, config: Any) -> None:
     """Refuses a Program that is not what ``poprun`` was started for.
 
     Raises:
@@ -79,25 +105,13 @@ def check_program(instances: Instances, program: Any) -> None:
             f"poprun has {instances.ipus_per_replica} IPU(s) per replica, the program {program.ipus_per_replica}",
             f"use poprun --ipus-per-replica {program.ipus_per_replica}",
         )
+    if config.select_ipu is not None:
+        raise ConfigurationError(
+            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
+        )
     if program.dbn_replica_group_size > 1 and instances.count > 1:
         raise ConfigurationError(
             "distributed batch norm over several instances: which replicas form a group depends on how the data is "
             "shared out",
             "use --dbn-replica-group-size 1, or poprun --num-instances 1",
         )
-
-
-def configure(api: Any, made: Any, instances: Instances) -> Any:
-    """Tells an ``IPUConfig`` of the other instances, and makes the strategy.
-
-    Args:
-        api: the SDK's modules.
-        made: ``IPUConfig`` with the IPUs of this instance; it is not applied yet.
-        instances: distributed.
-    """
-    import popdist
-
-    popdist.init()
-    strategy = api.popdist_strategy()()
-    strategy.update_ipu_config(made)
-    return strategy

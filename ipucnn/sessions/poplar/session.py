@@ -1,14 +1,8 @@
-"""The Poplar session: Programs on IPUs through the SDK's Keras.
-
-One execution is one ``fit`` of one epoch of ``steps_per_execution`` micro-batches per replica, so that events,
-checkpoints and validation happen at the same places as on the host.  Its data set begins at its first weight
-update: data order is a pure function of the position, so nothing is lost between two of them.
-"""
+"""The Poplar session: Programs on IPUs through the SDK's Keras."""
 
 import time
-import zlib
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,24 +11,21 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.arithmetic import count_macs
 from ipucnn.models.weight_names import named_weights
-from ipucnn.sessions.poplar import popdist
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.evaluation import Predictor
-from ipucnn.sessions.poplar.feeding import training_batches
-from ipucnn.sessions.poplar.float32 import portable
 from ipucnn.sessions.poplar.model import (
+    PREDICTION,
     STATISTICS,
     TRAINING,
     DeviceModel,
     Shape,
     build_for_ipus,
     compute_type,
-    copy_weights,
     layer_order,
 )
-from ipucnn.sessions.poplar.objective import MicroBatchLoss, make_metrics
-from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
 from ipucnn.sessions.poplar.pipelining import accumulation_options, assign_stages, pipelining_options
+from ipucnn.sessions.poplar.statistics import StatisticsNetwork
+from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.poplar.validation import check_num_ipus, check_program, evaluation_replicas
 from ipucnn.sessions.session import (
     STATISTICS_UPDATES,
@@ -49,9 +40,10 @@ from ipucnn.sessions.session import (
     Stopped,
     TrainState,
     execution_events,
+    recomputes_statistics,
 )
 from ipucnn.training.metrics import MetricTotals, batch_sums
-from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 
 # Generation whose tiles and memory are reported; Bow has the same.
@@ -76,14 +68,10 @@ class PoplarSession(Session):
         self.program: Optional[Program] = None
         self.compilation: Optional[CompilationReport] = None
         self._network: Any = None
-        self._trained: Optional[DeviceModel] = None
-        self._update: Optional[WeightUpdate] = None
-        self._optimizer: Any = None
+        self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
-        self._statistics: Optional[DeviceModel] = None
+        self._statistics: Optional[StatisticsNetwork] = None
         self._loss: Any = None
-        self._schedule: Callable[[Any], Any] = np.zeros_like
-        self._steps = 0
 
     def take_preprocessing(self, affine: Any) -> bool:
         """See the contract: with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
@@ -122,23 +110,18 @@ class PoplarSession(Session):
             MissingError: there are no such IPUs.
         """
         instances = self._device.instances
-        check_program(program, self._config, instances.count)
-        popdist.check_program(instances, program)
+        check_program(program, self._config, instances)
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
-        self.program, self._schedule, self._loss = program, schedule, loss
-        self._network = model
+        self.program, self._loss, self._network = program, loss, model
         self._attach(program.num_ipus // instances.count, program)
         started = time.perf_counter()
         with self._device.scope():
-            self._trained = self._build(TRAINING, program.micro_batch_size, "training")
-            self._set_options(self._trained.model, training=True)
-            self._make_optimizer(optimizer)
-            self._compile_training(program.steps_per_execution)
-        weights = {name: portable(v) for name, v in self._trained.weights.items()}
-        slots = {name: portable(v) for name, v in self._optimizer.slots.items()}
-        self.state = TrainState(weights, slots, 0)
+            made = self._build(TRAINING, program.micro_batch_size, "training")
+            self._set_options(made.model, training=True)
+        self._trained = TrainedNetwork(self._device, self._config, program, made, optimizer, loss, schedule)
+        self.state = TrainState(self._trained.weights, self._trained.slots, 0)
         self.compilation = self._report(model, time.perf_counter() - started, program.fused_micro_batches)
         return self.compilation
 
@@ -151,7 +134,8 @@ class PoplarSession(Session):
         self.device = DeviceInfo("ipu", f"{num_ipus} IPU{plural}", num_ipus * ipu.num_tiles, memory_bytes)
 
     def _build(self, purpose: str, micro_batch_size: int, name: str) -> DeviceModel:
-        config = self._config
+        """The network for a purpose; one that is trained is split into the program's stages."""
+        config, p = self._config, self.program
         shape = Shape(
             micro_batch_size=micro_batch_size,
             purpose=purpose,
@@ -160,11 +144,7 @@ class PoplarSession(Session):
             preprocess=self._device.preprocess,
         )
         made = build_for_ipus(self._device.api, self._network, shape, name)
-        if purpose != TRAINING:
-            return made
-        p = self.program
-        assert p is not None
-        if p.num_stages > 1:
+        if purpose != PREDICTION and p is not None and p.num_stages > 1:
             assign_stages(made.model, layer_order(self._network), p.pipeline_splits)
         return made
 
@@ -180,65 +160,43 @@ class PoplarSession(Session):
         if training and p.num_replicas > 1 and p.num_stages == 1 and self._device.api.reduces_metrics:
             model.set_replication_options(replicated_metric_reduction_method="MEAN")
 
-    def _make_optimizer(self, settings: OptimizerSettings) -> None:
-        p, trained = self.program, self._trained
-        assert p is not None and trained is not None
-        ids = {id(_underlying(v)) for v in trained.model.trainable_weights}
-        names = [name for name, v in trained.weights.items() if id(v) in ids]
-        self._optimizer = Optimizer(settings, [trained.weights[name] for name in names], names)
-        self._update = WeightUpdate(
-            self._optimizer,
-            p.weight_updates_per_execution,
-            (p.loss_scaling or 1.0) * p.num_replicas,
-            self._averaged(trained),
-            self._device.mean_over_replicas,
-        )
-
-    def _averaged(self, trained: DeviceModel) -> List[Any]:
-        """Moving statistics that replicas keep apart; those of a pipeline are recomputed instead."""
-        p = self.program
-        assert p is not None
-        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1:
-            return []
-        moving = ("moving_mean", "moving_variance")
-        return [v for name, v in trained.weights.items() if name.rsplit("/", 1)[-1] in moving]
-
-    def _compile_training(self, steps_per_execution: int) -> None:
-        p, trained = self.program, self._trained
-        assert p is not None and trained is not None and self._update is not None
-        weighted = make_metrics(self._loss, self._metric_mean())
-        trained.model.compile(
-            optimizer=DeviceOptimizer(self._update),
-            loss=MicroBatchLoss(self._loss, p.loss_scaling or 1.0),
-            weighted_metrics=weighted,
-            steps_per_execution=steps_per_execution,
-        )
-        self._steps = steps_per_execution
-
-    def _metric_mean(self) -> Optional[Callable[[Any], Any]]:
-        """The mean over replicas for metrics that the IPUs reduce themselves; stages of a pipeline cannot."""
-        p = self.program
-        assert p is not None
-        if self._config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
-            return self._device.mean_over_replicas
-        return None
-
     def _report(self, model: Any, trace_s: float, fused: int) -> CompilationReport:
+        from ipucnn.compat import tf_variable
+
         weights = named_weights(model)
-        trainable = {id(_underlying(v)) for v in model.trainable_weights}
+        trainable = {id(tf_variable(v)) for v in model.trainable_weights}
+        sizes = {name: int(np.prod(v.shape)) for name, v in weights.items()}
         return CompilationReport(
             device=self.device,
             num_layers=len(model.layers),
-            num_parameters=sum(int(np.prod(v.shape)) for v in weights.values()),
-            num_trainable_parameters=sum(
-                int(np.prod(v.shape)) for v in weights.values() if id(v) in trainable
-            ),
+            num_parameters=sum(sizes.values()),
+            num_trainable_parameters=sum(sizes[k] for k, v in weights.items() if id(v) in trainable),
             macs_per_sample=count_macs(model),
             num_graph_operations=0,
             trace_s=trace_s,
             first_update_s=0.0,
             fused_micro_batches=fused,
         )
+
+    def compile_ahead(
+        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Any]]
+    ) -> CompilationReport:
+        """See the contract: each program is started once, on a connection that compiles and executes nothing.
+
+        Raises:
+            InfeasibleError: the program does not fit.
+        """
+        p = self.program
+        if p is None or self._trained is None:
+            raise RuntimeError("compile() comes before compile_ahead()")
+        started = time.perf_counter()
+        self._trained.execute(make_dataset(0, p.micro_batch_size), 0, p.weight_updates_per_execution)
+        self.recompute_statistics(make_dataset)
+        if evaluation is not None:
+            next(self.logits(evaluation), None)
+        self._note_compilation(time.perf_counter() - started, self._device.compiled)
+        assert self.compilation is not None
+        return self.compilation
 
     # --- training --------------------------------------------------------------------------------------
 
@@ -249,8 +207,8 @@ class PoplarSession(Session):
             NotFiniteError: the loss is NaN or infinite; the weights are then those after that execution.
             InfeasibleError: the program does not fit.
         """
-        p = self.program
-        if p is None or self._trained is None:
+        p, trained = self.program, self._trained
+        if p is None or trained is None:
             raise RuntimeError("compile() comes before train()")
         state, per_execution = self.state, p.weight_updates_per_execution
         while state.weight_updates - len(state.losses) < p.num_weight_updates:
@@ -259,14 +217,14 @@ class PoplarSession(Session):
             busy_s, images_per_s = 0.0, 0.0
             if state.weight_updates < end:
                 first, is_compiled = state.weight_updates, self.first_update_s > 0
-                loss, hit, spent = self._execute(make_dataset(first, p.micro_batch_size), end - first)
+                loss, hit, spent_s = self._execute(make_dataset(first, p.micro_batch_size), end - first)
                 state.losses.extend([loss] * (end - first))
                 state.hits.extend([hit] * (end - first))
                 state.weight_updates = end
                 if is_compiled:
-                    busy_s = spent
-                    images_per_s = (p.samples_before(end) - p.samples_before(first)) / spent
-                _require_finite(loss, first, end, float(self._schedule(np.arange(end - 1, end))[0]))
+                    busy_s = spent_s
+                    images_per_s = (p.samples_before(end) - p.samples_before(first)) / spent_s
+                _require_finite(loss, first, end, trained.rate(end - 1))
                 yield Progress(end, loss, hit, images_per_s)
             finished = ExecutionFinished(
                 execution=execution,
@@ -274,7 +232,7 @@ class PoplarSession(Session):
                 samples=p.samples_before(end),
                 epoch=end / p.weight_updates_per_epoch,
                 metrics={"loss": float(np.mean(state.losses)), "accuracy": float(np.mean(state.hits))},
-                learning_rate=float(self._schedule(np.arange(end - 1, end))[0]),
+                learning_rate=trained.rate(end - 1),
                 wall_s=busy_s,
                 images_per_s=images_per_s,
             )
@@ -291,52 +249,23 @@ class PoplarSession(Session):
         Raises:
             NotFiniteError: the loss is NaN or infinite.
         """
+        trained = self._trained
+        assert trained is not None
         first = self.state.weight_updates
         loss, _, _ = self._execute(batches, num_weight_updates)
-        self.state.weight_updates = first + num_weight_updates
-        last = self.state.weight_updates
-        _require_finite(loss, first, last, float(self._schedule(np.arange(last - 1, last))[0]))
+        last = first + num_weight_updates
+        self.state.weight_updates = last
+        _require_finite(loss, first, last, trained.rate(last - 1))
         return [loss] * num_weight_updates
 
-    def _execute(self, dataset: Any, count: int) -> Any:
+    def _execute(self, dataset: Any, count: int) -> Tuple[float, float, float]:
         """One execution of ``count`` weight updates from the state's position on: (loss, accuracy, seconds)."""
-        p, trained, update = self.program, self._trained, self._update
-        assert p is not None and trained is not None and update is not None
-        first = self.state.weight_updates
-        steps = count * p.gradient_accumulation_count
-        if count > update.num_rates or steps > self._steps:
-            with self._device.scope():
-                update.num_rates = max(count, update.num_rates)
-                update.rates = tf.Variable(tf.zeros([update.num_rates], tf.float32), trainable=False)
-                self._compile_training(steps)
-        update.set_rates(first, self._schedule(np.arange(first, first + count)))
-        trained.model.optimizer.iterations.assign(first)
-        instances = self._device.instances
-        transfer = compute_type(self._config.precision)
-        if self._device.preprocess is not None:
-            transfer = self._device.preprocess[2]
-        batches = training_batches(dataset, p, first, trained.takes_seeds, transfer, instances)
-        replicas = p.num_replicas // instances.count
-        if self._draws_random_numbers():
-            self._device.reset_seed(_seed(p.seed, first))
+        assert self._trained is not None
         started = time.perf_counter()
-        with self._device.running(training=True) as compiled:
-            history = trained.model.fit(
-                batches, epochs=1, steps_per_epoch=steps * replicas, verbose=0, shuffle=False
-            )
-        spent = time.perf_counter() - started
-        self._note_compilation(spent, compiled)
-        if not history.history:  # compiled without a device
-            return float("nan"), float("nan"), spent
-        loss, hit = (float(history.history[name][-1]) for name in ("mean_loss", "accuracy"))
-        return loss, hit, spent
-
-    def _draws_random_numbers(self) -> bool:
-        """Whether the IPUs' own generator decides about anything."""
-        p, trained = self.program, self._trained
-        assert p is not None and trained is not None
-        layers = {layer.name: type(layer).__name__ for layer in trained.model.layers}
-        return self._config.stochastic_rounding != "OFF" or "Dropout" in layers.values()
+        loss, hit, compiled = self._trained.execute(dataset, self.state.weight_updates, count)
+        spent_s = time.perf_counter() - started
+        self._note_compilation(spent_s, compiled)
+        return loss, hit, spent_s
 
     def _note_compilation(self, spent_s: float, modules: Sequence[Any]) -> None:
         """Keeps what the first execution's compiling took."""
@@ -351,39 +280,32 @@ class PoplarSession(Session):
             self.compilation, first_update_s=spent_s, stages_s=stages, cached=not modules
         )
 
+    def any_instance(self, flag: bool) -> bool:
+        """See the contract."""
+        return bool(self._device.mean_over_instances([float(flag)])[0] > 0)
+
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """See the contract: a pipelined forward pass on IPUs that returns each micro-batch's statistics."""
+        """See the contract: a forward pass on IPUs, pipelined like training."""
         p, trained = self.program, self._trained
         if p is None or trained is None:
             raise RuntimeError("compile() comes before recompute_statistics()")
-        if p.num_stages == 1 or not trained.norms:
+        if not trained.made.norms or not recomputes_statistics(p, self._config.precision):
             return 0
         updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
-        first, instances = self.state.weight_updates, self._device.instances
-        steps = updates * p.gradient_accumulation_count
-        with self._device.scope():
-            if self._statistics is None:
-                self._statistics = self._build(STATISTICS, p.micro_batch_size, "statistics")
-                model = self._statistics.model
-                assign_stages(model, layer_order(self._network), p.pipeline_splits)
-                self._set_options(model, training=False)
-                model.compile(steps_per_execution=steps)
-        made = self._statistics
-        copy_weights(trained.weights, made.weights)
-        transfer = (
-            self._device.preprocess[2] if self._device.preprocess else compute_type(self._config.precision)
-        )
-        batches = training_batches(
-            make_dataset(first, p.micro_batch_size), p, 0, made.takes_seeds, transfer, instances
-        )
-        inputs = batches.map(lambda images, *rest: (images,))
-        with self._device.running(training=False):
-            found = made.model.predict(inputs, steps=steps * (p.num_replicas // instances.count), verbose=0)
-        for position, name in enumerate(made.norms):
-            for offset, moving in enumerate(("moving_mean", "moving_variance")):
-                values = np.asarray(found[2 * position + offset], np.float64).mean(axis=0)
-                self.state.weights[f"{name}/{moving}"].assign(values.astype(np.float32))
+        if self._statistics is None:
+            self._statistics = StatisticsNetwork(
+                self._device, self._config, p, self._build_statistics, updates
+            )
+        batches = make_dataset(self.state.weight_updates, p.micro_batch_size)
+        for name, value in self._statistics.measure(trained.made.weights, batches).items():
+            self.state.weights[name].assign(value)
         return updates
+
+    def _build_statistics(self) -> DeviceModel:
+        assert self.program is not None
+        made = self._build(STATISTICS, self.program.micro_batch_size, "statistics")
+        self._set_options(made.model, training=False)
+        return made
 
     # --- prediction ------------------------------------------------------------------------------------
 
@@ -398,13 +320,13 @@ class PoplarSession(Session):
         """See the contract.  IPUs as the configuration's replicas of validation need; no pipeline."""
         config = self._config
         self._network, self._loss = model, loss
+        self._device.would_fit = self.would_fit
         replicas = config.validation_num_replicas or config.num_replicas
         check_num_ipus(replicas, f"{replicas} replica(s) of evaluation")
-        self._device.would_fit = self.would_fit
         self._attach(replicas, None)
         self._predictor = Predictor(
             self._device,
-            lambda size: self._build("prediction", size, "prediction"),
+            lambda size: self._build(PREDICTION, size, "prediction"),
             config.validation_micro_batch_size or config.micro_batch_size,
             replicas,
         )
@@ -415,18 +337,17 @@ class PoplarSession(Session):
             p = self.program
             if p is None:
                 raise RuntimeError("compile() or prepare_evaluation() comes before evaluate() and predict()")
-            count = self._device.instances.count
             pipelined = self._config.pipeline_validation_model and p.num_stages > 1
             self._predictor = Predictor(
                 self._device,
-                lambda size: self._build("prediction", size, "validation"),
+                lambda size: self._build(PREDICTION, size, "validation"),
                 p.validation_micro_batch_size,
-                evaluation_replicas(p, self._config, count),
+                evaluation_replicas(p, self._config, self._device.instances.count),
                 prepare=self._pipeline_validation if pipelined else None,
                 program=p if pipelined else None,
             )
         if self._trained is not None:
-            self._predictor.take_weights(self._trained.weights)
+            self._predictor.take_weights(self._trained.made.weights)
         return self._predictor
 
     def _pipeline_validation(self, model: Any) -> None:
@@ -436,32 +357,32 @@ class PoplarSession(Session):
         self._set_options(model, training=False)
 
     def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
-        """See the contract.  IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once."""
-        predictor, totals = self._validation(), MetricTotals()
-        for images, labels, weights in dataset:
-            if stop is not None and stop():
-                raise Stopped
-            logits = tf.constant(predictor.logits(images))
+        """See the contract.  IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
+
+        Every instance evaluates the whole data set.
+        """
+
+        def unless_stopped() -> Iterator[Any]:
+            for batch in dataset:
+                if stop is not None and self.any_instance(stop()):
+                    raise Stopped
+                yield batch
+
+        totals = MetricTotals()
+        for (_, labels, weights), found in self.logits(unless_stopped()):
             with tf.device("/CPU:0"):
+                logits = tf.constant(found)
                 losses = self._loss(logits, labels, int(logits.shape[0]))
                 totals.add(batch_sums(logits, labels, weights, losses))
         return totals.result()
 
+    def logits(self, batches: Iterable[Tuple[Any, ...]]) -> Iterator[Tuple[Tuple[Any, ...], Any]]:
+        """See the contract: several batches are one execution."""
+        return self._validation().logits(batches)
+
     def predict(self, dataset: Iterable[Any]) -> List[Any]:
         """See the contract."""
-        predictor = self._validation()
-        return [predictor.logits(images) for images in dataset]
-
-
-def _underlying(weight: Any) -> Any:
-    from ipucnn.compat import tf_variable
-
-    return tf_variable(weight)
-
-
-def _seed(run_seed: int, weight_update: int) -> int:
-    """The IPUs' seed of the execution that begins there: a continued run draws as an uninterrupted one."""
-    return zlib.crc32(f"{run_seed}/{weight_update}".encode()) & 0x7FFFFFFF
+        return [found for _, found in self.logits((images,) for images in dataset)]
 
 
 def _require_finite(loss: float, first: int, end: int, rate: float) -> None:

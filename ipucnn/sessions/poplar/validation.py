@@ -3,6 +3,7 @@
 from typing import Any
 
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar.popdist import Instances, check_layout
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program
 
@@ -27,17 +28,19 @@ def check_num_ipus(num_ipus: int, what: str) -> None:
         )
 
 
-def check_program(program: Program, config: Any, num_instances: int = 1) -> None:
+def check_program(program: Program, config: Any, instances: Instances = Instances()) -> None:
     """Refuses what the SDK would refuse while compiling, minutes or hours later.
 
     Args:
         program: from ``make_program``.
         config: ``RunConfig``.
-        num_instances: processes that share its replicas.
+        instances: of ``poprun``, that share its replicas.
 
     Raises:
         ConfigurationError: with the nearest legal choice.
     """
+    check_layout(instances, program, config)
+    num_instances = instances.count
     check_num_ipus(program.num_ipus // num_instances, f"{program.num_replicas // num_instances} replica(s)")
     mapping = program.device_mapping
     if (

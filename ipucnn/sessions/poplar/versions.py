@@ -26,6 +26,37 @@ class Api:
     addons_layers: Any
     reduces_metrics: bool
 
+    def ipu_strategy(self) -> Any:
+        """The class ``IPUStrategy``."""
+        return self.ipu.ipu_strategy.IPUStrategy
+
+    def start_instances(self) -> None:
+        """Lets the processes of ``poprun`` find each other, before anything else of the SDK is called."""
+        import popdist
+        from tensorflow.python.ipu import distributed
+
+        if hasattr(distributed, "init"):
+            distributed.init()  # 3.0: over Horovod
+        if hasattr(popdist, "init"):
+            popdist.init()
+
+    def select_own_ipus(self, config: Any, ipus_per_replica: int) -> None:
+        """Tells an ``IPUConfig`` which IPUs are this instance's and that there are others; it is not applied yet."""
+        import popdist.tensorflow
+
+        popdist.tensorflow.set_ipu_config(config, ipus_per_replica=ipus_per_replica, configure_device=True)
+
+    def sum_over_instances(self, values: Any) -> Any:
+        """The sum over instances of an array, on the host."""
+        import tensorflow as tf
+        from tensorflow.python.ipu import distributed
+
+        with tf.device("/CPU:0"):
+            own = tf.constant(values)
+            if hasattr(distributed, "Sum"):  # 3.0: over Horovod
+                return distributed.allreduce(own, op=distributed.Sum).numpy()
+            return distributed.allreduce(own, tf.distribute.ReduceOp.SUM).numpy()
+
     def popdist_strategy(self) -> Any:
         """The class ``PopDistStrategy``; the package does not bind it, only its module."""
         from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
