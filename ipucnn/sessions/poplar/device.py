@@ -68,7 +68,8 @@ class Device:
                 self.api.start_instances()
                 self.api.select_own_ipus(made, num_ipus // self.instances.local_replicas)
             made.configure_ipu_system()
-            check_selected(self.api, config.select_ipu, num_ipus)
+            if layout.selects:
+                check_selected(self.api, config.select_ipu, num_ipus)
             make = self.api.popdist_strategy() if self.instances.is_distributed else self.api.ipu_strategy()
             self._strategy = make()
 
