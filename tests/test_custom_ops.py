@@ -1,6 +1,5 @@
 """The C++ of the custom operations: compiled against a few lines of the Poplar interface, run on the host."""
 
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES, HEADERS = ROOT / "custom_ops", ROOT / "tests" / "poplar_headers"
-FACTS = ROOT.parent / "shared" / "poplar" / "api.json"
 COMPILER = shutil.which("g++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 needs_sdk = pytest.mark.skipif(
@@ -121,23 +119,6 @@ def test_both_sides_agree_on_the_version():
     source = (SOURCES / "crop.cpp").read_text(encoding="utf-8")
     layer = (ROOT / "ipucnn" / "models" / "layers" / "cropping.py").read_text(encoding="utf-8")
     assert re.search(r"kVersion = (\d+);", source).group(1) == re.search(r"_VERSION = (\d+)", layer).group(1)
-
-
-@pytest.mark.skipif(not FACTS.exists(), reason="the recorded facts are not here")
-def test_the_signature_in_the_layers_test_is_the_recorded_one():
-    import inspect
-
-    from test_models_cropping import _recorded_signature
-
-    facts = json.loads(FACTS.read_text(encoding="utf-8"))
-    symbol = facts["modules"]["symbols"]["tensorflow.python.ipu.ops.custom_ops.precompiled_user_op"]
-    own = inspect.signature(_recorded_signature).parameters.values()
-    assert [p["name"] for p in symbol["params"]] == [p.name for p in own]
-    for recorded, parameter in zip(symbol["params"], own):
-        default = parameter.default
-        assert recorded["required"] == (default is inspect.Parameter.empty)
-        if not recorded["required"]:
-            assert recorded["default"] == repr(default)
 
 
 @needs_sdk

@@ -1,19 +1,24 @@
-"""The crop that copies on IPUs: against a naive crop, and its calls of the SDK against the recorded signature."""
+"""The crop that copies on IPUs: against a naive crop, and its calls of the SDK on the double."""
 
-import inspect
-import types
+import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poplar_double import installed
 from tensorflow import keras
+from test_host_session import CLASSES, SIZE, data, make_program
+from test_poplar_session import run
 
+from ipucnn.config.options import RunConfig
 from ipucnn.models import custom_ops
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.layers import Cropping2D, cropping
 from ipucnn.models.registry import get_model
+from ipucnn.sessions.factory import create_session
 
 BORDERS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
 
@@ -38,62 +43,30 @@ def naive_pad(part, borders):
     return whole
 
 
-# graphcore/tensorflow r2.6, SDK 3.4, tensorflow/python/ipu/ops/custom_ops.py:68: names, order and defaults.
-def _recorded_signature(
-    inputs,
-    library_path,
-    gp_path="",
-    outs=None,
-    name="UserOp",
-    op_name="Build",
-    separate_gradients=False,
-    inputs_with_gradients=None,
-    attributes=None,
-    gradient_attributes=None,
-):
-    raise NotImplementedError
+def numbers(attributes):
+    version, *borders = map(int, attributes.split())
+    assert version == 1
+    return borders
 
 
-class FakeSdk:
-    """``precompiled_user_op`` as the SDK takes it, computed with TensorFlow without a gradient of its own."""
-
-    def __init__(self, library):
-        self.library, self.calls = library, []
-
-    def precompiled_user_op(self, *args, **kwargs):
-        call = inspect.signature(_recorded_signature).bind(*args, **kwargs)
-        call.apply_defaults()
-        call = types.SimpleNamespace(**call.arguments)
-        assert isinstance(call.inputs, list)
-        assert isinstance(call.library_path, str)
-        assert call.library_path == str(self.library)
-        assert isinstance(call.attributes, str)
-        assert set(call.outs) == {"output_types", "output_shapes"}
-        (image,), (dtype,), (shape,) = call.inputs, call.outs["output_types"], call.outs["output_shapes"]
-        assert tf.as_dtype(dtype) == image.dtype
-        assert tf.TensorShape(shape).is_fully_defined()
-        version, *numbers = map(int, call.attributes.split())
-        top, left, bottom, right, height, width = numbers
-        assert version == 1
-        if call.op_name == "CropNHWC":
-            assert tuple(image.shape[1:3]) == (height, width)
-            out = image[:, top : height - bottom, left : width - right]
-        else:
-            assert call.op_name == "PadNHWC"
-            out = tf.pad(image, [[0, 0], [top, bottom], [left, right], [0, 0]])
-            assert tuple(out.shape[1:3]) == (height, width)
-        assert tuple(out.shape) == tuple(shape)
-        self.calls.append(call)
-        # The driver's gradient would take the whole image; the layer must not come to it.
-        return [no_gradient(out)]
+def crop_operation(inputs, attributes):
+    """What CropNHWC of the library computes."""
+    (image,), (top, left, bottom, right, height, width) = inputs, numbers(attributes)
+    assert tuple(image.shape[1:3]) == (height, width)
+    return [image[:, top : height - bottom, left : width - right]]
 
 
-@tf.custom_gradient
-def no_gradient(x):
-    def gradient(_):
-        raise AssertionError("the gradient of the operation itself was taken")
+def pad_operation(inputs, attributes):
+    """What PadNHWC computes: the gradient."""
+    (part,), (top, left, bottom, right, height, width) = inputs, numbers(attributes)
+    whole = tf.pad(part, [[0, 0], [top, bottom], [left, right], [0, 0]])
+    assert tuple(whole.shape[1:3]) == (height, width)
+    return [whole]
 
-    return tf.identity(x), gradient
+
+def operations(machine):
+    """The names of the operations that were built, in order."""
+    return [call["name"] for call in machine.calls("precompiled_user_op")]
 
 
 @pytest.fixture
@@ -104,18 +77,25 @@ def library(tmp_path, monkeypatch):
     return path.resolve()
 
 
-@pytest.fixture
-def sdk(library, monkeypatch):
-    """The SDK's operation, in a place where the strategy is the SDK's."""
-    from tensorflow import python
+@contextlib.contextmanager
+def with_operations(**facts):
+    """The double of the SDK on a machine where the library was built.
 
-    fake = FakeSdk(library)
-    ipu = types.ModuleType("tensorflow.python.ipu")
-    ipu.custom_ops = fake
-    monkeypatch.setitem(__import__("sys").modules, "tensorflow.python.ipu", ipu)
-    monkeypatch.setattr(python, "ipu", ipu, raising=False)
-    monkeypatch.setattr(cropping, "on_ipu", lambda: True)
-    return fake
+    The operations have no gradient of their own, as in the library: the driver's would take the whole image.
+    """
+    with installed(**facts) as machine:
+        machine.user_ops.update(CropNHWC=crop_operation, PadNHWC=pad_operation)
+        yield machine
+
+
+@pytest.fixture
+def sdk(library):
+    """The SDK's operation, in the scope of the SDK's strategy."""
+    with with_operations() as machine:
+        from tensorflow.python import ipu
+
+        with ipu.ipu_strategy.IPUStrategy().scope():
+            yield machine
 
 
 def crop_and_gradient(layer, images, weights):
@@ -148,8 +128,9 @@ def test_the_plain_crop(borders, batch, channels):
 @pytest.mark.parametrize("borders", [(0, 0, 0, 0), (1, 2, 3, 0), (2, 2, 2, 2), (0, 3, 1, 0)])
 def test_the_custom_operation(sdk, borders):
     check(borders, 2, 3)
-    assert [call.op_name for call in sdk.calls] == ["CropNHWC", "PadNHWC"]
-    assert sdk.calls[0].attributes == sdk.calls[1].attributes
+    assert operations(sdk) == ["CropNHWC", "PadNHWC"]
+    forward, backward = sdk.calls("precompiled_user_op")
+    assert forward["attributes"] == backward["attributes"]
 
 
 def test_the_gradient_by_finite_differences(sdk):
@@ -182,9 +163,8 @@ def test_in_a_traced_step_nothing_but_the_gradient_goes_back(sdk):
     images = np.random.RandomState(0).rand(2, 3, 3, 1).astype("float32")
     expected = 2 * naive_pad(naive_crop(images, ((1, 0), (0, 1))), ((1, 0), (0, 1)))
     np.testing.assert_allclose(step(tf.constant(images)).numpy(), expected, rtol=1e-6)
-    backward = [call for call in sdk.calls if call.op_name == "PadNHWC"]
-    assert len(backward) == 1
-    assert tuple(backward[0].inputs[0].shape) == (2, 2, 2, 1)
+    assert operations(sdk) == ["CropNHWC", "PadNHWC"]
+    assert sdk.calls("precompiled_user_op")[1]["inputs"] == [(2, 2, 2, 1)]
 
 
 def test_half_precision(sdk):
@@ -198,7 +178,7 @@ def test_half_precision(sdk):
 def test_shapes_that_are_not_known_are_only_inferred(sdk):
     inputs = keras.Input((6, 6, 2))
     assert tuple(Cropping2D(1)(inputs).shape) == (None, 4, 4, 2)
-    assert sdk.calls == []
+    assert operations(sdk) == []
 
 
 @pytest.mark.parametrize("name", ["IPUStrategyV1", "PopDistStrategy"])
@@ -216,7 +196,7 @@ def test_without_the_library_the_plain_crop_is_used(sdk, tmp_path, monkeypatch):
     monkeypatch.setenv(custom_ops.FOLDER_VARIABLE, str(tmp_path / "empty"))
     assert custom_ops.crop_library() is None
     check((1, 2, 3, 0), 1, 1)
-    assert sdk.calls == []
+    assert operations(sdk) == []
 
 
 def test_the_library_is_looked_for_beside_the_sources(monkeypatch, library):
@@ -240,10 +220,47 @@ def test_unet_uses_it_for_its_four_skips(sdk, monkeypatch):
     options = BuildOptions((size, size, 1), 2, base_filters=1, batch_size=1, dropout=0.0, norm="none", seed=3)
     images = np.random.RandomState(0).rand(1, size, size, 1).astype("float32")
     model = build_model(record, options)
-    sdk.calls.clear()
+    sdk.log.clear()
     copied = model(images, training=False)
-    assert [call.op_name for call in sdk.calls] == ["CropNHWC"] * 4
+    assert operations(sdk) == ["CropNHWC"] * 4
     monkeypatch.setattr(cropping, "on_ipu", lambda: False)
     plain = build_model(record, options)(images, training=False)
     np.testing.assert_array_equal(copied.numpy(), plain.numpy())
     assert {type(layer) for layer in model.layers if "crop" in layer.name} == {Cropping2D}
+
+
+def skipping_model():
+    """A skip that is cropped, as in U-Net."""
+    keras.backend.clear_session()
+    inputs = keras.Input((SIZE, SIZE, 2), name="input")
+    skip = keras.layers.Conv2D(3, 3, padding="same", activation="relu", name="skip")(inputs)
+    x = keras.layers.Conv2D(3, 3, name="valid")(skip)
+    x = keras.layers.Concatenate(name="join")([Cropping2D(((1, 1), (1, 1)), name="crop")(skip), x])
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.normal(0.1, 0.3, weight.shape))
+    return model
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_poplar_session_trains_with_it_as_without(library, stages):
+    """In a pipeline the skip is cropped in the first stage, and its part travels."""
+    changes = {}
+    if stages == 2:
+        changes = dict(num_stages=2, pipeline_splits=("valid",), device_mapping=(0, 1), ipus_per_replica=2)
+        changes["num_ipus"] = 2
+    program = make_program(2, 4, 1, updates_per_epoch=2, **changes)
+    images, labels = data(2 * program.global_batch_size, 5)
+    found = []
+    for built in (True, False):
+        if not built:
+            library.unlink()
+        with with_operations() as machine:
+            session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=1))
+            weights, *_ = run(session, skipping_model(), program, ("sgd", {}, {}), images, labels)
+            assert set(operations(machine)) == ({"CropNHWC", "PadNHWC"} if built else set())
+        found.append(weights)
+    for name, weight in found[0].items():
+        np.testing.assert_allclose(weight, found[1][name], rtol=0, atol=1e-6, err_msg=name)

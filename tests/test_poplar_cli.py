@@ -90,17 +90,8 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
 
 @pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
 def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capfd, tmp_path, network):
-    flags = [
-        "train",
-        "toy_model",
-        "--executable-cache",
-        tmp_path / "cache",
-        *SMALL,
-        "--num-epochs",
-        1,
-        *network,
-    ]
-    flags += ["--norm-layer", "batch_norm", "--run-dir", tmp_path / "run"]
+    flags = ["train", "cifar_resnet8", "--dataset", "digits", *SMALL, "--num-epochs", 1, *network]
+    flags += ["--executable-cache", tmp_path / "cache", "--run-dir", tmp_path / "run"]
     with installed(num_ipus=0) as machine:  # where there are none
         code, out, err = run(capfd, *flags, "--compile-only", "--json")
         assert code == 0, err

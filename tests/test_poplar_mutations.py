@@ -133,27 +133,34 @@ class Setting:
         self.data = _data()
         self.before: Callable[[Any], None] = lambda model: None
         self.optimizer: Any = "sgd"
+        self.model: Callable[[], Any] = _model
+        self.strategy: Callable[[], Any] = ipu.ipu_strategy.IPUStrategy
+        self.fitting: Dict[str, Any] = {}
+        self.predicting: Dict[str, Any] = {}
         self.configure = self.compile = self.inside = True
 
-    def fit(self) -> None:
+    def fit(self) -> Any:
+        """Trains; returns the model."""
         if self.configure:
             self.config.configure_ipu_system()
-        strategy = self.ipu.ipu_strategy.IPUStrategy()
+        strategy = self.strategy()
         with strategy.scope() if self.inside else contextlib.nullcontext():
-            model = _model()
+            model = self.model()
             if self.stages > 1:
                 assignment = model.get_pipeline_stage_assignment()
                 for i, entry in enumerate(assignment):
                     entry.pipeline_stage = int(i > 0)
                 model.set_pipeline_stage_assignment(assignment)
                 model.set_pipelining_options(**self.arguments)
-            else:
+            elif self.arguments:
                 model.set_gradient_accumulation_options(**self.arguments)
             self.before(model)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             if self.compile:
                 model.compile(self.optimizer, loss, steps_per_execution=self.steps_per_execution)
-            model.fit(self.data, epochs=self.epochs, steps_per_epoch=self.steps, verbose=0)
+            keywords = dict(epochs=self.epochs, steps_per_epoch=self.steps, verbose=0, shuffle=False)
+            model.fit(self.data, **{**keywords, **self.fitting})
+            return model
 
 
 def call_cases(ipu: Any) -> List[Case]:

@@ -154,11 +154,28 @@ def test_preprocessing_on_the_ipu_is_that_of_the_pipeline(input_range, channels)
     layer = Preprocess(affine, None, "float32")
     np.testing.assert_allclose(layer(tf.constant(images)), expected, rtol=1e-5, atol=1e-5)
     if channels == 3 and not affine.reverse:
-        with installed():
-            from tensorflow.python import ipu
+        fused = fused_preprocessing(affine, images.astype(np.float32))
+        np.testing.assert_allclose(fused, expected, rtol=1e-5, atol=1e-5)
 
-            fused = Preprocess(affine, ipu.image_ops.normalise_image, "float32")
-            np.testing.assert_allclose(fused(tf.constant(images)), expected, rtol=1e-5, atol=1e-5)
+
+def fused_preprocessing(affine, images):
+    with installed():
+        from tensorflow.python import ipu
+
+        return Preprocess(affine, ipu.image_ops.normalise_image, "float32")(tf.constant(images))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the SDK's operation makes float16 of 8-bit pixels, and Preprocess passes that on as float32",
+)
+def test_fused_preprocessing_of_8_bit_pixels_gives_the_type_that_was_asked_for():
+    images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
+    expected = normalise(tf.cast(images, tf.float32), "torch", INFO)
+    found = fused_preprocessing(channel_affine("torch", INFO, 3), images)
+    # Rounded to halves on the way.
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
+    assert found.shape == expected.shape and found.dtype == tf.float32
 
 
 def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
@@ -210,6 +227,10 @@ def test_what_poprun_says(monkeypatch):
         find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="instances take the first free IPUs (auto_select_ipus), not those that popdist.getDeviceId() names",
+)
 def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path, capfd):
     flags = [
         "--num-replicas",

@@ -6,9 +6,12 @@ docs/hardware-checklist.md.
 """
 
 import contextlib
+import importlib.abc
+import importlib.machinery
 import os
 import sys
-from typing import Any, Iterator
+import types
+from typing import Any, Dict, Iterator
 
 from tensorflow import keras
 
@@ -22,6 +25,31 @@ from .surroundings import surroundings
 __all__ = ["Machine", "ProcessAborted", "installed"]
 
 _VARIABLES = ("TF_POPLAR_FLAGS",)
+# Loaded by their own import and by nothing else; only that binds them in their packages.
+_LATE = (
+    "popdist.tensorflow",
+    "tensorflow.python.ipu.distributed",
+    "tensorflow.python.ipu.distributed.popdist_strategy",
+)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what is imported late."""
+
+    def __init__(self, made: Dict[str, types.ModuleType]) -> None:
+        self._made = made
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._made:
+            return None
+        is_package = hasattr(self._made[name], "__path__")
+        return importlib.machinery.ModuleSpec(name, self, is_package=is_package)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return self._made[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
 
 
 def _functional() -> Any:
@@ -59,6 +87,9 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
 
     saved = {name: sys.modules.get(name) for name in made}
     environment = {name: os.environ.get(name) for name in _VARIABLES}
+    late = {name: made.pop(name) for name in _LATE}
+    finder = _Finder(late)
+    sys.meta_path.insert(0, finder)
     sys.modules.update(made)
     python.ipu = made["tensorflow.python.ipu"]
     for place in places.values():
@@ -71,6 +102,7 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     finally:
         functional.__init__ = original
         requirements.look_around = look_around
+        sys.meta_path.remove(finder)
         del python.ipu
         for place in places.values():
             # The loader passes on what it does not have, and has nothing of its own to delete then.

@@ -16,6 +16,8 @@ class _Dropout(keras.layers.Layer):
 
     def __init__(self, rate: float, noise_shape: Any, seed: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if seed is not None:
+            raise NotImplementedError("the double draws from the IPUs' seed only")
         self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -51,16 +53,26 @@ class _GroupNormalization(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(trainable=trainable, **kwargs)
-        if channels_axis not in (-1, 1, 3):
-            raise ValueError("channels_axis must be 1 or the last")
-        self.groups, self.epsilon = groups, epsilon
+        if not (center and scale):
+            raise NotImplementedError("the double has group norm with offset and factor only")
+        self.groups, self.epsilon, self.channels_axis = groups, epsilon, channels_axis
         self.strided = strided_channel_grouping
         self._initializers = (beta_initializer, gamma_initializer)
 
     def build(self, input_shape: Any) -> None:
-        channels = int(input_shape[-1])
+        axis, rank = self.channels_axis, len(input_shape)
+        if axis > rank - 1:
+            raise ValueError("Axis is out of bounds.")
+        axis = axis + rank if axis < 0 else axis
+        channels = int(input_shape[axis])
+        if self.groups > channels:
+            raise ValueError(f"Invalid groups {self.groups} for {channels} channels.")
         if channels % self.groups:
             raise ValueError(f"{channels} channels are not a multiple of {self.groups} groups")
+        if axis not in (1, rank - 1):
+            raise ValueError("channels_axis must be 1 or the last")
+        if axis != rank - 1:
+            raise NotImplementedError("the double normalises the last axis only")
         beta, gamma = ("glorot_uniform" if i is None else i for i in self._initializers)
         self.beta = self.add_weight(name="beta", shape=(channels,), initializer=beta)
         self.gamma = self.add_weight(name="gamma", shape=(channels,), initializer=gamma)

@@ -1,12 +1,14 @@
 """``ipu.config``: strictly typed leaves, as recorded; nothing takes effect before ``configure_ipu_system``."""
 
 import enum
+import os
 import warnings
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
 from .facts import FACTS, like
+from .machine import ProcessAborted
 
 ENUMS = {
     name: (enum.IntEnum if name == "PipelineSchedule" else enum.Enum)(name, members)  # type: ignore[misc]
@@ -98,6 +100,8 @@ def make_functions(machine: Any) -> Dict[str, Any]:
 
     @like("ipu.config.configure_ipu_system")
     def configure_ipu_system(config: Any, device: Any, reset_configuration: Any) -> None:
+        if not isinstance(config, Category) or config._prefix:
+            raise TypeError("config must be an IPUConfig")
         configure(machine, config._values)
 
     @like("ipu.config.reset_ipu_configuration")
@@ -143,8 +147,9 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
         if name.endswith("poplar_options"):
             check_options(values[name])
             values[name] = dict(values[name])
-    if values["auto_select_ipus"] and values["select_ipus"]:
-        raise Exception("auto_select_ipus and select_ipus are both set")
+    devices = _devices(values)
+    # The configuration itself is rewritten: what was a number is a list afterwards.
+    leaves.update((name, values[name]) for name in _IPUS)
     connection = values["device_connection.type"].name
     if connection in ("PRE_COMPILE", "NEVER") and not values["device_connection.version"]:
         raise ValueError(f"device_connection.version must be set with {connection}")
@@ -154,37 +159,66 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
     if count and not 0 <= values["experimental.multi_replica_distribution.process_index"] < count:
         raise ValueError("process_index is outside of process_count")
     group = values["norms.experimental.distributed_batch_norm_replica_group_size"]
+    if values["io_tiles.num_io_tiles"] > 0 and group > 1:
+        raise ValueError("distributed_batch_norm_replica_group_size is not supported with I/O tiles")
     if group < 1:
         raise ValueError("distributed_batch_norm_replica_group_size must be at least 1")
     if values["io_tiles.place_ops_on_io_tiles"] and not values["io_tiles.num_io_tiles"]:
         raise ValueError("place_ops_on_io_tiles needs num_io_tiles")
-    ipus = _num_ipus(values, machine)
+    ipus = _num_ipus(devices, connection, machine)
     if connection in ("ALWAYS", "ON_DEMAND"):
         _find_device(machine, ipus, connection)
+        if count > 1 and devices[0][0] == "auto":
+            # The driver finds no fault here, but every process takes the first IPUs that are free, and they are not
+            # those that the links between the instances are set up for; popdist.getDeviceId() knows which are.
+            raise RuntimeError("instances must select their device: select_ipus = popdist.getDeviceId(...)")
     if machine.config is not None and machine.config["leaves"] != values:
         warnings.warn("Resetting existing IPU configuration before applying new configuration", stacklevel=3)
     machine.config = {"leaves": values, "ipus": ipus}
     machine.note("configure_ipu_system", leaves=values)
 
 
-def _num_ipus(values: Dict[str, Any], machine: Any) -> int:
+def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
+    """("select", id) or ("auto", number of IPUs) of /device:IPU:0, /device:IPU:1, ...
+
+    As config.py has it: [] and 0 are both nothing where the two are compared; after that a number is a list of one,
+    and [0] is device 0, or 0 IPUs.
+
+    Raises:
+        Exception: both are given.
+        ValueError: a device twice.
+    """
+    if values["auto_select_ipus"] and values["select_ipus"]:
+        raise Exception("Only one of auto_select_ipus and select_ipus can be set")
+    for name in _IPUS:
+        if isinstance(values[name], int):
+            values[name] = [values[name]]
     chosen = values["select_ipus"]
-    if chosen:
-        ids = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
-        if len(set(ids)) != len(ids):
-            raise ValueError("select_ipus must be unique")
-        return _ipus_of(ids[0], machine)
-    wanted = values["auto_select_ipus"]
-    if isinstance(wanted, (list, tuple)):
-        return wanted[0] if wanted else 1
-    return int(wanted)
+    if len(set(chosen)) != len(chosen):
+        raise ValueError("select_ipus must be unique")
+    if chosen and "--use_ipu_model" in os.environ.get("TF_POPLAR_FLAGS", ""):
+        raise Exception("the IPU model takes auto_select_ipus only")
+    return [("select", i) for i in chosen] + [("auto", n) for n in values["auto_select_ipus"]] or [
+        ("auto", 1)
+    ]
+
+
+def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> int:
+    """IPUs of /device:IPU:0."""
+    kind, value = devices[0]
+    if kind == "auto":
+        return value
+    if not machine.num_ipus and connection not in ("ALWAYS", "ON_DEMAND"):
+        # CHECK(HasIpuHardware()) of poplar_executor.cc: without IPUs a program is compiled for a number of them.
+        raise ProcessAborted("Check failed: HasIpuHardware()")
+    return _ipus_of(value, machine)
 
 
 def _ipus_of(device_id: int, machine: Any) -> int:
     """IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ..."""
     first, size = 0, 1
     while size <= machine.num_ipus:
-        if device_id < first + machine.num_ipus // size:
+        if 0 <= device_id < first + machine.num_ipus // size:
             return size
         first, size = first + machine.num_ipus // size, 2 * size
     raise tf.errors.InvalidArgumentError(None, None, "No device matches the requested configuration")

@@ -91,7 +91,8 @@ class Extension:
     """State of one model's options; the methods are bound to the model by :func:`extend`."""
 
     def __init__(self, machine: Any, model: Any) -> None:
-        self.machine, self.model = machine, model
+        self.machine, self.model, self.strategy = machine, model, machine.strategy
+        self.asynchronous = False
         self.accumulation: Any = None
         self.pipelining: Any = None
         self.device_mapping: Any = None
@@ -115,6 +116,7 @@ class Extension:
         self.engine.forget()
 
     def set_asynchronous_callbacks(self, asynchronous: Any) -> None:
+        self.asynchronous = bool(asynchronous)
         self._changed("set_asynchronous_callbacks", asynchronous=asynchronous)
 
     def set_replication_options(self, replicated_metric_reduction_method: Any) -> None:
@@ -134,6 +136,8 @@ class Extension:
         self.reduction = ENUMS["GradientAccumulationReductionMethod"].parse(
             gradient_accumulation_reduction_method
         )
+        if use_v2_gradient_accumulation_optimizer:
+            raise NotImplementedError("the double accumulates in one way")
         if gradient_accumulation_steps_per_replica is not None:
             self.accumulation = gradient_accumulation_steps_per_replica
         self.accumulation_keywords = keywords
@@ -237,8 +241,16 @@ def extend(machine: Any, model: Any) -> None:
         method = checked(signature, name, getattr(extension, name))
         body[name] = staticmethod(method)
     for name in _ENGINE:
-        body[name] = staticmethod(getattr(extension.engine, name))
+        signature = signature_of(FACTS["delegates"][name])
+        body[name] = staticmethod(checked(signature, name, getattr(extension.engine, name)))
     kind = type(model)
+
+    def compile_(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Keras resets its compile cache, and the SDK's with it.
+        extension.engine.forget()
+        kind.compile(self, *args, **kwargs)
+
+    body["compile"] = compile_
     made = type(kind.__name__, (kind,), body)
     object.__setattr__(model, "__class__", made)
     if machine.stage is not None:

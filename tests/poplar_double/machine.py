@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from .exchange import make_exchange
 from .facts import FACTS
 
 
@@ -27,6 +28,9 @@ class Machine:
         config: what ``configure_ipu_system`` applied, by leaf; None before.
         log: (name of the call, arguments) in order.
         programs: keys of what was compiled.
+        user_ops: what a user's library computes, by the name of its function: (tensors, attributes) -> tensors.
+        popdist_ready: ``popdist.init()`` was called.
+        horovod_ready: ``distributed.init()`` was called, which SDK 3.0 has.
     """
 
     sdk: str = "3.4"
@@ -40,8 +44,12 @@ class Machine:
     strategies: List[Any] = field(default_factory=list)
     stage: Optional[int] = None
     replicas: Optional[Any] = None
+    user_ops: Dict[str, Any] = field(default_factory=dict)
+    popdist_ready: bool = False
+    horovod_ready: bool = False
     _flags: Optional[Dict[str, str]] = None
     _generator: Any = None
+    _exchange: Any = None
 
     def note(self, call: str, **arguments: Any) -> None:
         """Adds to the log."""
@@ -101,3 +109,26 @@ class Machine:
                 None, None, "No device target has been configured for virtual device 0"
             )
         return int(self.config["ipus"])
+
+    @property
+    def num_processes(self) -> int:
+        """Instances that execute a program together, as configured; without ``process_count`` each is alone."""
+        leaves = self.config["leaves"] if self.config is not None else {}
+        return max(1, leaves.get("experimental.multi_replica_distribution.process_count", 0))
+
+    @property
+    def total_ipus(self) -> int:
+        """IPUs of /device:IPU:0 in all instances: the driver counts them together."""
+        return self.device_ipus * self.num_processes
+
+    def gather(self, name: str, arrays: Any) -> Any:
+        """The arrays of every instance of ``poprun``, by instance."""
+        from .instances import instance_index, num_instances
+
+        if self._exchange is None:
+            self._exchange = make_exchange(instance_index(), num_instances())
+        return self._exchange.gather(name, arrays)
+
+    def gather_on_ipus(self, name: str, arrays: Any) -> Any:
+        """The same for what IPUs exchange: among those that were configured to."""
+        return self.gather(name, arrays) if self.num_processes > 1 else [arrays]

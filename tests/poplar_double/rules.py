@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from .config import ENUMS, check_option_words
 from .facts import FACTS
+from .instances import num_instances
 
 
 def stages_of(extension: Any) -> List[int]:
@@ -33,7 +34,8 @@ def num_replicas(machine: Any, extension: Any) -> int:
     shards = 1
     if stages:
         shards = max(extension.device_mapping or [max(stages)]) + 1
-    ipus = machine.device_ipus
+    # Keras divides what the driver counts in all instances by the instances of poprun, whatever was configured.
+    ipus = machine.total_ipus // num_instances()
     if shards > ipus:
         raise ValueError(f"the model needs {shards} IPUs, but the device has {ipus}")
     shards = 1 << (shards - 1).bit_length()
@@ -42,6 +44,56 @@ def num_replicas(machine: Any, extension: Any) -> int:
             None, None, f"Trying to compile a graph for an IPU device with {ipus} IPUs and {shards} shards"
         )
     return ipus // shards
+
+
+def accumulation(extension: Any, pipelined: bool) -> int:
+    """Micro-batches of a weight update.
+
+    Raises:
+        ValueError: a pipeline without accumulation.
+    """
+    if pipelined and extension.pipelining is None:
+        raise ValueError("a pipelined model needs gradient_accumulation_steps_per_replica to be trained")
+    return int((extension.pipelining if pipelined else extension.accumulation) or 1)
+
+
+def check_accumulation(extension: Any) -> None:
+    """What ``GradientAccumulationOptimizerV2`` refuses; it is there with more than one step only."""
+    keywords = extension.accumulation_keywords
+    for name in keywords:
+        if name not in FACTS["accumulation_keywords"]:
+            raise TypeError(f"GradientAccumulationOptimizerV2 got an unexpected keyword argument {name}")
+    _check_sharding(keywords)
+    if keywords.get("dtype") is not None:
+        raise NotImplementedError("the double accumulates in the weights' type")
+
+
+def _check_sharding(keywords: Dict[str, Any]) -> None:
+    if (
+        keywords.get("replicated_optimizer_state_sharding")
+        and keywords.get("offload_weight_update_variables") is False
+    ):
+        raise ValueError("replicated_optimizer_state_sharding needs offload_weight_update_variables")
+
+
+def check_queues(extension: Any) -> None:
+    """The keywords of the infeed, which ignores what it does not know, and of the outfeed, which does not."""
+    depth = extension.infeed.get("prefetch_depth") or 3
+    if not 1 <= depth <= 255:
+        raise ValueError("prefetch_depth must be from 1 to 255")
+    for name in extension.outfeed:
+        if name not in FACTS["outfeed_keywords"]:
+            raise TypeError(f"IPUOutfeedQueue got an unexpected keyword argument {name}")
+    if extension.outfeed.get("buffer_depth", 1) <= 0:
+        raise ValueError("buffer_depth must be greater than 0")
+
+
+def statistics_group(machine: Any, replicas: int) -> int:
+    """Replicas of this instance that share batch norm statistics."""
+    group = int(machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"])
+    if replicas % group:
+        raise NotImplementedError("the double has batch norm within an instance only")
+    return group
 
 
 def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
@@ -67,8 +119,6 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
     for name in keywords:
         if name not in known:
             raise TypeError(f"in user code: pipeline() got an unexpected keyword argument '{name}'")
-    if training and extension.pipelining is None:
-        raise ValueError("a pipelined model needs gradient_accumulation_steps_per_replica to be trained")
     schedule = keywords.get("pipeline_schedule")
     schedule = ENUMS["PipelineSchedule"].Grouped if schedule is None else schedule
     if not isinstance(schedule, ENUMS["PipelineSchedule"]):
@@ -86,11 +136,9 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
         raise NotImplementedError("Interleaved with several stages on one IPU cannot be trained")
     if keywords.get("continuous_weight_updates"):
         raise NotImplementedError("continuous_weight_updates")
-    if (
-        keywords.get("replicated_optimizer_state_sharding")
-        and keywords.get("offload_weight_update_variables") is False
-    ):
-        raise ValueError("replicated_optimizer_state_sharding needs offload_weight_update_variables")
+    _check_sharding(keywords)
+    if keywords.get("gradient_accumulation_dtype") is not None:
+        raise NotImplementedError("the double accumulates in the weights' type")
     _check_stage_options(keywords, stages)
     if machine.config["leaves"]["allow_recompute"] and mode is not None:
         pair = (schedule.name, mode.name)
@@ -158,7 +206,7 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
             check_option_words("matmul", stage.options["matmul_options"])
             check_option_words("slice", stage.options["slice_options"])
     group = leaves["norms.experimental.distributed_batch_norm_replica_group_size"]
-    if replicas % group:
+    if replicas * machine.num_processes % group:
         raise tf.errors.InternalError(
             None,
             None,
@@ -200,15 +248,3 @@ def check_feed(spec: Any) -> None:
             raise tf.errors.FailedPreconditionError(
                 None, None, f"Unsupported datatype {name} on index {index} of feed operation"
             )
-
-
-def steps_per_replica(cardinality: int, steps: Any, replicas: int, steps_per_execution: int) -> int:
-    """Steps each replica runs in an epoch."""
-    if steps is None and cardinality < 0:
-        raise ValueError("the number of steps is unknown: give steps_per_epoch or steps")
-    each = (cardinality if steps is None else steps) // replicas
-    if each < 1:
-        raise ValueError("there is not a step for each replica")
-    if each % min(steps_per_execution, each):
-        raise ValueError(f"{each} steps per replica are not a multiple of steps_per_execution")
-    return each

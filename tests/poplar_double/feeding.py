@@ -1,0 +1,96 @@
+"""What ``fit`` and ``predict`` are given, as keras/ipu/extensions/data_adapter.py takes it."""
+
+from typing import Any, Iterator
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from .machine import ProcessAborted
+
+
+class Data:
+    """A data set and its steps.
+
+    Args:
+        steps: of an epoch over the replicas of this instance, or None.
+        epochs: that the data has to last for.
+
+    Raises:
+        ValueError: for what Keras or its IPU version refuse.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: Any = None,
+        steps: Any = None,
+        epochs: int = 1,
+        shuffle: Any = False,
+    ) -> None:
+        self._steps, self._epochs = steps, epochs
+        self._is_dataset = isinstance(x, tf.data.Dataset)
+        if self._is_dataset:
+            for name, value in (("y", y), ("sample_weight", sample_weight)):
+                if value is not None:
+                    raise ValueError(f"`{name}` argument is not supported when using dataset as input.")
+            self.dataset = x
+        else:
+            self.dataset = self._from_arrays(x, y, sample_weight, batch_size, shuffle)
+
+    def _from_arrays(self, x: Any, y: Any, weights: Any, batch_size: Any, shuffle: Any) -> Any:
+        if isinstance(x, keras.utils.Sequence) or not isinstance(
+            x, (np.ndarray, tf.Tensor, tuple, list, dict)
+        ):
+            raise ValueError(f"{type(x).__name__} is no input that IPUs take")
+        if shuffle:
+            raise NotImplementedError("the double does not shuffle arrays")
+        parts = x if y is None else ((x, y) if weights is None else (x, y, weights))
+        length = len(tf.nest.flatten(x)[0])
+        size = 32 if batch_size is None else batch_size
+        if length % size:
+            raise ValueError(f"{length} samples are not a multiple of the batch size {size}")
+        self._length = length // size
+        batches = tf.data.Dataset.from_tensor_slices(parts).batch(size, drop_remainder=True)
+        return batches.repeat(self._epochs) if self._epochs > 1 else batches
+
+    def steps_per_replica(self, replicas: int, steps_per_execution: int) -> int:
+        """Steps each replica runs in an epoch."""
+        steps, cardinality = self._steps, int(self.dataset.cardinality())
+        if steps is None:
+            steps = cardinality if self._is_dataset else self._length
+        if steps < 0:
+            raise ValueError("the number of steps is unknown: give steps_per_epoch or steps")
+        each = int(steps // replicas)
+        needed = each if self.restarts() else each * self._epochs
+        if 0 <= cardinality < needed:
+            raise ValueError(f"the data set has {cardinality} elements, too few for {needed}")
+        if each < 1:
+            raise ValueError("there is not a step for each replica")
+        if each % min(steps_per_execution, each):
+            raise ValueError(f"{each} steps per replica are not a multiple of steps_per_execution")
+        return each
+
+    def restarts(self) -> bool:
+        """Whether each epoch begins with the data set's first element."""
+        return self._is_dataset and self._steps in (None, int(self.dataset.cardinality()))
+
+    def elements(self, machine: Any) -> Iterator[Any]:
+        """Elements as IPUs get them: an end is the end of the process, synthetic data is zeros."""
+        words = machine.flags.get("synthetic_data_categories", "").split(",")
+        if "use_synthetic_data" in machine.flags or "infeed" in words:
+            while True:
+                yield tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), self.dataset.element_spec)
+        for element in self.dataset:
+            yield tf.nest.map_structure(
+                lambda t: tf.cast(t, tf.float32) if t.dtype == tf.float64 else t, element
+            )
+        raise ProcessAborted("Infeed dataset iterator out of range. Are you trying to dequeue more elements?")
+
+
+def unpack(element: Any) -> Any:
+    """(x, y, weights) of an element, as Keras takes them."""
+    parts = element if isinstance(element, tuple) else (element,)
+    return (*parts, None, None)[:3]

@@ -1,0 +1,215 @@
+"""Several instances: ``popdist``, ``popdist.tensorflow`` and ``tensorflow.python.ipu.distributed``.
+
+popdist is closed source; what it does here is what public programs need it to do.
+"""
+
+import os
+import types
+from typing import Any, Dict
+
+import numpy as np
+import tensorflow as tf
+
+from .facts import FACTS, like
+
+_AVERAGE, _SUM = 0, 1  # Horovod's
+
+
+def number(name: str, default: int) -> int:
+    """A number that ``poprun`` set."""
+    return int(os.environ.get("POPDIST_" + name, default))
+
+
+def is_distributed() -> bool:
+    """Whether ``poprun`` started this process."""
+    return "POPDIST_NUM_TOTAL_REPLICAS" in os.environ
+
+
+def num_instances() -> int:
+    """Processes of the run; 1 without ``poprun``."""
+    return number("NUM_TOTAL_REPLICAS", 1) // number("NUM_LOCAL_REPLICAS", 1)
+
+
+def instance_index() -> int:
+    """Of this process."""
+    return number("REPLICA_INDEX_OFFSET", 0) // number("NUM_LOCAL_REPLICAS", 1)
+
+
+def device_id(machine: Any, ipus_per_replica: int) -> int:
+    """The device of this instance, as ``gc-info -l`` numbers them: every IPU, then the pairs, the fours, ...
+
+    Raises:
+        RuntimeError: the host has no such group of IPUs left.
+    """
+    size = 1
+    while size < ipus_per_replica * number("NUM_LOCAL_REPLICAS", 1):
+        size *= 2
+    index = number("LOCAL_INSTANCE_INDEX", 0)
+    if (index + 1) * size > machine.num_ipus:
+        raise RuntimeError(f"instance {index} on this host finds no device of {size} IPUs")
+    smaller = sum(machine.num_ipus // n for n in (2**i for i in range(20)) if n < size)
+    return smaller + index
+
+
+def set_distribution(config: Any) -> None:
+    """What ``update_ipu_config`` and ``set_ipu_config`` have in common."""
+    config.experimental.multi_replica_distribution.process_count = num_instances()
+    config.experimental.multi_replica_distribution.process_index = instance_index()
+
+
+def _module(name: str, **members: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    vars(module).update(members)
+    return module
+
+
+def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
+    """``popdist`` and ``popdist.tensorflow``."""
+
+    def init() -> None:
+        machine.note("popdist.init")
+        machine.popdist_ready = True
+
+    @like("popdist.getDeviceId")
+    def get_device_id(ipusPerReplica: int) -> int:
+        return device_id(machine, ipusPerReplica or number("NUM_IPUS_PER_REPLICA", 1))
+
+    @like("popdist.checkNumIpusPerReplica")
+    def check_num_ipus_per_replica(ipusPerReplica: int) -> bool:
+        return number("NUM_IPUS_PER_REPLICA", 1) == ipusPerReplica
+
+    @like("popdist.tensorflow.set_ipu_config")
+    def set_ipu_config(config: Any, ipus_per_replica: int, configure_device: bool) -> Any:
+        machine.note("set_ipu_config", ipus_per_replica=ipus_per_replica, configure_device=configure_device)
+        if configure_device and is_distributed():
+            # In a list, as the SDK's own tests do: a bare 0 would pass for "nothing selected" beside auto_select_ipus.
+            config.select_ipus = [device_id(machine, ipus_per_replica)]
+        elif configure_device:
+            config.auto_select_ipus = ipus_per_replica
+        set_distribution(config)
+        return config
+
+    root = _module(
+        "popdist",
+        init=init,
+        isPopdistEnvSet=is_distributed,
+        getDeviceId=get_device_id,
+        getNumInstances=num_instances,
+        getInstanceIndex=instance_index,
+        getLocalInstanceIndex=lambda: number("LOCAL_INSTANCE_INDEX", 0),
+        getNumIpusPerReplica=lambda: number("NUM_IPUS_PER_REPLICA", 1),
+        getNumLocalReplicas=lambda: number("NUM_LOCAL_REPLICAS", 1),
+        getNumTotalReplicas=lambda: number("NUM_TOTAL_REPLICAS", 1),
+        getReplicaIndexOffset=lambda: number("REPLICA_INDEX_OFFSET", 0),
+        checkNumIpusPerReplica=check_num_ipus_per_replica,
+    )
+    root.__path__ = []  # type: ignore[attr-defined]
+    # ``import popdist`` alone does not bind popdist.tensorflow.
+    return {
+        "popdist": root,
+        "popdist.tensorflow": _module("popdist.tensorflow", set_ipu_config=set_ipu_config),
+    }
+
+
+def _on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool = True) -> Any:
+    """A host collective: eagerly, or as an operation of a graph."""
+
+    def run(array: Any) -> Any:
+        machine.note("distributed." + name)
+        parts = [arrays[0] for arrays in machine.gather("distributed." + name, [array])]
+        return np.asarray(combine(parts), array.dtype)
+
+    value = tf.convert_to_tensor(value)
+    if tf.executing_eagerly():
+        return tf.constant(run(value.numpy()))
+    result = tf.numpy_function(run, [value], value.dtype)
+    if same_shape:
+        result.set_shape(value.shape)
+    return result
+
+
+def build_distributed(machine: Any) -> types.ModuleType:
+    """``tensorflow.python.ipu.distributed``: popdist's collectives since 3.1, Horovod's before."""
+    module = _module("tensorflow.python.ipu.distributed")
+    module.__path__ = []  # type: ignore[attr-defined]
+    vars(module).update(_horovod(machine) if machine.sdk in ("2.6", "3.0") else _collectives(machine))
+    return module
+
+
+def _collectives(machine: Any) -> Dict[str, Any]:
+    def ready(value: Any) -> Any:
+        value = tf.convert_to_tensor(value)
+        if value.dtype.name not in FACTS["host_reduction_types"]:
+            # kernels/popdist/all_reduce.cc registers no other types.
+            raise tf.errors.NotFoundError(
+                None, None, f"Could not find device for node: no kernel for {value.dtype.name}"
+            )
+        if not machine.popdist_ready:
+            raise tf.errors.InternalError(None, None, "popdist has not been initialised: popdist.init()")
+        return value
+
+    @like("ipu.distributed.allreduce")
+    def allreduce(value: Any, reduce_op: Any, tensor_name: Any) -> Any:
+        word = reduce_op.value  # AttributeError, as in host_collective_ops.py, for what is no ReduceOp
+        if not isinstance(word, str):
+            raise TypeError(f"Expected string for argument 'reduce_op' not {word!r}.")
+
+        def combine(parts: Any) -> Any:
+            total = sum(parts[1:], parts[0])
+            # The kernel sums, and divides for the one word MEAN.
+            return total / len(parts) if word == "MEAN" else total
+
+        return _on_host(machine, "allreduce", ready(value), combine)
+
+    @like("ipu.distributed.allgather")
+    def allgather(value: Any, tensor_name: Any) -> Any:
+        return _on_host(machine, "allgather", ready(value), np.concatenate, same_shape=False)
+
+    @like("ipu.distributed.broadcast")
+    def broadcast(value: Any, root_rank: Any, tensor_name: Any) -> Any:
+        return _on_host(machine, "broadcast", ready(value), lambda parts: parts[0])
+
+    return {"allreduce": allreduce, "allgather": allgather, "broadcast": broadcast}
+
+
+def _horovod(machine: Any) -> Dict[str, Any]:
+    def init() -> None:
+        machine.note("distributed.init")
+        machine.horovod_ready = True
+
+    def ready() -> None:
+        if not machine.horovod_ready:
+            raise tf.errors.FailedPreconditionError(
+                None, None, "Horovod has not been initialized; use hvd.init()."
+            )
+
+    def started(function: Any) -> Any:
+        def call() -> int:
+            if not machine.horovod_ready:
+                raise ValueError("Horovod has not been initialized; use hvd.init().")
+            return int(function())
+
+        return call
+
+    @like("ipu.distributed.allreduce 3.0")
+    def allreduce(tensor: Any, op: Any, prescale_factor: float, postscale_factor: float) -> Any:
+        op = _AVERAGE if op is None else op
+        if op not in (_AVERAGE, _SUM):
+            raise NotImplementedError(f"the reduction {op!r}")
+        ready()
+
+        def combine(parts: Any) -> Any:
+            total = sum(p * prescale_factor for p in parts) * postscale_factor
+            return total / len(parts) if op == _AVERAGE else total
+
+        return _on_host(machine, "allreduce", tensor, combine)
+
+    return {
+        "init": init,
+        "size": started(num_instances),
+        "rank": started(instance_index),
+        "local_rank": started(lambda: number("LOCAL_INSTANCE_INDEX", 0)),
+        "Average": _AVERAGE,
+        "Sum": _SUM,
+        "allreduce": allreduce,
+    }

@@ -1,0 +1,364 @@
+"""The double itself: what it computes, and what instances exchange, against naive versions."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from poplar_double import Machine, ProcessAborted, installed
+from poplar_double.exchange import FOLDER_VARIABLE, Alone, Exchange
+from poplar_double.replicas import Asked, Replicas, combine
+from tensorflow import keras
+from test_poplar_mutations import Setting
+
+PROCESSES = "experimental.multi_replica_distribution.process_count"
+
+
+def poprun(monkeypatch, index=0, total=4, local=2, ipus=1):
+    """The variables of an instance."""
+    values = dict(NUM_TOTAL_REPLICAS=total, NUM_LOCAL_REPLICAS=local, NUM_IPUS_PER_REPLICA=ipus)
+    values.update(REPLICA_INDEX_OFFSET=index * local, LOCAL_INSTANCE_INDEX=index)
+    for name, value in values.items():
+        monkeypatch.setenv("POPDIST_" + name, str(value))
+
+
+def together(count, work):
+    """Runs ``work(index)`` in threads; returns the results, or raises the first error."""
+    results, errors = [None] * count, []
+
+    def run(index):
+        try:
+            results[index] = work(index)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+# --- the exchange ------------------------------------------------------------------------------------------
+
+
+def test_every_instance_gets_the_arrays_of_all(tmp_path):
+    def work(index):
+        exchange = Exchange(tmp_path, index, 3, timeout_s=30)
+        return [exchange.gather("sum", [np.full(2, index + 10 * n), index]) for n in range(5)]
+
+    for found in together(3, work):
+        for n, parts in enumerate(found):
+            assert [p[0].tolist() for p in parts] == [[i + 10 * n] * 2 for i in range(3)]
+            assert [int(p[1]) for p in parts] == [0, 1, 2]
+    # Of every instance the last file stays: nobody knows whether the others have read it.
+    assert len(list(tmp_path.rglob("*.npz"))) == 3 and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_an_instance_that_does_not_come_or_does_something_else(tmp_path):
+    with pytest.raises(TimeoutError, match="waits for instance 1 at gradients"):
+        Exchange(tmp_path / "a", 0, 2, timeout_s=0.05).gather("gradients", [1.0])
+    with pytest.raises(RuntimeError, match=r"at (gradients|metrics)"):
+        together(2, lambda i: Exchange(tmp_path / "b", i, 2, 5).gather(("gradients", "metrics")[i], [1.0]))
+    with pytest.raises(RuntimeError, match="another run's"):
+        Exchange(tmp_path / "a", 0, 2, timeout_s=0.05).gather("gradients", [1.0])
+
+
+def machine_of(folder, index, count):
+    machine = Machine(config={"leaves": {PROCESSES: count}, "ipus": 2})
+    machine._exchange = Exchange(folder, index, count, 30) if folder else Alone(count)
+    return machine
+
+
+def test_gradients_and_metrics_are_reduced_over_the_replicas_of_all_instances(tmp_path):
+    gradients = np.arange(8, dtype=np.float32).reshape(2, 2, 2)  # instance, replica, weight
+
+    def work(index):
+        machine = machine_of(tmp_path, index, 2)
+        replicas = Replicas(machine, None)
+        total = replicas.sum_gradients([[tf.constant(g) for g in one] for one in gradients[index]])
+        metrics = combine(machine, [{"loss": float(index * 2 + r)} for r in range(2)], mean=True)
+        asked = Asked(machine)
+        for replica in range(2):
+            asked.ask(np.float32(index * 2 + replica), mean=True)
+            asked.ask(np.float32(7), mean=False)
+        asked.close(2)
+        return (
+            [float(t) for t in total],
+            metrics,
+            float(asked.ask(np.float32(0), True)),
+            float(asked.ask(0, False)),
+        )
+
+    for total, metrics, mean, whole in together(2, work):
+        assert total == gradients.sum(axis=(0, 1)).tolist()
+        assert metrics == {"loss": 1.5} and mean == 1.5 and whole == 28.0
+
+
+def test_without_a_folder_the_others_have_the_same_values():
+    machine = machine_of(None, 0, 3)
+    (total,) = Replicas(machine, None).sum_gradients([[tf.constant(1.0)], [tf.constant(2.0)]])
+    assert float(total) == 9.0 and combine(machine, [{"a": 2.0}, {"a": 4.0}], True) == {"a": 3.0}
+
+
+def test_two_instances_train_as_one_with_all_replicas(monkeypatch):
+    """Each instance has the same data here: gradients are summed over 4 replicas, as in one process with 4."""
+
+    def weights(distributed):
+        keras.utils.set_random_seed(1) if hasattr(keras.utils, "set_random_seed") else tf.random.set_seed(1)
+        with installed() as machine:
+            from tensorflow.python import ipu
+
+            setting = Setting(ipu, ipus=2 if distributed else 4, stages=1)
+            setting.arguments = dict(gradient_accumulation_steps_per_replica=4)
+            setting.before = lambda model: [w.assign(np.full(w.shape, 0.1)) for w in model.trainable_weights]
+            setting.steps = 8 if distributed else 16
+            if distributed:
+                import popdist
+                import popdist.tensorflow
+                from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+
+                popdist.init()
+                setting.config.auto_select_ipus = []
+                popdist.tensorflow.set_ipu_config(setting.config, ipus_per_replica=1, configure_device=True)
+                setting.strategy = PopDistStrategy
+            model = setting.fit()
+            replicas = machine.total_ipus
+            return replicas, [np.array(w) for w in model.get_weights()]
+
+    alone = weights(False)
+    poprun(monkeypatch, index=1)
+    several = weights(True)
+    assert alone[0] == several[0] == 4
+    for a, b in zip(alone[1], several[1]):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+# --- popdist and the devices -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("index", "local", "ipus", "device"), [(0, 1, 1, 0), (1, 2, 1, 17), (1, 2, 2, 25)])
+def test_set_ipu_config_selects_the_device_of_the_instance(monkeypatch, index, local, ipus, device):
+    """16 IPUs are devices 0 to 15, their pairs 16 to 23, their fours 24 to 27."""
+    poprun(monkeypatch, index, total=2 * local, local=local, ipus=ipus)
+    with installed() as machine:
+        import popdist
+        import popdist.tensorflow
+        from tensorflow.python import ipu
+
+        config = ipu.config.IPUConfig()
+        popdist.tensorflow.set_ipu_config(config, ipus_per_replica=ipus, configure_device=True)
+        assert config.select_ipus == [device] == [popdist.getDeviceId(ipus)]
+        assert config.experimental.multi_replica_distribution.process_count == 2
+        assert config.experimental.multi_replica_distribution.process_index == index
+        config.configure_ipu_system()
+        assert machine.device_ipus == local * ipus
+        # The driver counts the IPUs of all instances.
+        assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:0") == 2 * local * ipus
+
+
+def test_instances_may_not_take_the_first_ipus_that_are_free(monkeypatch):
+    poprun(monkeypatch)
+    with installed():
+        import popdist.tensorflow
+        from tensorflow.python import ipu
+
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = 2
+        popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1, configure_device=False)
+        with pytest.raises(RuntimeError, match="getDeviceId"):
+            config.configure_ipu_system()
+        config.device_connection.version = "ipu2"
+        config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
+        config.configure_ipu_system()  # no device is taken
+
+
+def test_device_0_and_no_device():
+    with installed() as machine:
+        from tensorflow.python import ipu
+
+        config = ipu.config.IPUConfig()
+        config.select_ipus = 0
+        config.configure_ipu_system()
+        assert config.select_ipus == [0] and machine.device_ipus == 1
+        # 0 is nothing beside a number of IPUs, and the first device nevertheless.
+        config = ipu.config.IPUConfig()
+        config.select_ipus, config.auto_select_ipus = 0, 4
+        config.configure_ipu_system()
+        assert machine.device_ipus == 1
+        config = ipu.config.IPUConfig()
+        config.select_ipus, config.auto_select_ipus = [0], 4
+        with pytest.raises(Exception, match="Only one of"):
+            config.configure_ipu_system()
+    with installed(num_ipus=0):
+        from tensorflow.python import ipu
+
+        config = ipu.config.IPUConfig()
+        config.device_connection.version = "ipu2"
+        config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
+        config.select_ipus = 0
+        with pytest.raises(ProcessAborted):
+            config.configure_ipu_system()
+
+
+def test_host_reductions(monkeypatch):
+    poprun(monkeypatch)
+    with installed():
+        import popdist
+        from tensorflow.python import ipu
+
+        assert not hasattr(ipu, "distributed") and not hasattr(popdist, "tensorflow")
+        from tensorflow.python.ipu import distributed
+
+        assert ipu.distributed is distributed and not hasattr(distributed, "Sum")
+        popdist.init()
+        value, op = tf.constant([1.0, 2.0]), tf.distribute.ReduceOp
+        assert distributed.allreduce(value, op.SUM).numpy().tolist() == [2.0, 4.0]
+        assert distributed.allreduce(value, op.MEAN).numpy().tolist() == [1.0, 2.0]
+        assert tf.function(lambda v: distributed.allreduce(v, op.SUM))(value).numpy().tolist() == [2.0, 4.0]
+        assert distributed.allgather(value).numpy().tolist() == [1.0, 2.0] * 2
+        assert distributed.broadcast(value).numpy().tolist() == [1.0, 2.0]
+    with installed(sdk="3.0"):
+        from tensorflow.python.ipu import distributed
+
+        distributed.init()
+        assert distributed.allreduce(value, op=distributed.Sum).numpy().tolist() == [2.0, 4.0]
+        assert distributed.allreduce(value).numpy().tolist() == [1.0, 2.0]
+        assert (distributed.size(), distributed.rank()) == (2, 0)
+
+
+def test_host_reductions_over_files(monkeypatch, tmp_path):
+    """This instance against one that a thread plays."""
+    poprun(monkeypatch)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    other = Exchange(tmp_path, 1, 2, 30)
+    thread = threading.Thread(target=other.gather, args=("distributed.allreduce", [np.float32(5)]))
+    thread.start()
+    with installed():
+        import popdist
+        from tensorflow.python.ipu import distributed
+
+        popdist.init()
+        assert float(distributed.allreduce(tf.constant(2.0), tf.distribute.ReduceOp.SUM)) == 7.0
+    thread.join()
+
+
+# --- models ------------------------------------------------------------------------------------------------
+
+
+def plain(ipu, **changes):
+    setting = Setting(ipu, stages=1)
+    setting.arguments = dict(gradient_accumulation_steps_per_replica=4)
+    for name, value in changes.items():
+        setattr(setting, name, value)
+    return setting
+
+
+def test_without_a_device_there_are_zeros_and_nothing_is_trained(monkeypatch, tmp_path):
+    monkeypatch.setenv("TF_POPLAR_FLAGS", f"--executable_cache_path={tmp_path}")
+    with installed() as machine:
+        from tensorflow.python import ipu
+
+        setting = plain(ipu)
+        setting.config.device_connection.version = "ipu2"
+        setting.config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
+        before = []
+        setting.before = lambda model: before.extend(np.array(w) for w in model.get_weights())
+        model = setting.fit()
+        assert model.history.history == {"loss": [0.0]}
+        for a, b in zip(before, model.get_weights()):
+            np.testing.assert_array_equal(a, b)
+        found = model.predict(np.ones((16, 4, 4, 1), np.float32), batch_size=2)
+        assert found.shape == (16, 3) and not found.any()
+        assert len(machine.programs) == 2 and len(list(tmp_path.glob("*.poplar_exec"))) == 2
+
+
+def test_what_was_compiled_for_no_device_never_runs():
+    with installed() as machine:
+        from tensorflow.python import ipu
+
+        setting = plain(ipu)
+        setting.config.device_connection.version = "ipu2"
+        setting.config.device_connection.type = ipu.config.DeviceConnectionType.NEVER
+        with pytest.raises(tf.errors.InvalidArgumentError, match="configured for compilation only"):
+            setting.fit()
+        assert len(machine.programs) == 1
+
+
+def unused_weight(**shape):
+    inputs = keras.Input((4, 4, 1), batch_size=2)
+    x = keras.layers.Flatten()(inputs)
+
+    class Unused(keras.layers.Layer):
+        def build(self, input_shape):
+            self.unused = self.add_weight(name="unused", shape=(1,), initializer="ones")
+            super().build(input_shape)
+
+        def call(self, x):
+            return x
+
+    return keras.Model(inputs, keras.layers.Dense(3)(Unused()(x)))
+
+
+def test_a_weight_without_a_gradient():
+    with installed():
+        from tensorflow.python import ipu
+
+        with pytest.raises(ValueError, match="has `None` for gradient"):
+            plain(ipu, model=unused_weight).fit()
+        model = plain(ipu, model=unused_weight, arguments={}).fit()
+        assert [w.numpy().tolist() for w in model.trainable_weights if "unused" in w.name] == [[1.0]]
+
+
+def test_weight_updates_are_made_in_a_graph():
+    class Eager(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, **kwargs):
+            pairs = list(grads_and_vars)
+            float(pairs[0][0].numpy().sum())
+            return super().apply_gradients(pairs, **kwargs)
+
+    with installed():
+        from tensorflow.python import ipu
+
+        with pytest.raises(Exception, match="numpy"):
+            plain(ipu, optimizer=Eager()).fit()
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_batch_norm_of_16_bits_keeps_all_it_has_in_16_bits(policy):
+    def network():
+        inputs = keras.Input((4, 4, 1), batch_size=2, dtype="float16")
+        made = keras.mixed_precision.Policy(policy)
+        x = keras.layers.BatchNormalization(dtype=made, name="norm")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(keras.layers.Flatten()(x)))
+
+    images = np.random.default_rng(0).normal(1, 2, (64, 4, 4, 1)).astype(np.float16)
+    arrays = images, np.zeros(64, np.int32)
+    data = tf.data.Dataset.from_tensor_slices(arrays).batch(2, drop_remainder=True).repeat()
+    with installed():
+        from tensorflow.python import ipu
+
+        weights = plain(ipu, model=network, data=data).fit().get_layer("norm").get_weights()
+    rounded = [np.array_equal(w, w.astype(np.float16)) for w in weights]
+    assert all(rounded) if policy == "float16" else not any(rounded)
+
+
+def test_images_get_a_fourth_channel():
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 4, 3)).astype(np.uint8)
+    offsets, scales = np.array([1.0, 2.0, 3.0], np.float32), np.array([0.5, 0.25, 2.0], np.float32)
+    with installed():
+        from tensorflow.python import ipu
+
+        for dtype, result in ((np.uint8, np.float16), (np.float16, np.float16), (np.float32, np.float32)):
+            image = tf.constant(pixels.astype(dtype))
+            found = ipu.image_ops.normalise_image(image, offsets, tf.constant(scales), 1 / 256).numpy()
+            assert found.shape == (2, 3, 4, 4) and found.dtype == result and not found[..., 3].any()
+            expected = np.zeros((2, 3, 4, 3))
+            for c in range(3):
+                expected[..., c] = (pixels[..., c] / 256 - offsets[c]) * scales[c]
+            np.testing.assert_allclose(
+                found[..., :3], expected, rtol=0, atol=5e-3 if result == np.float16 else 1e-6
+            )
