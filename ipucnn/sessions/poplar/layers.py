@@ -83,8 +83,8 @@ class Preprocess(keras.layers.Layer):
         if self._fused is not None:
             offsets = tf.constant(affine.offsets, self._compute)
             factors = tf.constant(affine.factors, self._compute)
-            # The operation pads three channels to four.
-            return self._fused(inputs, offsets, factors, affine.scale)[..., :3]
+            # The operation pads three channels to four, and makes 16 bits of 8.
+            return tf.cast(self._fused(inputs, offsets, factors, affine.scale)[..., :3], self._compute)
         images = tf.cast(inputs, tf.float32)
         if affine.reverse:
             images = tf.reverse(images, axis=[-1])
