@@ -352,17 +352,18 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
     by_command = {row["command"]: row for row in full["commands"]}
     assert by_command["train"]["usable"] and "PopDist" in by_command["train"]["reason"]
     for name in ("evaluate", "infer", "benchmark"):
-        assert not by_command[name]["usable"] and "2 instances of poprun" in by_command[name]["reason"]
+        assert not by_command[name]["usable"] and "refused under poprun" in by_command[name]["reason"]
     assert by_command["plan-splits"]["usable"]
     text = words(doctor(capsys)[1])
     assert (
         "instance 2 of 2, 2 of 4 replica(s), 1 IPU(s) each; leaves to the first checkpoints and logs" in text
     )
-    # A single instance computes everything itself.
+    on_host = {row["command"]: row for row in answer(capsys, "--device", "cpu")[1]["commands"]}
+    assert not on_host["train"]["usable"] and "only IPUs" in on_host["train"]["reason"]
     under_poprun(monkeypatch, NUM_TOTAL_REPLICAS=2, REPLICA_INDEX_OFFSET=0)
-    full = answer(capsys)[1]
-    assert full["poprun"]["num_instances"] == 1
-    assert all(row["usable"] for row in full["commands"])
+    alone = answer(capsys, "--device", "cpu")[1]
+    assert alone["poprun"]["num_instances"] == 1
+    assert {row["command"]: row for row in alone["commands"]}["train"]["usable"]
 
 
 @pytest.mark.parametrize(

@@ -447,6 +447,9 @@ def test_an_sdk_in_order_has_no_problems():
             "did you",
         ),
         ({"variables": {"TF_POPLAR_FLAGS": "--save_vertex_graph"}}, "--save_vertex_graph", "TF_POPLAR_FLAGS"),
+        ({"variables": {"TF_POPLAR_FLAGS": "--use_on_demand true"}}, "true is no flag", "--name=value"),
+        ({"variables": {"TF_POPLAR_FLAGS": "-use_ipu_model"}}, "-use_ipu_model is no flag", "--name"),
+        ({"variables": {"TF_POPLAR_FLAGS": "flags.txt"}}, "a file of flags", "--name=value"),
         ({"variables": {"TF_POPLAR_FLAGS": "--show_progress_bar=no"}}, "abort", "true, false or auto"),
         ({"cpu_flags": ("avx2",)}, "AVX-512", "amd_znver1"),
         ({"has_ipu_package": False}, "installed over it", "--force-reinstall"),
@@ -468,6 +471,7 @@ def test_flags_that_came_later():
     (error,) = problems(changed(variables=old))
     assert "3.2" in error.message
     assert problems(changed(variables={"TF_POPLAR_FLAGS": "--use_on_demand"})) == []
+    assert problems(changed(variables={"TF_POPLAR_FLAGS": " --executable_cache_path='/a b' "})) == []
 
 
 @pytest.mark.parametrize(

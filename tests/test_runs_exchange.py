@@ -18,25 +18,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-ON_DOUBLE = """
-import sys
-from poplar_double import installed
-from ipucnn import cli
-with installed():
-    code = cli.run(sys.argv[1:])
-sys.exit(code)
-"""
-
-
 def ipucnn(python, *args, cwd, on_double=False):
     """The JSON of a command; on the double of the Poplar SDK, or on the host."""
     places = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     env = {**os.environ, "PYTHONPATH": places, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     # Set here for this TensorFlow; the other chooses for itself (oneDNN makes TensorFlow 2.6 fail).
     env.pop("TF_ENABLE_ONEDNN_OPTS", None)
-    words = ["-c", ON_DOUBLE] if on_double else ["-m", "ipucnn"]
+    module = "poplar_double.run" if on_double else "ipucnn"
     done = subprocess.run(
-        [python, *words, *args], cwd=str(cwd), env=env, capture_output=True, text=True, check=False
+        [python, "-m", module, *args], cwd=str(cwd), env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -198,7 +198,7 @@ class IpuOnly:
     dropout_layer: str = option(
         "poprand",
         "Dropout on IPUs: poprand (the IPU's generator, which keeps no mask for the backward pass), or stateless "
-        "(the same function of seed and micro-batch as on the host).",
+        "(TensorFlow's, a function of seed and micro-batch; that IPUs draw the host's masks was never compared).",
         choices=("poprand", "stateless"),
         host_effect=False,
     )

@@ -263,14 +263,17 @@ def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
     count = poprun.instances.count
     if not choice.usable or not poprun.instances.is_distributed:
         return own
-    if command == "train":
+    if command != "train":
+        return replace(
+            own, usable=False, reason="refused under poprun: it is one process, only train runs in several"
+        )
+    if choice.device == "ipu":
         reason = f"{choice.reason}; with PopDist, as one of {count} instance(s) of poprun"
-        return replace(own, reason=reason) if choice.device == "ipu" else own
-    if count == 1:
-        return own
-    return replace(
-        own, usable=False, reason=f"refused with {count} instances of poprun: only train divides its work"
-    )
+        return replace(own, reason=reason)
+    if count > 1:
+        reason = f"refused with {count} instances of poprun: only IPUs are trained together"
+        return replace(own, usable=False, reason=reason)
+    return own
 
 
 def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]:

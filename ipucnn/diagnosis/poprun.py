@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional
 
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import UserError
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 
 __all__ = ["Poprun", "find_poprun"]
@@ -25,7 +25,7 @@ class Poprun:
     def num_local_replicas(self) -> Optional[int]:
         """Replicas of this instance; None without ``poprun``."""
         total = self.instances.total_replicas
-        return None if total is None else total // self.instances.count
+        return None if total is None else self.instances.local_replicas
 
     @property
     def line(self) -> str:
@@ -61,6 +61,3 @@ def find_poprun(variables: Mapping[str, str]) -> Poprun:
         return Poprun(find_instances(variables))
     except UserError as error:
         return Poprun(problem=error)
-    except ValueError as error:
-        hint = "start it with poprun, which sets them all, or unset them"
-        return Poprun(problem=ConfigurationError(f"the POPDIST_... variables are damaged: {error}", hint))

@@ -10,7 +10,7 @@ def check_compile_only(config: Any) -> None:
     """Refuses what there is nothing to compile for.
 
     Raises:
-        ConfigurationError: the device is no IPU.
+        ConfigurationError: the device is no IPU, or one that must be there is named.
     """
     from ipucnn.sessions.factory import runs_on_ipus
 
@@ -18,6 +18,11 @@ def check_compile_only(config: Any) -> None:
         raise ConfigurationError(
             f"--compile-only compiles for IPUs, and --device {config.device} is none here",
             "drop it, or type it in the Poplar SDK's environment",
+        )
+    if config.compile_only and config.select_ipu is not None:
+        # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
+        raise ConfigurationError(
+            f"--select-ipu {config.select_ipu}: --compile-only takes no device", "drop one of them"
         )
 
 

@@ -10,6 +10,7 @@ from ipucnn.errors import ConfigurationError, MissingError, UserError
 from ipucnn.sessions.poplar.surroundings import (
     SDK_MODULES,
     Surroundings,
+    flag_words,
     look_around,
     parse_flags,
     sdk_version,
@@ -193,7 +194,24 @@ def _not_enabled(found: Surroundings) -> List[UserError]:
 
 
 def _wrong_flags(found: Surroundings) -> List[UserError]:
-    flags = parse_flags(found.variables.get("TF_POPLAR_FLAGS", ""))
+    text = found.variables.get("TF_POPLAR_FLAGS", "").strip()
+    words = [word for word in flag_words(text) if not word.startswith("--")]
+    if text and not text.startswith("-"):
+        # compiler/xla/parse_flags_from_env.cc
+        return [
+            ConfigurationError(
+                f"TF_POPLAR_FLAGS: the SDK takes {words[0]} for a file of flags, to which ipucnn cannot add its own",
+                "write the flags themselves: --name=value",
+            )
+        ]
+    if words:
+        return [
+            ConfigurationError(
+                f"TF_POPLAR_FLAGS: {words[0]} is no flag, and the SDK would abort the process",
+                "a flag is --name or --name=value, without a blank in it",
+            )
+        ]
+    flags = parse_flags(text)
     wrong: List[UserError] = []
     unknown = [name for name in flags if name not in FLAGS]
     if unknown:

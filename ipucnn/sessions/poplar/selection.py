@@ -14,7 +14,7 @@ def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
 
     Args:
         select_ipu: ``--select-ipu``; None: the SDK found a device of the right size.
-        num_ipus: of the program, over all instances.
+        num_ipus: of the program.
 
     Raises:
         ConfigurationError: naming both numbers.

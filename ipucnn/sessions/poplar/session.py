@@ -323,7 +323,6 @@ class PoplarSession(Session):
         self._device.would_fit = self.would_fit
         replicas = config.validation_num_replicas or config.num_replicas
         check_num_ipus(replicas, f"{replicas} replica(s) of evaluation")
-        self._device.would_fit = self.would_fit
         self._attach(replicas, None)
         self._predictor = Predictor(
             self._device,

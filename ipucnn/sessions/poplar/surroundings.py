@@ -3,14 +3,16 @@
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 __all__ = [
     "SDK_MODULES",
     "Surroundings",
+    "flag_words",
     "look_around",
     "parse_flags",
     "sdk_version",
@@ -131,10 +133,18 @@ def wheel_cpu(found: Surroundings) -> Optional[str]:
     return None if match is None else match.group(1)
 
 
+def flag_words(text: str) -> List[str]:
+    """The words of ``TF_POPLAR_FLAGS``; quotes keep blanks in a value."""
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote is not closed
+        return text.split()
+
+
 def parse_flags(text: str) -> Dict[str, str]:
     """Flags of ``TF_POPLAR_FLAGS`` by name; one without a value is "true"."""
     flags = {}
-    for word in text.split():
+    for word in flag_words(text):
         name, equals, value = word.lstrip("-").partition("=")
         flags[name] = value if equals else "true"
     return flags
