@@ -49,6 +49,7 @@ def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str)
         device_mapping=None,
         recomputation=False,
         dbn_replica_group_size=1,
+        pad_dataset=False,
         available_memory_proportion=proportions if len(proportions) == 1 else (),
         weight_updates_per_epoch=1,
         steps_per_execution=None,
