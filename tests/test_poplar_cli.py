@@ -216,7 +216,7 @@ def test_surroundings_that_may_work_are_told(capfd, folder):
 
 def test_prediction_out_of_memory_says_what_would_fit(capfd, folder, monkeypatch):
     run_dir = folder / "memory"
-    train(capfd, run_dir, "--num-epochs", 1)
+    train(capfd, run_dir, "--num-epochs", 1, "--pad-dataset")
     weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
     run_bytes = 4 * sum(value.size for value in weights.values()) - 1
     network_bytes = 66_472 - 1  # of toy_model as published
