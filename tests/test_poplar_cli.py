@@ -264,3 +264,8 @@ def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
         code, _, err = run(capfd, "train", "toy_model", *args)
         assert code == 0, err
         assert machine.config["ipus"] == 2
+    # The pair is not what evaluation asks for.
+    with installed(num_ipus=16) as machine:
+        code, _, err = run(capfd, "evaluate", folder / "selected", "--validation-num-replicas", 1)
+        assert code == 0, err
+        assert machine.config["ipus"] == 1

@@ -134,6 +134,8 @@ def test_wrong_layouts_are_refused_with_the_nearest_legal_ones():
     check_program(plain_program(1, 4, 2), sharding)
     with pytest.raises(ConfigurationError, match="not offloaded"):
         check_program(plain_program(1, 4, 2), dataclasses.replace(sharding, optimizer_state_offloading=False))
+    with pytest.raises(ConfigurationError, match="without accumulation"):
+        check_program(plain_program(1, 1, 2), sharding)
     wrong = dataclasses.replace(config, validation_num_replicas=4)
     with pytest.raises(ConfigurationError, match="hold 2"):
         check_program(plain_program(1, 4, 2), wrong)

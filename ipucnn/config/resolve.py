@@ -187,6 +187,8 @@ def resolve_saved(
 
     given = convert_flags(flags)
     saved = {spec.name: getattr(config, spec.name) for spec in SPECS}
+    # A device with the IPUs of training: another command needs others.
+    saved["select_ipu"] = BY_NAME["select_ipu"].default
     settings, origins = overlay([(RUN_ORIGIN, saved), (FLAG, given)])
     record = get_model(settings["model_name"])
     choice = _choose_dataset(command, record, given, saved) if reads_data else None
@@ -200,6 +202,9 @@ RESUMABLE = (
     "dataset_path",
     "download",
     "device",
+    "select_ipu",
+    "on_demand",
+    "executable_cache",
     "pipeline_num_parallel",
     "run_dir",
     "resume",

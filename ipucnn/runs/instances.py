@@ -21,7 +21,7 @@ def refuse_instances(command: str) -> None:
     if find_instances().is_distributed:
         raise ConfigurationError(
             f"poprun started this, and `ipucnn {command}` is one process: only `ipucnn train` runs under it",
-            f"type it without poprun: ipucnn {command} ... --num-replicas N",
+            f"type it without poprun: ipucnn {command} ...",
         )
 
 

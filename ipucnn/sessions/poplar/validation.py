@@ -65,6 +65,12 @@ def check_program(program: Program, config: Any, instances: Instances = Instance
                 "--replicated-optimizer-state-sharding shares out an offloaded state, and it is not offloaded",
                 "add --optimizer-state-offloading",
             )
+        if program.num_stages == 1 and program.gradient_accumulation_count == 1:
+            raise ConfigurationError(
+                "--replicated-optimizer-state-sharding has no effect without accumulation: the SDK shares out the "
+                "state only then",
+                "use --gradient-accumulation-count 2 or more, or drop it",
+            )
         if num_instances > 1:
             raise ConfigurationError(
                 "--replicated-optimizer-state-sharding does not work over several instances", "drop it"
