@@ -64,6 +64,19 @@ def test_two_instances_train_what_one_process_trains(tmp_path, capfd):
     assert rows[0] == rows[1] > 0
 
 
+def test_instances_compile_where_there_are_no_ipus(monkeypatch, tmp_path, capfd):
+    for index in (0, 1):
+        for name, value in poprun(index).items():
+            monkeypatch.setenv(name, value)
+        with installed(num_ipus=0) as machine:
+            flags = ["--num-replicas", "4", "--compile-only", "--executable-cache", str(tmp_path / "cache")]
+            assert cli.run(["train", "toy_model", *SMALL, *flags, "--run-dir", str(tmp_path / "run")]) == 0
+            assert machine.config["leaves"]["experimental.multi_replica_distribution.process_count"] == 2
+        out, err = capfd.readouterr()
+        assert bool(out) == (index == 0) and "Traceback" not in err
+    assert not (tmp_path / "run").exists() and list((tmp_path / "cache").iterdir())
+
+
 @pytest.mark.slow
 def test_a_signal_to_one_instance_ends_all_at_the_same_place(tmp_path):
     flags = ["toy_model", *SMALL, "--num-replicas", 2, "--num-epochs", 4000, "--run-dir", tmp_path / "run"]

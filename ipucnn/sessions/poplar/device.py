@@ -48,7 +48,9 @@ class Device:
         Raises:
             MissingError: there are no such IPUs, or others use them.
         """
-        layout = Layout(num_ipus, selects=not self.instances.is_distributed)
+        # To compile, a number of IPUs is enough; poprun's own choice would ask for the devices.
+        selects = config.compile_only or not self.instances.is_distributed
+        layout = Layout(num_ipus, selects=selects)
         if program is not None:
             values = program.available_memory_proportion
             per_stage = bool(proportions(program)[0])
@@ -66,7 +68,8 @@ class Device:
         with self._errors(training=True):
             if self.instances.is_distributed:
                 self.api.start_instances()
-                self.api.select_own_ipus(made, num_ipus // self.instances.local_replicas)
+                per_replica = num_ipus // self.instances.local_replicas
+                self.api.join_instances(made, per_replica, selects_device=not layout.selects)
             made.configure_ipu_system()
             if layout.selects:
                 check_selected(self.api, config.select_ipu, num_ipus)

@@ -40,11 +40,13 @@ class Api:
         if hasattr(popdist, "init"):
             popdist.init()
 
-    def select_own_ipus(self, config: Any, ipus_per_replica: int) -> None:
-        """Tells an ``IPUConfig`` which IPUs are this instance's and that there are others; it is not applied yet."""
+    def join_instances(self, config: Any, ipus_per_replica: int, selects_device: bool) -> None:
+        """Tells an ``IPUConfig``, not yet applied, of the other instances, and which IPUs are this one's."""
         import popdist.tensorflow
 
-        popdist.tensorflow.set_ipu_config(config, ipus_per_replica=ipus_per_replica, configure_device=True)
+        popdist.tensorflow.set_ipu_config(
+            config, ipus_per_replica=ipus_per_replica, configure_device=selects_device
+        )
 
     def sum_over_instances(self, values: Any) -> Any:
         """The sum over instances of an array, on the host."""
