@@ -88,6 +88,20 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
     assert load_checkpoint(folder / "host" / "checkpoints" / "last.npz").meta["weight_updates"] == 32
 
 
+def test_a_run_of_16_bits_is_evaluated_on_the_host_in_32(capfd, folder):
+    run_dir = folder / "half"
+    with installed():
+        report, _ = train(capfd, run_dir, "--precision", "16.16", "--num-epochs", 1, "--overwrite")
+    code, out, err = run(capfd, "evaluate", run_dir, "--json", "--device", "cpu")
+    assert code == 0 and err.count("computed in 32 bits here") == 1, err
+    assert json.loads(out)["measured"]["loss"] == pytest.approx(report["validation"]["loss"], rel=0.01)
+    code, _, err = run(capfd, "evaluate", run_dir, "--device", "cpu", "--precision", "16.16")
+    assert code == 2 and "not built yet on the host" in err
+    # Training goes on where its arithmetic is.
+    code, _, err = run(capfd, "train", "--resume", "--run-dir", run_dir, "--num-epochs", 2, "--device", "cpu")
+    assert code == 2 and "not built yet on the host" in err
+
+
 @pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
 def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capfd, tmp_path, network):
     flags = ["train", "cifar_resnet8", "--dataset", "digits", *SMALL, "--num-epochs", 1, *network]

@@ -33,6 +33,7 @@ class Subject:
         fill: puts the weights into the built model.
         names: the names of the classes; may ask the network, and import TensorFlow.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
+        notes: what is otherwise here than where it was trained, one line each.
     """
 
     setup: run_setup.Setup
@@ -40,6 +41,7 @@ class Subject:
     fill: Callable[[Any], None]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
+    notes: Tuple[str, ...] = ()
 
     @property
     def resolved(self) -> Resolved:
@@ -51,7 +53,7 @@ class Subject:
         """What the user should know before the work begins, one line each."""
         from ipucnn.sessions.factory import device_warnings
 
-        return [*device_warnings(self.resolved.config.device), *self.setup.source.info.warnings]
+        return [*device_warnings(self.resolved.config.device), *self.setup.source.info.warnings, *self.notes]
 
     def build(self) -> Any:
         """The model with its weights (imports TensorFlow)."""
@@ -181,6 +183,7 @@ def _of_run(
     if not reads_data:
         _refuse_data(flags)
     resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
+    resolved, notes = _in_32_bits(resolved)
     _check_runs_here(resolved)
     seed = int(run.checkpoint.meta["seed"])
     if reads_data:
@@ -200,7 +203,20 @@ def _of_run(
         lambda model: load_weights(model, run.checkpoint, str(run.path)),
         lambda: facts.class_names,
         num_stored,
+        notes,
     )
+
+
+def _in_32_bits(resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
+    """A run of 16 bits as a host computes it, which has 32: weights in checkpoints are float32."""
+    from ipucnn.sessions.factory import runs_on_ipus
+
+    config = resolved.config
+    saved = config.precision != "32.32" and resolved.origins["precision"] != FLAG
+    if not saved or runs_on_ipus(config.device):
+        return resolved, ()
+    note = f"the run was trained in {config.precision} on IPUs, and is computed in 32 bits here"
+    return replace(resolved, config=replace(config, precision="32.32")), (note,)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:
