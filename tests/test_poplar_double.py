@@ -384,6 +384,34 @@ def test_weight_updates_are_made_in_a_graph():
             plain(ipu, optimizer=Eager()).fit()
 
 
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_what_a_program_writes_lies_on_the_ipus(where):
+    """A variable that was made outside of the strategy's scope is the host's."""
+    # Not a layer's own: of those Keras finds out by itself.
+    held = [tf.Variable(0.0, trainable=False)]
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            held[-1].assign_add(1.0)
+            return x
+
+    def network():
+        if where == "inside":
+            held.append(tf.Variable(0.0, trainable=False))
+        inputs = keras.Input((4, 4, 1), batch_size=2)
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(Counting()(inputs))))
+
+    with installed():
+        from tensorflow.python import ipu
+
+        setting = plain(ipu, model=network)
+        if where == "inside":
+            setting.fit()
+            return
+        with pytest.raises(tf.errors.InvalidArgumentError, match="located in device CPU:0"):
+            setting.fit()
+
+
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_batch_norm_of_16_bits_keeps_all_it_has_in_16_bits(policy):
     def network():

@@ -40,10 +40,20 @@ class Engine:
     def _run(self, name: str, make: Any, *args: Any) -> Any:
         """Runs a function in a replica's context, traced on its first call."""
         if name not in self._functions:
-            self._functions[name] = tf.function(make(), autograph=False)
+            self._functions[name] = tf.function(self._placed(make()), autograph=False)
         strategy = self._extension.strategy
         with strategy.scope():
             return strategy.run(self._functions[name], args=args)
+
+    def _placed(self, function: Any) -> Any:
+        """The function, whose variables have to lie on the IPUs."""
+
+        def call(*args: Any) -> Any:
+            found = function(*args)
+            self._machine.check_placed(tf.compat.v1.get_default_graph())
+            return found
+
+        return call
 
     # --- compiling -------------------------------------------------------------------------------------
 

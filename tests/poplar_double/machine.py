@@ -43,6 +43,7 @@ class Machine:
     programs: List[Any] = field(default_factory=list)
     strategies: List[Any] = field(default_factory=list)
     stage: Optional[int] = None
+    placed: Dict[int, Any] = field(default_factory=dict)
     replicas: Optional[Any] = None
     user_ops: Dict[str, Any] = field(default_factory=dict)
     popdist_ready: bool = False
@@ -58,6 +59,25 @@ class Machine:
     def calls(self, name: str) -> List[Dict[str, Any]]:
         """The arguments of every call of a name, in order."""
         return [arguments for call, arguments in self.log if call == name]
+
+    def place(self, next_creator: Any, **arguments: Any) -> Any:
+        """Makes a variable on the IPUs, as the scope of a strategy does."""
+        made = next_creator(**arguments)
+        self.placed[id(made.handle)] = made.handle
+        return made
+
+    def check_placed(self, graph: Any) -> None:
+        """What a program reads and writes has to lie on the IPUs.
+
+        Raises:
+            InvalidArgumentError: a variable was made outside of the strategy's scope.
+        """
+        own = self.generator.state.handle
+        for outside, _ in graph.captures:
+            if outside.dtype == tf.resource and outside is not own and id(outside) not in self.placed:
+                raise tf.errors.InvalidArgumentError(
+                    None, None, "Trying to access a resource located in device CPU:0 from device IPU:0"
+                )
 
     @property
     def strategy(self) -> Any:

@@ -36,7 +36,7 @@ def _strategies(machine: Any) -> Any:
             machine.flags  # noqa: B018 - building extended models accesses the driver
             machine.strategies.append(self)
             try:
-                with super().scope():
+                with super().scope(), tf.variable_creator_scope(machine.place):
                     yield self
             finally:
                 machine.strategies.pop()
