@@ -234,7 +234,7 @@ def _what_no_ipu_means(device: str) -> Finding:
         "note",
         "ipu",
         f"no IPU is used: runs compute on the {device.upper()} with the IPU's semantics (micro-batches, accumulation, "
-        "replicas, stages, rounding); what they measure is this machine's speed, and figures of IPUs are predicted",
+        "replicas, stages); what they measure is this machine's speed, and figures of IPUs are predicted",
     )
 
 
@@ -251,7 +251,7 @@ def command_devices(choice: Choice, poprun: Poprun) -> Iterator[Choice]:
         if name in spec.commands:
             yield _under_poprun(choice, name, poprun)
         elif name == "plan-splits":
-            reason = "plans on the host; TensorFlow reads a network's layers once"
+            reason = "plans on the host; the networks' layers are shipped, others TensorFlow reads once"
             yield Choice("", "cpu", True, reason, name)
         else:
             yield Choice("", "cpu", True, "works on the host", name)
