@@ -58,6 +58,13 @@ def test_train_evaluate_infer_resume_and_exchange(capfd, folder, monkeypatch):
     first, second = (load_checkpoint(folder / n / "checkpoints" / "last.npz") for n in ("ipu", "again"))
     for name, value in first.weights.items():
         assert np.array_equal(value, second.weights[name]), name
+    with installed(num_ipus=1):  # one IPU is enough for a look at what two trained
+        code, out, err = run(capfd, "infer", folder / "ipu", "--split", "eval", "--limit-eval", 2, "--json")
+        assert code == 0, err
+        code, out, err = run(capfd, "evaluate", folder / "ipu", "--validation-num-replicas", 3)
+        assert code == 2 and "hint: use 2 or 4 IPUs: --validation-num-replicas" in err
+        code, out, err = run(capfd, "evaluate", folder / "ipu")
+        assert code == 6 and "--validation-num-replicas" in err
     # Half of it, and the rest on IPUs again: the same bytes.
     with installed():
         train(capfd, folder / "half", "--num-replicas", 2, "--eight-bit-transfer", "--num-epochs", 1)

@@ -69,7 +69,7 @@ def test_every_option_that_only_an_ipu_acts_on_reaches_the_configuration():
         "convolution_options": {"use128BitConvUnitLoad": True},
         "matmul_options": {"enableFastReduce": True},
         "internal_exchange_optimization_target": "memory",
-        "deterministic_workers": "portable",
+        "deterministic_workers": "false",
         "stable_norm": True,
         "max_cross_replica_buffer_size": 5,
         "max_reduce_many_buffer_size": 6,

@@ -175,13 +175,17 @@ def test_optimizers_as_on_the_host(optimizer):
 
 
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has its own way with strategies; the SDK has Keras 2.6")
-def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy():
-    """As under PopDist, where Keras hands an update the one part of a mirrored variable."""
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
+    """As under PopDist, where Keras hands an update the one part of a mirrored variable, of which it may be a guise."""
     settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=8)
     start, gradients = np.float32([1, 2, 3]), np.float32([[1, 0, 2], [0.5, 4, -1]])
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
     with strategy.scope():
-        mirrored, moving = tf.Variable(start), tf.Variable([5.0], trainable=False)
+        layer = keras.layers.Layer(dtype=policy)
+        mirrored = layer.add_weight("a", shape=(3,), initializer="zeros")
+        mirrored.assign(start)
+        moving = tf.Variable([5.0], trainable=False)
         own = Optimizer(settings, [mirrored], ["a"])
         update = WeightUpdate(own, 2, 4.0, [moving], lambda value: value * 2)
         made = DeviceOptimizer(update)

@@ -188,12 +188,12 @@ class IpuOnly:
         maximum=255,
         host_effect=False,
     )
-    deterministic_workers: Optional[str] = option(
-        None,
-        "Random numbers that do not depend on how work is spread: portable, or false.",
+    deterministic_workers: str = option(
+        "portable",
+        "Random numbers of IPUs that do not depend on how work is spread, so that a seed gives them again: portable, "
+        "or false.",
         choices=("portable", "false"),
         host_effect=False,
-        default_text="portable with --stochastic-rounding RI, else Poplar's",
     )
     dropout_layer: str = option(
         "poprand",

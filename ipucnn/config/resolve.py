@@ -187,8 +187,8 @@ def resolve_saved(
 
     given = convert_flags(flags)
     saved = {spec.name: getattr(config, spec.name) for spec in SPECS}
-    # A device with the IPUs of training: another command needs others.
-    saved["select_ipu"] = BY_NAME["select_ipu"].default
+    # Where training ran, and with which IPUs, says nothing of where another command runs.
+    saved.update({name: BY_NAME[name].default for name in ("device", "select_ipu", "executable_cache")})
     settings, origins = overlay([(RUN_ORIGIN, saved), (FLAG, given)])
     record = get_model(settings["model_name"])
     choice = _choose_dataset(command, record, given, saved) if reads_data else None

@@ -144,11 +144,22 @@ def _is_network(target: str) -> bool:
     return not Path(target).expanduser().exists() and any(record.name == target for record in list_models())
 
 
-def _check_runs_here(resolved: Resolved) -> None:
-    from ipucnn.sessions.factory import check_device
+def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
+    """The configuration as this machine runs it, checked, and what that makes otherwise."""
+    from ipucnn.sessions.factory import check_device, runs_on_ipus
 
-    check_device(resolved.config.device)
-    run_setup.check_supported(resolved.config)
+    config, notes = resolved.config, []
+    if command == "infer":
+        # A few images; how many replicas trained does not matter, and there may be fewer IPUs here.
+        config = replace(config, num_replicas=1, validation_num_replicas=None)
+    saved = resolved.origins["precision"] != FLAG and config.precision != "32.32"
+    if saved and not runs_on_ipus(config.device):
+        # Weights in checkpoints are float32 in any case.
+        notes.append(f"trained in {config.precision} on IPUs; computed in 32 bits here")
+        config = replace(config, precision="32.32")
+    check_device(config.device)
+    run_setup.check_supported(config)
+    return replace(resolved, config=config), tuple(notes)
 
 
 def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: str) -> None:
@@ -183,8 +194,7 @@ def _of_run(
     if not reads_data:
         _refuse_data(flags)
     resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
-    resolved, notes = _in_32_bits(resolved)
-    _check_runs_here(resolved)
+    resolved, notes = _here(command, resolved)
     seed = int(run.checkpoint.meta["seed"])
     if reads_data:
         setup, num_stored = _prepare(resolved, seed, run.input_shape)
@@ -205,18 +215,6 @@ def _of_run(
         num_stored,
         notes,
     )
-
-
-def _in_32_bits(resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
-    """A run of 16 bits as a host computes it, which has 32: weights in checkpoints are float32."""
-    from ipucnn.sessions.factory import runs_on_ipus
-
-    config = resolved.config
-    saved = config.precision != "32.32" and resolved.origins["precision"] != FLAG
-    if not saved or runs_on_ipus(config.device):
-        return resolved, ()
-    note = f"the run was trained in {config.precision} on IPUs, and is computed in 32 bits here"
-    return replace(resolved, config=replace(config, precision="32.32")), (note,)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:
@@ -292,7 +290,7 @@ def _of_keras_file(
             "name the data set it was trained on: --dataset mnist",
         )
     resolved = resolve(command, flags, model=model)
-    _check_runs_here(resolved)
+    resolved, notes = _here(command, resolved)
     setup, num_stored = _prepare(resolved, 0)
     run_setup.build_options(setup)
     return Subject(
@@ -301,6 +299,7 @@ def _of_keras_file(
         lambda built: load_keras_weights(built, path),
         lambda: setup.source.info.class_names,
         num_stored,
+        notes,
     )
 
 
@@ -319,7 +318,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
         # The weights are those of the network as published, whatever a preset trains.
         norm = {"name": _NORM_LAYERS[record.default_norm]}
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
-    _check_runs_here(resolved)
+    resolved, notes = _here(command, resolved)
     if reads_data:
         setup, num_stored = _prepare(resolved, 0)
         _check_classes(
@@ -346,6 +345,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
         fill,
         class_names if not reads_data else lambda: setup.source.info.class_names,
         num_stored,
+        notes,
     )
 
 

@@ -144,16 +144,10 @@ class Optimizer:
             done += self._apply(index, gradient, learning_rate, count)
         return done
 
-    def index_of(self, variable: Any) -> int:
-        """The position of a variable.
-
-        Raises:
-            KeyError: it is not one of this optimizer's.
-        """
-        for index, own in enumerate(self._variables):
-            if own is variable:
-                return index
-        raise KeyError(variable.name)
+    @property
+    def variables(self) -> List[Any]:
+        """What is trained, in order."""
+        return list(self._variables)
 
     def apply_one(self, index: int, gradient: Any, learning_rate: Any, weight_update: Any) -> List[Any]:
         """:meth:`apply` for the ``index``-th variable alone; ``weight_update`` a float32 scalar."""

@@ -86,13 +86,7 @@ def _engine(config: Any, layout: Layout) -> Dict[str, str]:
     options: Dict[str, str] = {}
     if config.internal_exchange_optimization_target is not None:
         options["opt.internalExchangeOptimisationTarget"] = config.internal_exchange_optimization_target
-    workers = config.deterministic_workers
-    if workers is None and (config.seed is not None or config.stochastic_rounding == "RI"):
-        # A seed gives the same numbers again, and replicas round alike, only where random numbers do not depend on
-        # the worker that draws them.
-        workers = "portable"
-    if workers is not None:
-        options["target.deterministicWorkers"] = workers
+    options["target.deterministicWorkers"] = config.deterministic_workers
     return options
 
 
@@ -145,16 +139,14 @@ ROWS: Tuple[Row, ...] = (
     ),
     Row(
         "compilation_poplar_options",
-        ("internal_exchange_optimization_target", "deterministic_workers", "stochastic_rounding", "seed"),
+        ("internal_exchange_optimization_target", "deterministic_workers"),
         _engine,
     ),
     # What the driver reseeds around operations that replicas must round alike.
     Row(
         "experimental.enable_prng_stability",
-        ("stochastic_rounding", "seed"),
-        lambda c, p: (
-            (c.stochastic_rounding == "RI" or (c.stochastic_rounding == "ON" and c.seed is not None)) or None
-        ),
+        ("stochastic_rounding",),
+        lambda c, p: c.stochastic_rounding != "OFF" or None,
     ),
     Row("norms.use_stable_statistics", ("stable_norm",), lambda c, p: c.stable_norm),
     Row(

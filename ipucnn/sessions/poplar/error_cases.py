@@ -156,7 +156,7 @@ def _no_hardware(match: Match, context: ErrorContext) -> UserError:
 def _no_group(match: Match, context: ErrorContext) -> UserError:
     return MissingError(
         f"there is no device of {match.groups['ipus']} IPUs here",
-        f"use fewer replicas or stages, or a partition that has them; {_DOCTOR}",
+        f"use fewer replicas (evaluate: --validation-num-replicas) or stages, or a larger partition; {_DOCTOR}",
     )
 
 

@@ -14,8 +14,13 @@ from ipucnn.compat import KERAS_3
 from ipucnn.training.optimizers import Optimizer
 
 
-def container_of(variable: Any) -> Any:
-    """The variable that was made of the strategy: under PopDist an update is given the part of a mirrored one."""
+def underlying(variable: Any) -> Any:
+    """What a variable and its guises have in common.
+
+    A layer of 16 bits has its 32-bit weights in Keras' AutoCastVariable; under PopDist an update is given the part of a
+    mirrored variable.
+    """
+    variable = getattr(variable, "_variable", variable)
     reference = getattr(variable, "_distributed_container", None)
     container = reference() if callable(reference) else None
     return variable if container is None else container
@@ -44,6 +49,7 @@ class WeightUpdate:
     ) -> None:
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
+        self._index = {id(underlying(v)): index for index, v in enumerate(optimizer.variables)}
         self.resize(num_rates)
 
     def resize(self, num_rates: int) -> None:
@@ -66,7 +72,7 @@ class WeightUpdate:
         """
         count = tf.cast(iterations, tf.float32)
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
-        index = self._optimizer.index_of(container_of(variable))
+        index = self._index[id(underlying(variable))]
         # Not in 16 bits: what the loss scale kept from underflowing would be lost again.
         gradient = tf.cast(gradient, tf.float32)
         if self._scale != 1.0:

@@ -322,7 +322,7 @@ class PoplarSession(Session):
         self._network, self._loss = model, loss
         self._device.would_fit = self.would_fit
         replicas = config.validation_num_replicas or config.num_replicas
-        check_num_ipus(replicas, f"{replicas} replica(s) of evaluation")
+        check_num_ipus(replicas, f"{replicas} replica(s) of evaluation", "--validation-num-replicas")
         self._attach(replicas, None)
         self._predictor = Predictor(
             self._device,

@@ -14,8 +14,13 @@ _UNSUPPORTED_MODES = (
 )
 
 
-def check_num_ipus(num_ipus: int, what: str) -> None:
+def check_num_ipus(num_ipus: int, what: str, options: str = "--num-replicas, or --ipus") -> None:
     """Devices have 1, 2, 4, 8, ... IPUs.
+
+    Args:
+        num_ipus: that are wanted.
+        what: wants them.
+        options: that change it.
 
     Raises:
         ConfigurationError: naming the numbers around.
@@ -24,7 +29,7 @@ def check_num_ipus(num_ipus: int, what: str) -> None:
     if above != num_ipus:
         raise ConfigurationError(
             f"{what} need {num_ipus} IPUs, and a device has 1, 2, 4, 8, ... of them",
-            f"use {above // 2} or {above} IPUs: --num-replicas, or --ipus",
+            f"use {above // 2} or {above} IPUs: {options}",
         )
 
 
