@@ -203,6 +203,7 @@ def test_a_loss_that_is_not_finite_at_once_leaves_no_folder(capfd, tmp_path):
         with installed():
             code, _, err = run(capfd, "train", "toy_model", *SMALL, *few, "--device", device)
         assert code == NotFiniteError("", "").exit_code and "loss became" in err, err
+        assert code == NotFiniteError("", "").exit_code and "loss became" in err, err
         assert list(tmp_path.iterdir()) == [], err
 
 
