@@ -171,10 +171,8 @@ _WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F), min_size=
 )
 _NUMBERS = st.one_of(st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False))
 _NAMES = st.text("abcdefgh_", min_size=1, max_size=8)
-_DICTS = st.dictionaries(
-    _NAMES,
-    st.one_of(_NUMBERS, st.booleans(), st.lists(_NUMBERS, max_size=3), st.sampled_from(["shift", "mask"])),
-)
+_SCALARS = st.one_of(_NUMBERS, st.booleans(), st.sampled_from(["shift", "mask"]))
+_DICTS = st.dictionaries(_NAMES, st.one_of(_SCALARS, st.lists(_NUMBERS, max_size=3)))
 
 
 def _values(spec):
@@ -189,6 +187,8 @@ def _values(spec):
         "available_memory_proportion": st.lists(st.floats(1, 100), max_size=4).map(tuple),
         "device_mapping": st.lists(st.integers(0, 15), max_size=4).map(tuple),
         "pipeline_splits": st.lists(_WORDS, max_size=4).map(tuple),
+        "convolution_options": st.dictionaries(_NAMES, _SCALARS),
+        "matmul_options": st.dictionaries(_NAMES, _SCALARS),
         "norm_layer": st.sampled_from(
             [
                 {"name": "none"},

@@ -60,6 +60,10 @@ def test_value_is_read(key, written, value):
         ("available-memory-proportion", 0.6, "percentage", "60"),
         ("available-memory-proportion", [150], "from 1 to 100", "100"),
         ("weight-updates-per-epoch", 0, "at least 1, or -1", "-1"),
+        ("seed", 2**40, "at most 2147483647", "2147483647"),
+        ("matmul-options", {"partialsType": None}, "partialsType is null", None),
+        ("convolution-options", '{"a": "half", "b": [1]}', "b is [1]", None),
+        ("convolution-options", {"a": float("nan")}, "a is NaN", None),
         ("learning-rate", 0, "above 0", None),
         ("label-smoothing", 1, "below 1", None),
         ("loss-scaling", "nan", "finite", None),
@@ -91,6 +95,17 @@ def test_bad_value_gives_the_reason_and_the_nearest_legal_one(key, written, reas
         BY_KEY[key].convert(written)
     assert reason in caught.value.reason
     assert caught.value.nearest == nearest
+
+
+def test_options_of_poplar_are_text_numbers_and_booleans():
+    written = '{"partialsType": "half", "availableMemoryProportion": 0.5, "enableFastReduce": true, "n": 3}'
+    found = BY_KEY["matmul-options"].convert(written)
+    assert found == {
+        "partialsType": "half",
+        "availableMemoryProportion": 0.5,
+        "enableFastReduce": True,
+        "n": 3,
+    }
 
 
 def test_typo_in_a_choice_is_named():

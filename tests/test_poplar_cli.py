@@ -8,6 +8,7 @@ from poplar_double import installed
 
 from ipucnn import cli
 from ipucnn.planning.settings import PlanSettings
+from ipucnn.sessions.session import NotFiniteError
 from ipucnn.training.checkpoints import load_checkpoint
 
 SMALL = ["--limit-train", "64", "--limit-eval", "32", "--micro-batch-size", "4", "--seed", "3"]
@@ -130,6 +131,87 @@ def test_compile_only_fills_the_cache_that_training_takes_its_programs_from(capf
     assert code == 0 and "all programs were there already" in out and str(tmp_path / "cache") in out
     code, out, err = run(capfd, *flags, "--compile-only", "--device", "cpu")
     assert (code, out) == (2, "") and "--device cpu is none" in err and not (tmp_path / "run").exists()
+
+
+def test_a_cache_with_a_blank_in_its_name(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1, "--executable-cache", "my cache"]
+    with installed():
+        train(capfd, tmp_path / "run", *flags)
+    programs = list((tmp_path / "my cache").iterdir())
+    assert len(programs) == 2 and all(path.suffix == ".poplar_exec" for path in programs)
+    assert not (tmp_path / "my").exists()
+    with installed():
+        code, out, err = run(
+            capfd, "train", "toy_model", *SMALL, *flags, "--run-dir", "b", "--compile-only", "--json"
+        )
+    assert code == 0 and json.loads(out)["executable_cache"] == str(tmp_path / "my cache"), err
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(capfd, folder, tmp_path):
+    with installed():
+        train(capfd, folder / "cached", "--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1)
+    file = tmp_path / "file"
+    file.write_text("")
+    new = ["train", "toy_model", "--run-dir", tmp_path / "run", *SMALL]
+    for cache in ("/proc/nope/x", file, file / "below"):
+        for command in (new, [*new, "--compile-only"], ["evaluate", folder / "cached"]):
+            with installed() as machine:
+                code, out, err = run(capfd, *command, "--executable-cache", cache)
+                assert machine.log == []
+            assert (code, out) == (3, ""), err
+            assert err.count("error: ") == err.count("hint: ") == 1 and "Traceback" not in err, err
+            assert f"executable cache {cache} cannot be written: " in err and "--executable-cache" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_cache_of_the_shell_that_cannot_be_written(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path='/proc/a b'")
+    with installed():
+        code, _, err = run(capfd, "train", "toy_model", "--run-dir", tmp_path / "run", *SMALL)
+    assert code == 3 and "executable cache /proc/a b cannot be written" in err
+    assert "name another folder in TF_POPLAR_FLAGS" in err and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
+    few = ["--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1]
+    command = ["train", "toy_model", *SMALL, *few, "--run-dir", tmp_path / "run"]
+    elsewhere = ["--checkpoint-dir", tmp_path / "checkpoints"]
+    failing = [
+        (dict(tile_bytes=100), 4, []),
+        (dict(tile_bytes=100), 4, elsewhere),
+        (dict(busy=True), 6, []),
+        (dict(), 2, ["--matmul-options", '{"partialsType": "double"}']),
+    ]
+    for facts, expected, flags in failing:
+        with installed(**facts):
+            code, _, err = run(capfd, *command, *flags)
+        assert code == expected and list(tmp_path.iterdir()) == [], err
+    # A folder that was there stays, and what others keep in it.
+    (tmp_path / "run").mkdir()
+    with installed(busy=True):
+        assert run(capfd, *command)[0] == 6
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"] and list((tmp_path / "run").iterdir()) == []
+    with installed():
+        code, _, err = run(capfd, *command, "--micro-batch-size", 2)
+    assert code == 0, err
+    # A run that has something to keep keeps it.
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    with installed(busy=True):
+        assert run(capfd, *command, "--micro-batch-size", 2, "--resume", "--num-epochs", 2)[0] == 6
+    after = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    assert set(before) - set(after) <= {"report.json"} and "last.npz" in after
+
+
+def test_a_loss_that_is_not_finite_at_once_leaves_no_folder(capfd, tmp_path):
+    few = ["--limit-train", 8, "--limit-eval", 4, "--num-epochs", 1, "--learning-rate", 1e30]
+    few += ["--lr-schedule", "const", "--run-dir", tmp_path / "run"]
+    for device in ("cpu", "ipu"):
+        with installed():
+            code, _, err = run(capfd, "train", "toy_model", *SMALL, *few, "--device", device)
+        assert code == NotFiniteError("", "").exit_code and "loss became" in err, err
+        assert code == NotFiniteError("", "").exit_code and "loss became" in err, err
+        assert list(tmp_path.iterdir()) == [], err
 
 
 def test_benchmarks(capfd, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from ipucnn.sessions.poplar.feeding import training_batches
 from ipucnn.sessions.poplar.layers import BatchStatistics, Preprocess, SeededDropout
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.poplar.progress import parse_progress
+from ipucnn.sessions.poplar.requirements import parse_flags
 
 STAGES = FACTS["progress"]["stages"]
 
@@ -81,6 +83,41 @@ def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
     assert {name[2:] for name in words} <= set(FACTS["flags"])
     with pytest.raises(ConfigurationError, match="--compile-only"):
         poplar_flags(dataclasses.replace(RunConfig(), compile_only=True), False, "")
+
+
+def read_by_the_driver(text):
+    """Flags as compiler/xla/parse_flags_from_env.cc of TensorFlow 2.6 reads them, character by character."""
+    found, at = [], 0
+    while True:
+        while at < len(text) and text[at] in " \t\r\n":
+            at += 1
+        if at == len(text) or text[at] != "-":
+            assert at == len(text), f"not read: {text[at:]}"
+            return found
+        word = ""
+        while at < len(text) and text[at].isascii() and (text[at].isalnum() or text[at] in "-_"):
+            word, at = word + text[at], at + 1
+        if text[at : at + 2] in ("='", '="'):
+            quote, word, at = text[at + 1], word + "=", at + 2
+            while at < len(text) and text[at] != quote:
+                if quote == '"' and text[at] == "\\":
+                    at += 1
+                word, at = word + text[at], at + 1
+            at += 1
+        else:
+            while at < len(text) and text[at] not in " \t\r\n":
+                word, at = word + text[at], at + 1
+        found.append(word)
+
+
+@given(st.text(alphabet=" '\"\\aé$#=-\n\t", min_size=1, max_size=8))
+def test_the_cache_is_what_the_driver_reads(name):
+    config = dataclasses.replace(RunConfig(), executable_cache="/cache/" + name + "x")
+    mine = "--executable_cache_path=" + os.path.abspath("/cache/" + name + "x")
+    text = poplar_flags(config, False, "--tensor_map_file_path='/a b' ")
+    theirs = ["--tensor_map_file_path=/a b", "--show_progress_bar=true", mine]
+    assert read_by_the_driver(text) == theirs == shlex.split(text)
+    assert list(parse_flags(text)) == [word[2:].partition("=")[0] for word in theirs]
 
 
 def test_what_is_printed_while_ipus_run_does_not_reach_stdout(capfd):

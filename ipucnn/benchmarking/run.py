@@ -31,6 +31,7 @@ from ipucnn.errors import (
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.runs.splits import check_named_splits, settle_splits
+from ipucnn.runs.without_effect import check_effects
 from ipucnn.training.batching import divisors
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
@@ -97,7 +98,9 @@ class Benchmark:
         run_setup.check_supported(config)
         self.loss_name = run_setup.loss_name(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        make_layout(config)
+        layout = make_layout(config)
+        if settings.training:
+            check_effects(config, resolved.origins, layout)
         check_named_splits(resolved)
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")

@@ -159,11 +159,13 @@ class IpuOnly:
     convolution_options: Dict[str, Any] = option(
         {},
         "Further Poplar options of convolutions, e.g. '{\"use128BitConvUnitLoad\": true}'.",
+        parse=values.parse_poplar_options,
         host_effect=False,
     )
     matmul_options: Dict[str, Any] = option(
         {},
         "Further Poplar options of matrix products, e.g. '{\"enableFastReduce\": true}'.",
+        parse=values.parse_poplar_options,
         host_effect=False,
     )
     recomputation_mode: str = option(

@@ -166,6 +166,19 @@ def parse_dict(value: Any) -> Dict[str, Any]:
     return {str(key): numbers_in(item) for key, item in value.items()}
 
 
+def parse_poplar_options(value: Any) -> Dict[str, Any]:
+    """Options of Poplar by name; each value is one that Poplar's text can say."""
+    options = parse_dict(value)
+    for name, setting in options.items():
+        if not isinstance(setting, (str, int, float)) or setting != setting:
+            shown = json.dumps(setting, default=str)
+            raise BadValue(
+                f"{name} is {shown}, and Poplar takes text, numbers, true and false",
+                hint=f"give {name} such a value, or drop it",
+            )
+    return options
+
+
 def parse_norm_layer(value: Any) -> Dict[str, Any]:
     """The normalisation layer: its name, or a dictionary with ``name`` and that layer's parameters."""
     if isinstance(value, str) and not value.lstrip().startswith("{") and ":" not in value:
@@ -243,13 +256,18 @@ def check_bounds(
 ) -> None:
     """Raises BadValue, with the nearest legal value where there is one, for a number out of its bounds."""
     if minimum is not None and value < minimum:
-        raise BadValue(f"must be at least {minimum:g}", nearest=f"{minimum:g}")
+        raise BadValue(f"must be at least {_plain(minimum)}", nearest=_plain(minimum))
     if maximum is not None and value > maximum:
-        raise BadValue(f"must be at most {maximum:g}", nearest=f"{maximum:g}")
+        raise BadValue(f"must be at most {_plain(maximum)}", nearest=_plain(maximum))
     if above is not None and value <= above:
-        raise BadValue(f"must be above {above:g}")
+        raise BadValue(f"must be above {_plain(above)}")
     if below is not None and value >= below:
-        raise BadValue(f"must be below {below:g}")
+        raise BadValue(f"must be below {_plain(below)}")
+
+
+def _plain(bound: float) -> str:
+    """A bound as it is typed: whole numbers whole, where ``g`` has six digits."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:.15g}"
 
 
 def _load_text(text: str) -> Any:

@@ -1,5 +1,6 @@
 """The run folder: everything about one run, and nothing it did not write."""
 
+import contextlib
 import json
 import os
 import re
@@ -138,6 +139,8 @@ class RunFolder:
     def __init__(self, path: Path, checkpoint_dir: Optional[str] = None) -> None:
         self.path = path
         self._locks: List[int] = []
+        # Of a folder that held nothing before: which of its folders are new.  None of any other.
+        self._made: Optional[List[Path]] = None
         self.checkpoints = Path(checkpoint_dir).expanduser() if checkpoint_dir else path / CHECKPOINTS
 
     def lock(self) -> None:
@@ -181,6 +184,7 @@ class RunFolder:
             ConfigurationError: another process is writing it, or has written it meanwhile.
         """
         is_new = not self.path.exists()
+        was_empty = is_new or not any(self.path.iterdir())
         made = [p for p in (self.path, self.checkpoints) if not p.exists()]
         try:
             # The new folders first: a former run goes only once it is known that this one can be written.
@@ -192,6 +196,7 @@ class RunFolder:
             write_text(self.path / CONFIG, config.to_yaml())
             self._remove_former()
             write_text(self.path / PROGRAM, program.to_json())
+            self._made = made if was_empty else None
         except (OSError, DataError) as error:
             if is_new:
                 (self.path / CONFIG).unlink() if (self.path / CONFIG).exists() else None
@@ -203,6 +208,27 @@ class RunFolder:
                 f"run folder {self.path} cannot be written: {reason}",
                 "choose another --run-dir or --checkpoint-dir, or free some space",
             ) from None
+
+    def discard(self) -> None:
+        """Takes away what :meth:`create` made and a run that came to nothing wrote, so that it can be typed again.
+
+        A folder that held anything before, or now holds a checkpoint or a file of others, stays.
+        """
+        made, self._made = self._made, None
+        if made is None:
+            return
+        if any(is_checkpoint_name(p.name) for p in self.checkpoints.glob("*")):
+            return
+        curves = self.path / TENSORBOARD
+        # The error that ended the run is the one to tell, whatever the file system says now.
+        with contextlib.suppress(OSError):
+            for path in (*(self.path / name for name in _FILES), *curves.glob("events.out.tfevents.*")):
+                if path.exists():
+                    path.unlink()
+            self._remove_temporaries()
+            for folder in (curves, *reversed(made)):
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
 
     def _check_still_free(self) -> None:
         """Another process may have begun, and even ended, since ``check_new``."""

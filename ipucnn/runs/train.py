@@ -16,12 +16,13 @@ from ipucnn.runs.events import CompilingAhead, Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.instances import check_instances, own_folder
-from ipucnn.runs.interrupts import InterruptGuard
+from ipucnn.runs.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
+from ipucnn.runs.without_effect import check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
 from ipucnn.training.program import make_layout, make_program
@@ -62,7 +63,8 @@ class TrainingRun:
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         self.folder = own_folder(self.instances, start.folder)
         self._check_flags()
-        make_layout(config)  # before data is touched; the rest of the Program needs the size of the data set
+        # Before data is touched; the rest of the Program needs the size of the data set.
+        check_effects(config, resolved.origins, make_layout(config))
         check_named_splits(resolved)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
@@ -88,6 +90,7 @@ class TrainingRun:
         self.processes: List[Dict[str, Any]] = []
         self.fresh_weights = 0
         self.first_weight_update = 0
+        self._former_rows = 0
         self.statistics_updates = 0
 
     def _check_flags(self) -> None:
@@ -104,9 +107,6 @@ class TrainingRun:
                 "`ipucnn models --json` lists keras_application for the networks that have them",
             )
         check_compile_only(config)
-        norm = config.norm_layer["name"]
-        if origins["bn_momentum"] == "flag" and norm not in ("batch_norm", "custom_batch_norm"):
-            raise ConfigurationError(f"--bn-momentum has no effect with norm-layer {norm}", "drop it")
         both = origins["ipus"] == "flag" == origins["num_replicas"]
         if both and make_layout(config).batching.num_replicas != config.num_replicas:
             raise ConfigurationError(
@@ -187,6 +187,11 @@ class TrainingRun:
         try:
             with InterruptGuard() as guard:
                 yield from self._events(guard)
+        except Exception as error:
+            if not isinstance(error, Interrupted) and len(self.state.history) == self._former_rows:
+                # Out of memory, no free IPUs: there is nothing to keep, and the same folder is wanted again.
+                self.folder.discard()
+            raise
         finally:
             self.folder.unlock()
 
@@ -263,6 +268,7 @@ class TrainingRun:
         if start.checkpoint is not None:
             self.state = checkpointing.restore(start.checkpoint, session.state, str(start.checkpoint_path))
             self.first_weight_update = session.state.weight_updates
+            self._former_rows = len(self.state.history)
         if start.in_place and start.checkpoint is not None:
             self.folder.reopen(self.saved_config(), self.program, self.state.history)
         else:

@@ -6,11 +6,15 @@ know.  It prints its progress bar on stdout, file descriptor 1, where this progr
 
 import contextlib
 import os
+import re
 import sys
+import tempfile
 import threading
 from typing import Any, Iterator, List
 
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.sessions.poplar.surroundings import flag_words
+from ipucnn.system_errors import reason_of, write_hint
 
 VARIABLE = "TF_POPLAR_FLAGS"
 _CACHE = "--executable_cache_path"
@@ -18,6 +22,19 @@ _CACHE = "--executable_cache_path"
 
 def _name(word: str) -> str:
     return word.partition("=")[0]
+
+
+def _quoted(value: str) -> str:
+    """A flag's value as the driver and ``shlex`` both read it.
+
+    The driver (compiler/xla/parse_flags_from_env.cc) knows quotes only around a whole value, right after the ``=``, and
+    takes ``\\`` for an escape only between double quotes: ``shlex.quote`` writes others.
+    """
+    if re.search(r"[\s'\"\\]", value) is None:
+        return value
+    if "'" not in value:
+        return f"'{value}'"
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def poplar_flags(config: Any, synthetic: bool, present: str) -> str:
@@ -31,25 +48,30 @@ def poplar_flags(config: Any, synthetic: bool, present: str) -> str:
     Raises:
         ConfigurationError: ``compile_only`` without a folder for what is compiled.
     """
-    words = present.split()
-    names = {_name(word) for word in words}
+    names = {_name(word) for word in flag_words(present)}
     wanted = ["--show_progress_bar=true"]
     if config is not None and config.executable_cache:
-        wanted.append(f"{_CACHE}={os.path.abspath(os.path.expanduser(config.executable_cache))}")
+        folder = os.path.abspath(os.path.expanduser(config.executable_cache))
+        wanted.append(f"{_CACHE}={_quoted(folder)}")
     if synthetic:
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
-    words += [word for word in wanted if _name(word) not in names]
-    has_cache = _CACHE in {_name(word) for word in words}
+    added = [word for word in wanted if _name(word) not in names]
+    has_cache = _CACHE in names.union(map(_name, added))
     if config is not None and config.compile_only and not has_cache:
         raise ConfigurationError(
             "--compile-only needs a folder for what is compiled", "add --executable-cache DIR"
         )
-    return " ".join(words)
+    # What the user wrote stays as it is, with its quotes.
+    return " ".join([present.strip(), *added]).strip()
 
 
 def executable_cache() -> str:
     """The folder of compiled programs, from the driver's flags; "" without one."""
-    for word in os.environ.get(VARIABLE, "").split():
+    return _cache_in(os.environ.get(VARIABLE, ""))
+
+
+def _cache_in(flags: str) -> str:
+    for word in flag_words(flags):
         name, _, value = word.partition("=")
         if name == _CACHE:
             return value
@@ -57,13 +79,37 @@ def executable_cache() -> str:
 
 
 def set_flags(config: Any) -> None:
-    """Sets TF_POPLAR_FLAGS; call it before TensorFlow is imported.
+    """Sets TF_POPLAR_FLAGS, and makes the folder of compiled programs; call it before TensorFlow is imported.
 
     Raises:
         ConfigurationError: see :func:`poplar_flags`.
+        DataError: nothing can be written to that folder.
     """
     synthetic = bool(getattr(config, "device_generated_data", False))
-    os.environ[VARIABLE] = poplar_flags(config, synthetic, os.environ.get(VARIABLE, ""))
+    present = os.environ.get(VARIABLE, "")
+    flags = poplar_flags(config, synthetic, present)
+    folder = _cache_in(flags)
+    if folder:
+        elsewhere = (
+            f"name another folder in {VARIABLE}"
+            if _cache_in(present)
+            else "choose another --executable-cache"
+        )
+        _check_cache(folder, elsewhere)
+    os.environ[VARIABLE] = flags
+
+
+def _check_cache(folder: str, elsewhere: str) -> None:
+    """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        # In a folder of others' files a probe must have a name of its own: instances look at the same time.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise DataError(
+            f"executable cache {folder} cannot be written: {reason_of(error)}",
+            write_hint(error, elsewhere),
+        ) from None
 
 
 @contextlib.contextmanager

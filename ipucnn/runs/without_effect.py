@@ -1,0 +1,122 @@
+"""Options typed for a training run that would reach nothing in it: refused, so that nobody waits for their effect.
+
+Only what is typed: presets, plans and saved configurations carry options for other runs, too.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional, Tuple
+
+from ipucnn.config.options import BY_NAME
+from ipucnn.config.resolve import FLAG
+from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.factory import runs_on_ipus
+from ipucnn.training.program import Layout
+
+BATCH_NORMS = ("batch_norm", "custom_batch_norm")
+
+# What a run lacks, to follow "has no effect", and how it gets that ("": it cannot); None where nothing is lacking.
+Lack = Optional[Tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One option that needs another.
+
+    Attributes:
+        name: the option.
+        lacks: (config, layout) -> what the run lacks for it.
+        ipu_only: the rule is about IPUs.  Elsewhere the option is recorded for them, which the run says.
+        has_off: its default, or False, asks for nothing, and may be typed anywhere.
+    """
+
+    name: str
+    lacks: Callable[[Any, Layout], Lack]
+    ipu_only: bool = True
+    has_off: bool = True
+
+
+def _pipeline(config: Any, layout: Layout) -> Lack:
+    if layout.num_stages > 1:
+        return None
+    return "without a pipeline", "make one: --ipus-per-replica 2 --pipeline-splits auto"
+
+
+def _accumulation(config: Any, layout: Layout) -> Lack:
+    # The SDK keeps the state of the optimizer in remote memory only under gradient accumulation.
+    if layout.num_stages > 1 or layout.batching.gradient_accumulation_count > 1:
+        return None
+    return "without a pipeline or gradient accumulation", "use --gradient-accumulation-count 2 or more"
+
+
+def _replicas(config: Any, layout: Layout) -> Lack:
+    return None if layout.batching.num_replicas > 1 else ("with one replica", "use --num-replicas 2 or more")
+
+
+def _reduction(config: Any, layout: Layout) -> Lack:
+    return ("in a pipeline", "") if layout.num_stages > 1 else _replicas(config, layout)
+
+
+def _preprocessing(config: Any, layout: Layout) -> Lack:
+    if config.eight_bit_transfer or config.accelerator_side_preprocess:
+        return None
+    return "where the host preprocesses", "add --eight-bit-transfer or --accelerator-side-preprocess"
+
+
+def _recomputation(config: Any, layout: Layout) -> Lack:
+    return None if config.recomputation else ("without recomputation", "add --recomputation, in a pipeline")
+
+
+def _validation(config: Any, layout: Layout) -> Lack:
+    return _pipeline(config, layout) or (None if config.validation else ("without validation", ""))
+
+
+def _batch_norm(config: Any, layout: Layout) -> Lack:
+    norm = config.norm_layer["name"]
+    return None if norm in BATCH_NORMS else (f"with norm-layer {norm}", "")
+
+
+def _host_session(config: Any, layout: Layout) -> Lack:
+    return "on IPUs: how many micro-batches are computed as one is a choice of the host session", ""
+
+
+RULES: Tuple[Rule, ...] = (
+    Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
+    Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
+    Rule("fused_preprocessing", _preprocessing),
+    Rule("offload_activations", _pipeline),
+    Rule("offload_gradient_accumulation_buffers", _pipeline),
+    Rule("recomputation_mode", _recomputation),
+    Rule("pipeline_validation_model", _validation),
+    Rule("pipeline_schedule", _pipeline),
+    Rule("optimizer_state_offloading", _accumulation),
+    Rule("replicated_optimizer_state_sharding", _replicas),
+    Rule("accelerator_side_reduction", _reduction),
+    Rule("fused_micro_batches", _host_session),
+)
+
+
+def check_effects(config: Any, origins: Mapping[str, str], layout: Layout) -> None:
+    """Refuses the first typed option that would have no effect.
+
+    Args:
+        config: ``RunConfig``.
+        origins: where each of its values is from.
+        layout: from ``make_layout``.
+
+    Raises:
+        ConfigurationError: naming what the run lacks.
+    """
+    on_ipus = runs_on_ipus(config.device)
+    for rule in RULES:
+        spec, value = BY_NAME[rule.name], getattr(config, rule.name)
+        # Of an option that is on by default, True is asked for, too.
+        is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
+        if origins[rule.name] != FLAG or is_off or (rule.ipu_only and not on_ipus):
+            continue
+        lack = rule.lacks(config, layout)
+        if lack is not None:
+            shown = spec.flag if spec.is_bool else f"{spec.flag} {value}"
+            what, hint = lack
+            raise ConfigurationError(
+                f"{shown} has no effect {what}", f"drop it, or {hint}" if hint else "drop it"
+            )

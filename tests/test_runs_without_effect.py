@@ -1,0 +1,76 @@
+"""Options that would reach nothing in a run are refused where they are typed, and nowhere else."""
+
+import pytest
+
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
+from ipucnn.runs.without_effect import RULES, check_effects
+from ipucnn.training.program import make_layout
+
+PIPELINE = {"ipus_per_replica": "2", "pipeline_splits": ["auto"], "gradient_accumulation_count": "4"}
+RECOMPUTING = {**PIPELINE, "recomputation": "true"}
+MODE = "RecomputeAndBackpropagateInterleaved"
+GROUP_NORM = {"norm_layer": "group_norm"}
+
+# option, value, a run in which it reaches nothing, what that run lacks, a run in which it does reach something
+CASES = [
+    ("bn_momentum", "0.9", GROUP_NORM, "with norm-layer group_norm", {}),
+    ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
+    ("fused_preprocessing", "true", {}, "where the host preprocesses", {"eight_bit_transfer": "true"}),
+    ("fused_preprocessing", "true", PIPELINE, "preprocesses", {"accelerator_side_preprocess": "true"}),
+    ("offload_activations", "true", {}, "without a pipeline", PIPELINE),
+    ("offload_gradient_accumulation_buffers", "true", {}, "without a pipeline", PIPELINE),
+    ("recomputation_mode", MODE, {}, "without recomputation", RECOMPUTING),
+    ("recomputation_mode", MODE, PIPELINE, "without recomputation", RECOMPUTING),
+    ("pipeline_validation_model", "true", {}, "without a pipeline", PIPELINE),
+    ("pipeline_validation_model", "true", {**PIPELINE, "validation": "false"}, "validation", PIPELINE),
+    ("pipeline_schedule", "Interleaved", {}, "without a pipeline", PIPELINE),
+    ("optimizer_state_offloading", "true", {}, "accumulation", {"gradient_accumulation_count": "2"}),
+    ("optimizer_state_offloading", "true", {}, "accumulation", PIPELINE),
+    ("replicated_optimizer_state_sharding", "true", {}, "with one replica", {"num_replicas": "2"}),
+    ("accelerator_side_reduction", "true", {}, "with one replica", {"num_replicas": "2"}),
+    ("accelerator_side_reduction", "true", {**PIPELINE, "num_replicas": "2"}, "in a pipeline", None),
+    ("fused_micro_batches", "1", {}, "on IPUs", None),
+]
+
+
+def check(flags, **changes):
+    flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset accumulates
+    resolved = resolve("train", flags, model="cifar_resnet8", reads_data=False)
+    check_effects(resolved.config, {**resolved.origins, **changes}, make_layout(resolved.config))
+
+
+@pytest.mark.parametrize(("name", "value", "lacking", "text", "having"), CASES)
+def test_what_reaches_nothing_is_refused(name, value, lacking, text, having):
+    flags = {**lacking, name: value, "device": "ipu"}
+    with pytest.raises(ConfigurationError) as found:
+        check(flags)
+    assert "--" + name.replace("_", "-") in found.value.message and text in found.value.message
+    assert found.value.hint.startswith("drop it")
+    # A preset, a plan or a saved configuration may carry it.
+    for origin in ("preset toy", "plan p.yml", "run"):
+        check(flags, **{name: origin})
+    if having is not None:
+        check({**having, name: value, "device": "ipu"})
+    on_the_host = {**flags, "device": "cpu"}
+    if next(rule for rule in RULES if rule.name == name).ipu_only:
+        check(on_the_host)
+    else:
+        with pytest.raises(ConfigurationError, match="no effect"):
+            check(on_the_host)
+
+
+def test_every_rule_has_a_case():
+    assert {rule.name for rule in RULES} == {case[0] for case in CASES}
+
+
+def test_what_is_off_may_be_typed():
+    off = {
+        "fused_preprocessing": "false",
+        "offload_activations": "false",
+        "recomputation_mode": "Auto",
+        "optimizer_state_offloading": "false",
+        "dbn_replica_group_size": "1",
+        **GROUP_NORM,
+    }
+    check({**off, "device": "ipu"})
