@@ -116,7 +116,8 @@ def test_two_instances_train_as_one_with_all_replicas(monkeypatch):
         with installed() as machine:
             from tensorflow.python import ipu
 
-            setting = plain(ipu)
+            # Of a mean Keras takes one part for each of the strategy's replicas, which only PopDistStrategy counts.
+            setting = plain(ipu, reduction="sum")
             setting.config.auto_select_ipus = 2 if distributed else 4
             setting.before = lambda model: [w.assign(np.full(w.shape, 0.1)) for w in model.trainable_weights]
             setting.steps = 8 if distributed else 16
@@ -153,7 +154,7 @@ from tensorflow import keras
 count, index = int(sys.argv[1]), int(sys.argv[2])
 
 def network():
-    inputs = keras.Input((4, 4, 1), batch_size=2)
+    inputs = keras.Input(batch_shape=(2, 4, 4, 1))
     x = keras.layers.Flatten()(inputs)
     return keras.Model(inputs, keras.layers.Dense(3, kernel_initializer="ones")(x))
 
@@ -163,6 +164,7 @@ batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(2, drop_rem
 with installed() as machine:
     from tensorflow.python import ipu
     setting = plain(ipu, model=network, data=batches.shard(count, index).repeat(), steps=16 // count)
+    setting.reduction = "sum"
     setting.before = lambda model: model.set_replication_options("MEAN")
     setting.config.auto_select_ipus = 4
     if count > 1:
@@ -173,7 +175,10 @@ with installed() as machine:
         popdist.tensorflow.set_ipu_config(setting.config, ipus_per_replica=1, configure_device=True)
         setting.strategy = PopDistStrategy
     model = setting.fit()
-    print(json.dumps([[w.tolist() for w in model.get_weights()], model.history.history["loss"]]))
+    # Keras 2 multiplies a sum by the strategy's replicas before it reports it (compile_utils.py).
+    scale = model.distribute_strategy.num_replicas_in_sync if keras.__version__[0] == "2" else 1
+    loss = [value / scale for value in model.history.history["loss"]]
+    print(json.dumps([[w.tolist() for w in model.get_weights()], loss]))
 """
 
 
@@ -346,7 +351,7 @@ def test_what_was_compiled_for_no_device_never_runs():
 
 
 def unused_weight(**shape):
-    inputs = keras.Input((4, 4, 1), batch_size=2)
+    inputs = keras.Input(batch_shape=(2, 4, 4, 1))
     x = keras.layers.Flatten()(inputs)
 
     class Unused(keras.layers.Layer):
@@ -398,7 +403,7 @@ def test_what_a_program_writes_lies_on_the_ipus(where):
     def network():
         if where == "inside":
             held.append(tf.Variable(0.0, trainable=False))
-        inputs = keras.Input((4, 4, 1), batch_size=2)
+        inputs = keras.Input(batch_shape=(2, 4, 4, 1))
         return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(Counting()(inputs))))
 
     with installed():
@@ -415,7 +420,7 @@ def test_what_a_program_writes_lies_on_the_ipus(where):
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_batch_norm_of_16_bits_keeps_all_it_has_in_16_bits(policy):
     def network():
-        inputs = keras.Input((4, 4, 1), batch_size=2, dtype="float16")
+        inputs = keras.Input(batch_shape=(2, 4, 4, 1), dtype="float16")
         made = keras.mixed_precision.Policy(policy)
         x = keras.layers.BatchNormalization(dtype=made, name="norm")(inputs)
         return keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(keras.layers.Flatten()(x)))

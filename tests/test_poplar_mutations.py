@@ -6,6 +6,8 @@ out of range.  What the SDK lets pass is none of them; the calls themselves, unc
 """
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from poplar_double import installed
@@ -53,6 +55,35 @@ def test_every_row_of_the_table_names_a_leaf_and_options_that_exist():
     for row in ROWS:
         assert row.leaf in leaves and set(row.options) <= options, row.leaf
     assert len({row.leaf for row in ROWS}) == len(ROWS)
+
+
+def test_options_are_bounded_by_the_fields_that_they_fill():
+    """int64 for bytes, int32 for devices; what is out of bounds ends before TensorFlow is imported."""
+    fields = {f.name: f for f in dataclasses.fields(RunConfig)}
+    bounded = {}
+    for row in ROWS:
+        bits = FACTS["leaves"][row.leaf].get("bits")
+        if bits and len(row.options) == 1 and row.leaf.startswith(("optimizations.", "select_ipus")):
+            (name,) = row.options
+            bounded[name] = bits
+            assert fields[name].metadata["option"].maximum == 2 ** (bits - 1) - 1, name
+    assert bounded == {
+        "select_ipu": 32,
+        "max_cross_replica_buffer_size": 64,
+        "max_reduce_many_buffer_size": 64,
+        "min_remote_tensor_size": 64,
+    }
+    code = "import sys; from ipucnn import cli; found = cli.run(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
+    command = ["train", "toy_model", "--max-cross-replica-buffer-size", str(2**63)]
+    ended = subprocess.run(
+        [sys.executable, "-c", code + "; sys.exit(found)", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "--max-cross-replica-buffer-size" in ended.stderr and str(2**63) in ended.stderr
+    assert ended.stderr.count("error:") == ended.stderr.count("hint:") == 1
 
 
 def test_every_option_that_only_an_ipu_acts_on_reaches_the_configuration():

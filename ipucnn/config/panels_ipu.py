@@ -7,6 +7,10 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 from ipucnn.config import values
 from ipucnn.config.spec import DEVICE, PLAN, option
 
+# What fields of the SDK's configuration hold (its driver/config.proto): int64 for bytes, int32 for IPUs.
+_INT64 = 2**63 - 1
+_INT32 = 2**31 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
@@ -48,6 +52,7 @@ class Pipeline:
         "IPUs of one replica: pipelines into as many stages.",
         aliases=("nb-ipus-per-replica",),
         minimum=1,
+        maximum=_INT32,
         commands=PLAN,
         default_text="as many as the stages need",
     )
@@ -55,6 +60,7 @@ class Pipeline:
         None,
         "IPUs in all: fills them with replicas.",
         minimum=1,
+        maximum=_INT32,
         commands=PLAN,
         default_text="replicas x IPUs per replica",
     )
@@ -84,6 +90,7 @@ class IpuOnly:
         None,
         "Number of the device to take, as gc-info -l lists it.",
         minimum=0,
+        maximum=_INT32,
         host_effect=False,
         commands=DEVICE,
         default_text="any free device with the IPUs",
@@ -116,10 +123,15 @@ class IpuOnly:
         0,
         "Bytes that may wait before a cross-replica sum is scheduled; 0 is at once.",
         minimum=0,
+        maximum=_INT64,
         host_effect=False,
     )
     max_reduce_many_buffer_size: int = option(
-        0, "Bytes a cluster of reductions may reach before it is scheduled.", minimum=0, host_effect=False
+        0,
+        "Bytes a cluster of reductions may reach before it is scheduled.",
+        minimum=0,
+        maximum=_INT64,
+        host_effect=False,
     )
     gather_conv_output: bool = option(
         False, "Gather convolution outputs to save small all-reduces.", host_effect=False
@@ -127,7 +139,11 @@ class IpuOnly:
     stable_norm: bool = option(False, "Numerically stabler, less parallel normalisation.", host_effect=False)
     conv_dithering: bool = option(False, "Spread convolutions over different first tiles.", host_effect=False)
     min_remote_tensor_size: int = option(
-        128, "Bytes from which a tensor may be kept in remote memory.", minimum=0, host_effect=False
+        128,
+        "Bytes from which a tensor may be kept in remote memory.",
+        minimum=0,
+        maximum=_INT64,
+        host_effect=False,
     )
     scheduling_algorithm: str = option(
         "CHOOSE_BEST",

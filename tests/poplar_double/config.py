@@ -148,6 +148,7 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
             check_options(values[name])
             values[name] = dict(values[name])
     devices = _devices(values)
+    _check_widths(values)
     # The configuration itself is rewritten: what was a number is a list afterwards.
     leaves.update((name, values[name]) for name in _IPUS)
     connection = values["device_connection.type"].name
@@ -176,6 +177,21 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
         warnings.warn("Resetting existing IPU configuration before applying new configuration", stacklevel=3)
     machine.config = {"leaves": values, "ipus": ipus}
     machine.note("configure_ipu_system", leaves=values)
+
+
+def _check_widths(values: Dict[str, Any]) -> None:
+    """Protobuf refuses integers that its fields do not hold: int64, int32 for IPUs (driver/config.proto).
+
+    Raises:
+        ValueError: naming the integer.
+    """
+    for name, fact in FACTS["leaves"].items():
+        if "bits" not in fact:
+            continue
+        limit = 2 ** (fact["bits"] - 1)
+        for value in values[name] if isinstance(values[name], (list, tuple)) else [values[name]]:
+            if not -limit <= value < limit:
+                raise ValueError(f"{name}: Value out of range: {value}")
 
 
 def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:

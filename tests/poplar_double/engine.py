@@ -147,7 +147,8 @@ class Engine:
             return
         model, self._built = self._model, True
         x, y, w = unpack(tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec))
-        with self._extension.strategy.scope():
+
+        def first() -> None:
             outputs = model(x, training=False)
             if KERAS_3:
                 model.compute_loss(x, y, outputs, w, training=False)
@@ -158,6 +159,9 @@ class Engine:
             else:
                 model.compiled_loss(y, outputs, w)
                 model.compiled_metrics.update_state(y, outputs, w)
+
+        with self._extension.strategy.scope():
+            self._extension.strategy.extended.call_for_each_replica(first)
             model.reset_metrics()
 
     def _losses(self, x: Any, y: Any, w: Any, outputs: Any) -> Any:

@@ -111,12 +111,12 @@ def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
     }
 
 
-def _on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool = True) -> Any:
-    """A host collective: eagerly, or as an operation of a graph."""
+def on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool = True) -> Any:
+    """A host collective, or what is like one: eagerly, or as an operation of a graph."""
 
     def run(array: Any) -> Any:
-        machine.note("distributed." + name)
-        parts = [arrays[0] for arrays in machine.gather("distributed." + name, [array])]
+        machine.note(name)
+        parts = [arrays[0] for arrays in machine.gather(name, [array])]
         return np.asarray(combine(parts), array.dtype)
 
     value = tf.convert_to_tensor(value)
@@ -159,16 +159,16 @@ def _collectives(machine: Any) -> Dict[str, Any]:
             # The kernel sums, and divides for the one word MEAN.
             return total / len(parts) if word == "MEAN" else total
 
-        return _on_host(machine, "allreduce", ready(value), combine)
+        return on_host(machine, "distributed.allreduce", ready(value), combine)
 
     @like("ipu.distributed.allgather")
     def allgather(value: Any, tensor_name: Any) -> Any:
         # all_gather.cc: along a new first axis.
-        return _on_host(machine, "allgather", ready(value), np.stack, same_shape=False)
+        return on_host(machine, "distributed.allgather", ready(value), np.stack, same_shape=False)
 
     @like("ipu.distributed.broadcast")
     def broadcast(value: Any, root_rank: Any, tensor_name: Any) -> Any:
-        return _on_host(machine, "broadcast", ready(value), lambda parts: parts[0])
+        return on_host(machine, "distributed.broadcast", ready(value), lambda parts: parts[0])
 
     return {"allreduce": allreduce, "allgather": allgather, "broadcast": broadcast}
 
@@ -205,7 +205,7 @@ def _horovod(machine: Any) -> Dict[str, Any]:
             total = sum(p * prescale_factor for p in parts) * postscale_factor
             return total / len(parts) if op == _AVERAGE else total
 
-        return _on_host(machine, "allreduce", tensor, combine)
+        return on_host(machine, "distributed.allreduce", tensor, combine)
 
     return {
         "init": init,

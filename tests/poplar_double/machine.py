@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from .distribution import components
 from .exchange import make_exchange
 from .facts import FACTS
 
@@ -63,7 +64,8 @@ class Machine:
     def place(self, next_creator: Any, **arguments: Any) -> Any:
         """Makes a variable on the IPUs, as the scope of a strategy does."""
         made = next_creator(**arguments)
-        self.placed[id(made.handle)] = made.handle
+        for part in components(made):
+            self.placed[id(part.handle)] = part.handle
         return made
 
     def check_placed(self, graph: Any) -> None:

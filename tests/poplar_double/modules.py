@@ -8,7 +8,9 @@ from typing import Any, Dict, Iterator
 import tensorflow as tf
 
 from . import addons, config, extension, instances, ops
+from .distribution import PopDistExtended
 from .facts import FACTS, checked_method, like
+from .replicas import KERAS_3
 
 
 def _module(name: str, **members: Any) -> types.ModuleType:
@@ -25,11 +27,8 @@ def _strategies(machine: Any) -> Any:
     traced in ``run`` finds the strategy, and is in a replica's context.
     """
 
-    class Strategy(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
-        def __init__(self, extends: bool) -> None:
-            super().__init__("/cpu:0")
-            self.extends = extends
-            machine.generator  # noqa: B018 - a generator that a scope makes would belong to its strategy
+    class Strategy:
+        extends: bool
 
         @contextlib.contextmanager
         def scope(self) -> Iterator[Any]:
@@ -46,10 +45,23 @@ def _strategies(machine: Any) -> Any:
                 raise ValueError("IPUStrategy.run takes a tf.function")
             return super().run(fn, args=args, kwargs=kwargs)
 
-    class IPUStrategyV1(Strategy):
-        pass
+    class IPUStrategyV1(Strategy, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+        def __init__(self, extends: bool) -> None:
+            super().__init__("/cpu:0")
+            self.extends = extends
+            machine.generator  # noqa: B018 - a generator that a scope makes would belong to its strategy
 
-    class PopDistStrategy(Strategy):
+    # Keras 3, which the SDK never has, updates variables that are not the components of ours: one device there.
+    base = tf.distribute.OneDeviceStrategy if KERAS_3 else tf.distribute.Strategy
+
+    class PopDistStrategy(Strategy, base):  # type: ignore[misc,valid-type]
+        _collective_key_base = 0
+
+        def __init__(self, extends: bool) -> None:
+            super().__init__("/cpu:0" if KERAS_3 else PopDistExtended(self, machine))
+            self.extends = extends
+            machine.generator  # noqa: B018 - as above
+
         @contextlib.contextmanager
         def scope(self) -> Iterator[Any]:
             if not (machine.popdist_ready or machine.horovod_ready):
@@ -73,6 +85,8 @@ def _strategies(machine: Any) -> Any:
         if not instances.is_distributed():
             raise RuntimeError("PopDistStrategy outside of poprun")
         machine.note("PopDistStrategy", **options)
+        if machine.sdk not in ("2.6", "3.0"):
+            machine.popdist_ready = True  # popdist_strategy.py of 3.4: __init__ calls popdist.init()
         if not options["add_ipu_cross_replica_reductions"]:
             raise NotImplementedError("the double reduces gradients over replicas")
         return PopDistStrategy(options["enable_keras_extensions"])

@@ -7,12 +7,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
+from .distribution import components
+
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
 
 def variable_of(weight: Any) -> Any:
-    """TensorFlow's variable of a Keras weight."""
-    return weight.value if KERAS_3 and not isinstance(weight, tf.Variable) else weight
+    """TensorFlow's variable of a Keras weight; the component that lies on the IPUs, if a container holds it."""
+    return components(weight.value if KERAS_3 and not isinstance(weight, tf.Variable) else weight)[0]
 
 
 class Replicas:

@@ -58,6 +58,13 @@ def leaves(machine: Any) -> Group:
             wrong = ["2", 2.0, None, True, [1.0], ("1",), [True], np.int32(2), {1}]
         for value in wrong:
             group.add(f"{name} = {value!r}", assign(name, value), TypeError)
+        if "bits" in fact:
+            limit = 2 ** (fact["bits"] - 1)
+            for number in (limit, -limit - 1):
+                group.add(f"{name} = {number}", _configured(ipu, name, number), ValueError)
+            if not name.endswith("_ipus"):
+                # The widest that the field holds.
+                group.allow(f"{name} = {limit - 1}", _configured(ipu, name, limit - 1))
         if fact["type"] == "dict":
             for bad in ({"availableMemoryProportion": 0.2}, {1: "x"}, {"partialsType": True}):
                 group.add(f"{name} = {bad}", _configured(ipu, name, bad), TypeError)

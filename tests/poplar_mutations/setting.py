@@ -9,7 +9,7 @@ from tensorflow import keras
 
 
 def small_model(**options: Any) -> Any:
-    inputs = keras.Input((4, 4, 1), batch_size=2, name="input")
+    inputs = keras.Input(batch_shape=(2, 4, 4, 1), name="input")
     x = keras.layers.Conv2D(2, 3, name="first")(inputs)
     x = keras.layers.Flatten(name="flat")(x)
     return keras.Model(inputs, keras.layers.Dense(3, name="last")(x), name="small")
@@ -40,6 +40,7 @@ class Setting:
         self.data = make_data()
         self.before: Callable[[Any], None] = lambda model: None
         self.optimizer: Any = "sgd"
+        self.reduction = "sum_over_batch_size"
         self.model: Callable[[], Any] = small_model
         self.strategy: Callable[[], Any] = ipu.ipu_strategy.IPUStrategy
         self.fitting: Dict[str, Any] = {}
@@ -62,7 +63,7 @@ class Setting:
             elif self.arguments:
                 model.set_gradient_accumulation_options(**self.arguments)
             self.before(model)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=self.reduction)
             if self.compile:
                 model.compile(self.optimizer, loss, steps_per_execution=self.steps_per_execution)
             keywords = dict(epochs=self.epochs, steps_per_epoch=self.steps, verbose=0, shuffle=False)
