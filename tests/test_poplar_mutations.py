@@ -77,8 +77,7 @@ def test_options_are_bounded_by_the_fields_that_they_fill():
     command = ["train", "toy_model", "--max-cross-replica-buffer-size", str(2**63)]
     ended = subprocess.run(
         [sys.executable, "-c", code + "; sys.exit(found)", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     assert ended.returncode == 2, ended.stderr
