@@ -116,8 +116,6 @@ def calls(machine: Any) -> Group:
         change = _option("set_replication_options", replicated_metric_reduction_method=value)
         setting(f"metric reduction {value}", change, ValueError)
     setting("replication keyword", _option("set_replication_options", method="MEAN"), TypeError)
-    for method in FACTS["model_methods"]:
-        setting(f"{method}s", _option(method + "s"), AttributeError)
     setting("outfeed without depth", _option("set_outfeed_queue_options", buffer_depth=0), ValueError)
     setting(
         "sharding without offloading, no pipeline",

@@ -40,11 +40,6 @@ class Group:
         """Adds a call that passes."""
         self.legal.append(Case(name, run, ()))
 
-    def misspelt(self, where: str, owner: Any, names: Any) -> None:
-        """Names of members with one letter too many."""
-        for name in names:
-            self.add(f"{where}.{name}s", lambda n=name: getattr(owner, n + "s"), AttributeError)
-
     def signature(
         self,
         where: str,

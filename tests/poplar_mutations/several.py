@@ -75,11 +75,7 @@ def instances(machine: Any) -> Group:
     )
     params = params_of("popdist.tensorflow.set_ipu_config")
     group.signature("set_ipu_config", set_config, params, dict(config=config()))
-    for wrong in (None, {}, "config"):
-        group.add(f"set_ipu_config({wrong!r})", lambda w=wrong: set_config(w, 1), AttributeError)
-        group.add(f"update_ipu_config({wrong!r})", lambda w=wrong: adapted(config=w), AttributeError)
     group.add("set_ipu_config: too many IPUs", lambda: set_config(config(), ipus_per_replica=8), RuntimeError)
-    group.add("set_ipu_config: IPUs in words", lambda: set_config(config(), ipus_per_replica="1"), TypeError)
     group.add("set_ipu_config: and auto_select_ipus", lambda: chosen(auto_select_ipus=2), Exception)
     group.add("popdist.init: argument", lambda: popdist.init(1), TypeError)
     for name in ("getDeviceId", "checkNumIpusPerReplica"):
@@ -88,9 +84,7 @@ def instances(machine: Any) -> Group:
         group.signature(f"popdist.{name}", function, params_of("popdist." + name), keywords)
     for name in ("isPopdistEnvSet", "getNumInstances", "getInstanceIndex", "getNumTotalReplicas"):
         group.add(f"popdist.{name}: argument", lambda n=name: getattr(popdist, n)(1), TypeError)
-    group.add(
-        "models before popdist.init", lambda: _trained(ipu, plain(ipu), init=False), tf.errors.InternalError
-    )
+    group.allow("popdist.init by the strategy", lambda: _trained(ipu, plain(ipu), init=False))
     for count, index in ((2, 2), (2, -1), (1, 1)):
         wrong_index = lambda c=count, i=index: configured(c, i, select_ipus=17)  # noqa: E731
         group.add(f"{process}process_index = {index} of {count}", wrong_index, ValueError)
@@ -137,7 +131,6 @@ def collectives(machine: Any) -> Group:
     for wrong in ("SUM", None, 1):
         group.add(f"reduce_op = {wrong!r}", lambda w=wrong: ready("allreduce")(one, w), AttributeError)
     group.add("op", lambda: ready("allreduce")(one, op=add), TypeError)
-    group.misspelt("distributed", distributed, ["allreduce", "allgather", "broadcast"])
     for name in ("Sum", "Average", "init", "size", "rank", "local_rank"):
         group.add(f"distributed.{name}", lambda n=name: getattr(distributed, n), AttributeError)
     return group

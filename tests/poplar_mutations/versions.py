@@ -96,5 +96,4 @@ def version_3_0(machine: Any) -> Group:
     not_ready = tf.errors.FailedPreconditionError
     group.add("allreduce before init", lambda: distributed.allreduce(**legal), not_ready)
     group.add("rank before init", lambda: distributed.rank(), ValueError)
-    group.add("allgathers", lambda: distributed.allgathers, AttributeError)
     return group
