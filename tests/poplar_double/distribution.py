@@ -37,8 +37,8 @@ class PopDistExtended(mirrored_strategy.MirroredExtended):  # type: ignore[misc]
 
     @property
     def _global_batch_size(self) -> bool:
-        # True in the SDK: there Keras 2.6 takes the batch_size of an Input for that of all replicas.
-        return False
+        # In the SDK, too: Keras 2.6 takes the batch_size of an Input for that of all replicas.
+        return True
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **arguments: Any

@@ -141,7 +141,7 @@ class _Builder:
         if self.shape.stateless_dropout:
             if self.seeds is None:
                 self.seeds = keras.Input(
-                    (2,), batch_size=self.shape.micro_batch_size, name=SEEDS_NAME, dtype="int32"
+                    batch_shape=(self.shape.micro_batch_size, 2), name=SEEDS_NAME, dtype="int32"
                 )
             made = SeededDropout(rate, noise, self.shape.micro_batch_size, always, **common)
             return made([inputs, self.seeds])
@@ -167,7 +167,7 @@ def build_for_ipus(api: Any, network: Any, shape: Shape, name: str) -> DeviceMod
     sizes = tuple(int(n) for n in network.inputs[0].shape[1:])
     compute = compute_type(shape.precision)
     transfer = compute if shape.preprocess is None else shape.preprocess[2]
-    images = keras.Input(sizes, batch_size=shape.micro_batch_size, name=INPUT_NAME, dtype=transfer)
+    images = keras.Input(batch_shape=(shape.micro_batch_size, *sizes), name=INPUT_NAME, dtype=transfer)
     x = images
     if shape.preprocess is not None:
         affine, fused, _ = shape.preprocess
