@@ -60,7 +60,7 @@ def is_legal(row: Dict[str, Any]) -> bool:
     if record.norms == ("none",) and row["norm"] != "none":
         return False
     pipelined = row["stages"] != "1"
-    if row["dbn"] > 1 and (pipelined or row["replicas"] == 1):
+    if row["dbn"] > 1 and (pipelined or row["replicas"] == 1 or row["norm"] != "batch_norm"):
         return False
     if row["validation"] == "pipelined" and not pipelined:
         return False
