@@ -24,7 +24,7 @@ class MicroBatchLoss(keras.losses.Loss):
     """
 
     def __init__(self, function: Callable[..., Any], scale: float) -> None:
-        # Keras divides other reductions by the strategy's replicas, which under PopDist are the instances.
+        # Keras divides other reductions by the strategy's replicas: 1 with IPUStrategy, all under PopDist.
         super().__init__(reduction="sum", name="objective")
         self._own, self._scale = function, scale
 
