@@ -24,6 +24,9 @@ class _Dropout(keras.layers.Layer):
         if not training:
             return inputs
         shape = self.noise_shape or inputs.shape
+        if self.noise_shape and shape[0] not in (1, None, inputs.shape[0]):
+            # Replicas that share batch norm's statistics are one batch here, where each has its own masks.
+            shape = [inputs.shape[0], *shape[1:]]
         if any(d is None for d in shape):
             raise ValueError("the noise shape must be static")
         drawn = self.machine.generator.uniform(shape)
