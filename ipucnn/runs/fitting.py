@@ -23,7 +23,7 @@ def would_fit(model: Any, name: str, program: Program, config: RunConfig) -> Ask
         program: that runs; its splits are filled in.
         config: of the run.
     """
-    return _asking(model, name, program, config, training=True, renamed=None)
+    return _asking(model, name, lambda: program, config, training=True, renamed=None)
 
 
 def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str) -> Ask:
@@ -58,7 +58,10 @@ def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str)
         checkpoints=False,
         validation=False,
     )
-    program = make_program(one_stage, micro_batch * one_stage.num_replicas, seed=0)
+
+    def program() -> Program:
+        return make_program(one_stage, micro_batch * one_stage.num_replicas, seed=0)
+
     size = "validation_micro_batch_size" if command == "evaluate" else "micro_batch_size"
     options = {"micro_batch_size": size, "available_memory_proportion": None, "precision": None}
     renamed = {}
@@ -75,7 +78,7 @@ def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str)
 def _asking(
     model: Any,
     name: str,
-    program: Program,
+    make: Callable[[], Program],
     config: RunConfig,
     *,
     training: bool,
@@ -83,6 +86,7 @@ def _asking(
 ) -> Ask:
     """
     Args:
+        make: the program that ran out of memory, asked for only then: no run fails for the sake of a hint.
         renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
     """
 
@@ -92,10 +96,13 @@ def _asking(
         from ipucnn.planning.smallest_change import hint_for, settings_of, smallest_change
         from ipucnn.runs.splits import DEFAULT_SYSTEM, optimizer_slots
 
-        pods = (system for system in SYSTEMS.values() if system.name.startswith("pod"))
-        system = next((pod for pod in pods if pod.num_ipus >= program.num_ipus), get_system(DEFAULT_SYSTEM))
         only: Optional[Collection[str]] = renamed
         try:
+            program = make()
+            pods = (system for system in SYSTEMS.values() if system.name.startswith("pod"))
+            system = next(
+                (pod for pod in pods if pod.num_ipus >= program.num_ipus), get_system(DEFAULT_SYSTEM)
+            )
             graph = graph_of(model, name)
             settings = settings_of(
                 program,

@@ -155,7 +155,7 @@ def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
     saved = resolved.origins["precision"] != FLAG and config.precision != "32.32"
     if saved and not runs_on_ipus(config.device):
         # Weights in checkpoints are float32 in any case.
-        notes.append(f"trained in {config.precision} on IPUs; computed in 32 bits here")
+        notes.append(f"--precision {config.precision} is for IPUs; computed in 32 bits here")
         config = replace(config, precision="32.32")
     check_device(config.device)
     run_setup.check_supported(config)

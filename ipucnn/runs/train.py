@@ -22,7 +22,7 @@ from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
-from ipucnn.runs.without_effect import check_effects
+from ipucnn.runs.without_effect import BATCH_NORMS, check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
 from ipucnn.training.program import make_layout, make_program
@@ -138,7 +138,7 @@ class TrainingRun:
             )
         norm = self.setup.config.norm_layer["name"]
         precision = self.setup.config.precision
-        if recomputes_statistics(self.program, precision) and norm in ("batch_norm", "custom_batch_norm"):
+        if recomputes_statistics(self.program, precision) and norm in BATCH_NORMS:
             why = "do not update them correctly in a pipeline"
             if self.program.num_stages == 1:
                 why = f"keep them in 16 bits with --precision {precision}"
