@@ -186,8 +186,8 @@ def test_a_dozen_small_combinations(row, tmp_path, capfd):
     check(row, tmp_path, capfd, commands=row["model"] == "lenet")
 
 
-# Not finite after the first update, with SGD as with RMSprop and with loss scales 1 and 8: presumably gradients beyond 16
-# bits, with batch norm over two samples of one pixel in 50 layers.
+# Not finite after the first update, with SGD as with RMSprop and with loss scales 1 and 8: presumably gradients beyond
+# 16 bits, with batch norm over two samples of one pixel in 50 layers.
 _OVERFLOWS = ("resnet50v2-batch_norm-2Interleaved-1-16.16",)
 
 
