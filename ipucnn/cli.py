@@ -128,7 +128,7 @@ def _flush_stdout() -> Optional[OSError]:
 
 
 def _report_stdout(problem: OSError) -> int:
-    from ipucnn.system_errors import reason_of, write_hint
+    from ipucnn.filesystem import reason_of, write_hint
 
     hint = write_hint(problem, "send the output elsewhere")
     error = DataError(f"standard output cannot be written: {reason_of(problem)}", hint)

@@ -15,7 +15,7 @@ from ipucnn import __version__, cli, errors
 from ipucnn.command_table import COMMANDS, Command
 from ipucnn.config.options import SPECS, specs_for
 from ipucnn.config.signature import with_run_options
-from ipucnn.system_errors import reason_of, write_hint
+from ipucnn.filesystem import reason_of, write_hint
 
 DERIVED = ["train", "benchmark", "plan-splits", "verify-dataset"]
 

@@ -153,7 +153,7 @@ def test_threads_end_with_the_images_and_pass_on_their_bugs():
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
-    from ipucnn.runs.files import write_atomically
+    from ipucnn.filesystem import write_atomically
 
     full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - what it still holds can't be written
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: full)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ipucnn.errors import DataError
-from ipucnn.runs.files import write_atomically, write_text
+from ipucnn.filesystem import write_atomically, write_text
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, save_checkpoint
 
 NAMES = st.text("abc/_0", min_size=1, max_size=8).filter(lambda n: "//" not in n and n.strip("/") == n)

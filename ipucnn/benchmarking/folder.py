@@ -7,7 +7,7 @@ from typing import Any
 from ipucnn.benchmarking.report import BenchmarkReport
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.files import write_text
+from ipucnn.filesystem import write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT, default_run_dir
 
 _FILES = (CONFIG, PROGRAM, REPORT)

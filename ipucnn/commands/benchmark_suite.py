@@ -141,9 +141,9 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
     from ipucnn.benchmarking.suites.result import DONE
     from ipucnn.benchmarking.suites.run import FIGURE, RESULT
     from ipucnn.benchmarking.suites.speedup import speedups
+    from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_suite
-    from ipucnn.runs.files import write_atomically
 
     compared = speedups(run.result, other, versus or "")
     if json_output:

@@ -73,12 +73,12 @@ def evaluate(
             on_image=sheet.add_image,
         )
     if plot is not None:
+        from ipucnn.filesystem import write_atomically
         from ipucnn.reports.evaluate_plot import draw_evaluation
-        from ipucnn.runs.files import write_atomically
 
         write_atomically(plot, lambda temporary: draw_evaluation(result, temporary, plot.suffix))
     if contact_sheet is not None:
-        from ipucnn.runs.files import write_atomically
+        from ipucnn.filesystem import write_atomically
 
         write_atomically(contact_sheet, sheet.save)
     if json_output:

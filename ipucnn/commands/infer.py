@@ -100,11 +100,11 @@ def infer(
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
+    from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
     from ipucnn.reports.contact_sheet import ContactSheet
     from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.progress import ItemProgress
-    from ipucnn.runs.files import write_atomically
     from ipucnn.runs.infer import OUTPUTS, infer_run
 
     form = _format(form, json_output)
@@ -145,10 +145,10 @@ def _segment(
     run: str, images: List[str], flags: Dict[str, Any], json_output: bool, *, output: Path, **details: Any
 ) -> None:
     """The masks of images."""
+    from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
     from ipucnn.reports.masks import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.reports.progress import ItemProgress
-    from ipucnn.runs.files import write_atomically
     from ipucnn.runs.infer_masks import CONTACT_SHEET, infer_masks
 
     sheet = MaskSheet()

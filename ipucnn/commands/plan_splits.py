@@ -120,7 +120,7 @@ def plan_splits(
         from ipucnn.reports.plan_html import render
 
         texts[html] = render(plan)
-    from ipucnn.runs.files import write_text
+    from ipucnn.filesystem import write_text
 
     for name, text in texts.items():
         write_text(Path(name).expanduser(), text)

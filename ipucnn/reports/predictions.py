@@ -20,8 +20,8 @@ def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: 
     """
     from PIL import Image, ImageDraw
 
+    from ipucnn.filesystem import write_atomically
     from ipucnn.reports.contact_sheet import GREY, load_font, text_length
-    from ipucnn.runs.files import write_atomically
 
     shown = _rarer_class(pictures)
     name = to_ascii(class_names[shown]) if shown < len(class_names) else f"class {shown}"

@@ -10,8 +10,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.files import remove_temporaries, temporary_of, write_text
-from ipucnn.system_errors import reason_of, write_hint
+from ipucnn.filesystem import reason_of, remove_temporaries, temporary_of, write_hint, write_text
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
@@ -337,7 +336,7 @@ class RunFolder:
 
     def write_checkpoint(self, name: str, weights: Any, slots: Any, meta: Dict[str, Any]) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""
-        from ipucnn.runs.files import write_atomically
+        from ipucnn.filesystem import write_atomically
         from ipucnn.training.checkpoints import save_checkpoint
 
         path = self.checkpoints / name
@@ -346,7 +345,7 @@ class RunFolder:
 
     def link_checkpoint(self, source: Path, name: str) -> Path:
         """Makes ``checkpoints/<name>`` the same file as ``source`` without writing it again where possible."""
-        from ipucnn.runs.files import write_atomically
+        from ipucnn.filesystem import write_atomically
 
         def link(temporary: Path) -> None:
             try:

@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import write_text
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.files import write_text
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder, check_new, default_run_dir, latest_run_dir
 from ipucnn.runs.interrupts import Interrupted
 from ipucnn.runs.load import open_run

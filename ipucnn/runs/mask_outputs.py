@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tupl
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.files import write_atomically
+from ipucnn.filesystem import write_atomically
 from ipucnn.runs.mask_inputs import is_volume_name
 from ipucnn.runs.spool import in_temporary_folder
 

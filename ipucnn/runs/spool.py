@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Sequence
 
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.files import write_atomically
-from ipucnn.system_errors import reason_of, write_hint
+from ipucnn.filesystem import reason_of, write_atomically, write_hint
 
 
 class Spool:

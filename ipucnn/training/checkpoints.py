@@ -49,7 +49,7 @@ def _digest(arrays: Mapping[str, Any]) -> str:
 def save_checkpoint(
     path: Path, weights: Mapping[str, Any], slots: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> None:
-    """Writes a checkpoint to ``path`` (not atomic: see ``ipucnn.runs.files.write_atomically``).
+    """Writes a checkpoint to ``path`` (not atomic: see ``ipucnn.filesystem.write_atomically``).
 
     Args:
         path: the file; its name need not end in .npz.

@@ -18,7 +18,7 @@ from ipucnn.benchmarking.suites.result import (
     read_suite,
 )
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.files import remove_temporaries, write_text
+from ipucnn.filesystem import remove_temporaries, write_text
 from ipucnn.runs.folder import default_run_dir, latest_run_dir
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"

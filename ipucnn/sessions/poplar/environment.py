@@ -13,8 +13,8 @@ import threading
 from typing import Any, Iterator, List
 
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import reason_of, write_hint
 from ipucnn.sessions.poplar.surroundings import flag_words
-from ipucnn.system_errors import reason_of, write_hint
 
 VARIABLE = "TF_POPLAR_FLAGS"
 _CACHE = "--executable_cache_path"
