@@ -18,7 +18,7 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import IO, Callable, Iterator, List, Optional, Type, Union
+from typing import IO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.text import printable
@@ -36,8 +36,13 @@ SHOWN_CHARACTERS = 200
 FIFO_WAIT_S = 10.0
 """How long a FIFO may wait for the program that reads it: one typed after this in the same line of a shell."""
 
+MOST_LINKS = 40
+"""How many links the kernel follows in one path."""
+
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
-_STREAM = re.compile(r"/dev/(stdout|stderr|fd/(\d+))|/proc/self/fd/(\d+)")
+_STREAM = re.compile(r"/dev/(stdin|stdout|stderr|fd/(\d+))|/proc/(self|thread-self|\d+)/fd/(\d+)")
+_STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+_READ_AT_ONCE_BYTES = 2**20
 
 
 class Kind(Enum):
@@ -147,7 +152,12 @@ def expand(text: str, what: str = "", error: Type[UserError] = ConfigurationErro
         return Path(text).expanduser()
     except (RuntimeError, KeyError):
         user = text.split("/", 1)[0]
-        raise error(f"{name}: there is no user {user[1:]!r} here", f"write ./{text} if the name is meant") from None
+        literally = f"write ./{shown(text)} if the name is meant"
+        if user == "~":
+            raise error(
+                f"{name}: nobody knows where your home folder is", "set HOME, or give the whole path"
+            ) from None
+        raise error(f"{name}: there is no user {printable(user[1:])!r} here", literally) from None
 
 
 def _is_encodable(text: str) -> bool:
@@ -216,6 +226,39 @@ def real(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path
         return Path(os.path.realpath(path))
 
 
+def absolute(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path:
+    """The absolute path, links as they are.
+
+    Raises:
+        DataError (or ``error``): the working directory was deleted.
+    """
+    if path.is_absolute():
+        return path
+    try:
+        return Path(os.getcwd()) / path
+    except OSError as problem:
+        name = f"{what} {shown(path)}" if what else shown(path)
+        raise error(
+            f"{name}: the folder this was started in is not there any more: {reason_of(problem)}",
+            "change to a folder that is there, or give an absolute path",
+        ) from None
+
+
+def is_link(path: Path, what: str = "", error: Type[UserError] = DataError) -> bool:
+    """Whether a path is itself a symbolic link, wherever that leads."""
+    with asking(path, what, error):
+        try:
+            return stat.S_ISLNK(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this user may write to a file, or make files in a folder."""
+    wanted = os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK
+    return os.access(path, wanted)
+
+
 # -- reading --------------------------------------------------------------------------------------------------
 
 
@@ -230,20 +273,38 @@ def read_bytes(
         DataError (or ``error``): absent, not a regular file, too large, or not readable.
     """
     name = f"{what} {shown(path)}" if what else shown(path)
+    # Asked before it is opened: to open a device does something to some of them.
+    kind = kind_of(path, what, error)
+    if kind is Kind.ABSENT:
+        raise error(f"{name}: there is no such file", hint or "check the path")
+    chunks: List[bytes] = []
     with asking(path, what, error):
-        try:
-            # Without O_NONBLOCK the call would wait for the writer of a FIFO.
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        except (FileNotFoundError, NotADirectoryError):
-            raise error(f"{name}: there is no such file", hint or "check the path") from None
-        with os.fdopen(handle, "rb") as file:
-            kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
-            if kind is not Kind.FILE:
-                raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
-            data = file.read(at_most + 1)
-    if len(data) > at_most:
+        if kind is Kind.FILE:
+            # Without O_NONBLOCK the call would wait for the writer of a FIFO that took the file's place meanwhile.
+            handle = os.open(path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_NOCTTY"))
+            with os.fdopen(handle, "rb") as file:
+                found = os.fstat(file.fileno())
+                kind = _kind_of_mode(found.st_mode)
+                # A file may be larger than it says (those of /proc say 0), so what is read counts, too.
+                left = at_most + 1 if kind is Kind.FILE and found.st_size <= at_most else 0
+                too_large = kind is Kind.FILE and not left
+                while left:
+                    chunk = file.read(min(left, _READ_AT_ONCE_BYTES))
+                    if not chunk:
+                        break
+                    chunks.append(chunk)
+                    left -= len(chunk)
+                    too_large = not left
+    if kind is not Kind.FILE:
+        raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
+    if too_large:
         raise error(f"{name} is larger than {at_most:,} bytes", hint or "give another file")
-    return data
+    return b"".join(chunks)
+
+
+def _flag(name: str) -> int:
+    """A flag of ``os.open``; none on systems that lack it."""
+    return int(getattr(os, name, 0))
 
 
 def read_text(
@@ -268,7 +329,8 @@ def read_text(
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Calls ``write`` with a temporary path beside ``path``, syncs what it wrote, and renames it.
 
-    A crash leaves the old file or the new one, never half of one.  A link of that name is replaced.
+    A crash leaves the old file or the new one, never half of one.  A link of that name is replaced, and no link
+    can be planted under the temporary name, which nobody knows beforehand.
 
     Raises:
         DataError: the file system refuses (disk full, no permission); ``path`` is then what it was.
@@ -293,6 +355,102 @@ def write_text(path: Path, text: Union[str, bytes]) -> None:
     write_atomically(path, lambda temporary: _write_bytes(temporary, data))
 
 
+def append_text(path: Path, text: str) -> None:
+    """Adds to a file of a run, UTF-8; makes it if it is absent.
+
+    Raises:
+        DataError: it cannot be written; it is a link or no regular file, which no run puts there.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        handle = os.open(path, flags | _flag("O_NOFOLLOW") | _flag("O_NONBLOCK") | _flag("O_CLOEXEC"), 0o666)
+        with os.fdopen(handle, "ab") as file:
+            kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
+            if kind is Kind.FILE:
+                file.write(text.encode("utf-8"))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DataError(
+                f"{shown(path)} is a link, which is not written through", f"remove it: rm {shown(path)}"
+            ) from None
+        if error.errno == errno.ENXIO:
+            raise DataError(f"{shown(path)} is not a file", f"remove it: rm {shown(path)}") from None
+        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+    if kind is not Kind.FILE:
+        raise DataError(f"{shown(path)} is {kind.value}, not a file", f"remove it: rm {shown(path)}")
+
+
+def make_folder(path: Path, what: str = "", elsewhere: str = "choose another folder") -> None:
+    """Makes a folder and those above it, where they are not there.
+
+    Args:
+        what: an option or a role, to stand before the path.
+        elsewhere: how another place is chosen, for the hint.
+
+    Raises:
+        DataError: the file system refuses, or a file has the name.
+    """
+    name = f"{what} {shown(path)}" if what else shown(path)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (OSError, ValueError) as error:
+        hint = write_hint(error, elsewhere) if isinstance(error, OSError) else elsewhere
+        raise DataError(f"{name} cannot be made: {reason_of(error)}", hint) from None
+
+
+def check_makeable(
+    path: Path, what: str = "", elsewhere: str = "choose another folder", error: Type[UserError] = DataError
+) -> None:
+    """Refuses, before anything is computed, what is no folder, or a folder that :func:`make_folder` could not make.
+
+    Args:
+        path: as expanded.
+        what: an option or a role, to stand before the path.
+        elsewhere: how another place is chosen, for the hint.
+
+    Raises:
+        DataError (or ``error``): something else has its name or that of a folder above it, or nothing can be
+            written there.
+    """
+    name = f"{what} {shown(path)}" if what else shown(path)
+    path = absolute(path, what, error)
+    for place in (path, *path.parents):
+        kind = kind_of(place, what, error)
+        subject = name if place == path else f"{name}: {shown(place)}"
+        if kind is Kind.ABSENT and is_link(place, what, error):
+            raise error(f"{subject} is a link that leads nowhere", elsewhere)
+        if kind not in (Kind.ABSENT, Kind.FOLDER):
+            raise error(f"{subject} is {kind.value}", elsewhere)
+        if kind is Kind.FOLDER:
+            if not is_writable(place):
+                raise error(f"{subject} is not writable", f"make it writable, or {elsewhere}")
+            return
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file, or a link and not what it leads to; nothing if there is none.
+
+    Raises:
+        DataError: the file system refuses, or it is a folder.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataError(
+            f"{shown(path)} cannot be removed: {reason_of(error)}", write_hint(error, "remove it yourself")
+        ) from None
+
+
+def is_written_to(path: Path) -> bool:
+    """Whether an output is written to as it is: a device, a FIFO, or a stream of this process.
+
+    Such a name has no ending that tells a format.
+    """
+    return _stream_of(path) is not None or kind_of(path) in (Kind.FIFO, Kind.DEVICE)
+
+
 def check_output(path: Path, option: str, error: Type[UserError] = DataError) -> None:
     """Refuses, before anything is computed, a path that :func:`write_output` could not write.
 
@@ -301,33 +459,75 @@ def check_output(path: Path, option: str, error: Type[UserError] = DataError) ->
         option: that names it.
 
     Raises:
-        DataError (or ``error``): a folder, a socket, a file that is not writable, or a name in a folder that is
-            absent or not writable.
+        DataError (or ``error``): a folder, a socket, a disk, a file that is not writable, or a name in a folder that
+            is absent or not writable.
     """
-    if _stream_of(path) is not None:
+    name = f"{option} {shown(path)}"
+    stream = _stream_of(path)
+    if stream is not None:
+        if not _is_open_for_writing(stream):
+            raise error(f"{name}: nothing can be written to it", "give the name of a file, or /dev/stdout")
         return
     kind = kind_of(path, option, error)
-    if kind is Kind.FOLDER:
-        raise error(f"{option} {shown(path)} is a folder", "give the name of a file")
-    if kind is Kind.SOCKET:
-        raise error(f"{option} {shown(path)} is a socket", "give the name of a file")
+    if kind in (Kind.FOLDER, Kind.SOCKET) or _is_disk(path):
+        raise error(f"{name} is {'a disk' if kind is Kind.DEVICE else kind.value}", "give the name of a file")
+    if kind is not Kind.ABSENT and not is_writable(path):
+        raise error(f"{name} is not writable", "make it writable, or give another name")
     if kind in (Kind.FIFO, Kind.DEVICE):
-        if not os.access(path, os.W_OK):
-            raise error(f"{option} {shown(path)} is not writable", "make it writable, or give another name")
         return
-    target = real(path, option, error)
-    parent = kind_of(target.parent, option, error)
+    folder = real(path, option, error).parent
+    parent = kind_of(folder, option, error)
     if parent is Kind.ABSENT:
-        raise error(
-            f"{option} {shown(path)}: there is no folder {shown(target.parent)}", f"mkdir -p {shown(target.parent)}"
-        )
+        raise error(f"{name}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
     if parent is not Kind.FOLDER:
-        raise error(f"{option} {shown(path)}: {shown(target.parent)} is {parent.value}", "give another name")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise error(f"{name}: {shown(folder)} is {parent.value}", "give another name")
+    if not is_writable(folder):
         raise error(
-            f"{option} {shown(path)}: the folder {shown(target.parent)} is not writable",
+            f"{name}: the folder {shown(folder)} is not writable",
             "make it writable, or give a name in another folder",
         )
+
+
+def check_different(
+    outputs: Sequence[Tuple[str, Optional[Path]]], error: Type[UserError] = DataError
+) -> None:
+    """Refuses two outputs that are one file, by whatever names and links.
+
+    Args:
+        outputs: (option, path as expanded, or None if it is not given).
+
+    Raises:
+        DataError (or ``error``): the second would replace the first.
+    """
+    taken: Dict[Path, str] = {}
+    for option, path in outputs:
+        if path is None or is_written_to(path):
+            continue  # to what is written to one after the other nothing is lost
+        target = real(path, option, error)
+        if target in taken:
+            raise error(f"{taken[target]} and {option} are both {shown(path)}", "give two names")
+        taken[target] = option
+
+
+def check_not_read(
+    path: Path, option: str, inputs: Iterable[Tuple[str, Path]], error: Type[UserError] = DataError
+) -> None:
+    """Refuses an output that would replace what is read, by whatever names and links.
+
+    Args:
+        path: of the output.
+        option: that names it.
+        inputs: (what it is, path) of what is read.
+
+    Raises:
+        DataError (or ``error``): it is one of them.
+    """
+    if is_written_to(path):
+        return
+    target = real(path, option, error)
+    for what, given in inputs:
+        if target == Path(os.path.realpath(given)):
+            raise error(f"{option} {shown(path)} is {what}, and would be replaced", "choose another name")
 
 
 def write_output(path: Path, write: Callable[[Path], None]) -> None:
@@ -335,7 +535,7 @@ def write_output(path: Path, write: Callable[[Path], None]) -> None:
 
     A regular file, or a new name, is written under a temporary name beside it (beside the end of its links) and
     renamed, and keeps its permissions.  A device, a FIFO, or a stream of this process (``/dev/stdout``) is
-    written to as it is.
+    written to as it is; if the reader of it goes away that is no error, as it is none of stdout.
 
     Args:
         path: as expanded and checked by :func:`check_output`.
@@ -344,79 +544,135 @@ def write_output(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    stream = _stream_of(path)
-    kind = Kind.DEVICE if stream is not None else kind_of(path)
-    if kind in (Kind.FILE, Kind.ABSENT):
-        target = real(path)
-        mode: Optional[int] = None
-        with contextlib.suppress(OSError):
-            mode = stat.S_IMODE(os.stat(target).st_mode)
-
-        def write_same_mode(temporary: Path) -> None:
-            write(temporary)
-            if mode is not None:
-                os.chmod(temporary, mode)
-
-        write_atomically(target, write_same_mode)
+    if not is_written_to(path):
+        _replace_output(path, write)
         return
-    if kind in (Kind.FOLDER, Kind.SOCKET):
-        raise DataError(f"{shown(path)} is {kind.value}", "give the name of a file")
     # Not on top of the file: they are needed here alone, and their import takes longer than all else here.
     import shutil
     import tempfile
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="ipucnn-") as folder:
-            temporary = Path(folder) / "output"
-            write(temporary)
-            with open(temporary, "rb") as source, _open_plainly(path, kind, stream) as target_file:
-                shutil.copyfileobj(source, target_file)
-    except OSError as error:
-        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+    with _plain_output(path) as target, tempfile.TemporaryDirectory(prefix="ipucnn-") as folder:
+        temporary = Path(folder) / "output"
+        write(temporary)
+        with open(temporary, "rb") as source:
+            shutil.copyfileobj(source, target)
 
 
 def write_output_text(path: Path, text: Union[str, bytes]) -> None:
     """:func:`write_output` of a text in UTF-8, or of bytes."""
     data = text.encode("utf-8") if isinstance(text, str) else text
-    write_output(path, lambda temporary: _write_bytes(temporary, data))
+    if not is_written_to(path):
+        _replace_output(path, lambda temporary: _write_bytes(temporary, data))
+        return
+    with _plain_output(path) as target:
+        target.write(data)
+
+
+def _replace_output(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes a regular file at the end of a path's links, with the owner and permissions it had."""
+    kind = kind_of(path)
+    if kind in (Kind.FOLDER, Kind.SOCKET):
+        raise DataError(f"{shown(path)} is {kind.value}", "give the name of a file")
+    target = real(path)
+    former: Optional[os.stat_result] = None
+    with contextlib.suppress(OSError):
+        former = os.stat(target)
+
+    def write_same_mode(temporary: Path) -> None:
+        write(temporary)
+        if former is None:
+            return
+        with contextlib.suppress(OSError):  # only root may give files away
+            os.chown(temporary, former.st_uid, former.st_gid)
+        # Not the bits that let a program run as its owner: no program writes its own.
+        os.chmod(temporary, former.st_mode & 0o777)
+
+    write_atomically(target, write_same_mode)
+
+
+@contextlib.contextmanager
+def _plain_output(path: Path) -> Iterator[IO[bytes]]:
+    """What a path leads to, opened for writing as it is."""
+    if _is_disk(path):
+        raise DataError(f"{shown(path)} is a disk", "give the name of a file")
+    try:
+        with _open_plainly(path) as target:
+            yield target
+    except BrokenPipeError:
+        pass  # whoever reads it has read enough
+    except OSError as error:
+        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+
+
+def _is_disk(path: Path) -> bool:
+    """Whether a path leads to a block device; what is on a disk would be lost, and nobody can mean that."""
+    try:
+        return stat.S_ISBLK(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _stream_of(path: Path) -> Optional[int]:
-    """The number of the open file that a path such as ``/dev/stdout`` means, or None.
+    """The number of the open file that a path such as ``/dev/stdout``, or a link to it, means; or None.
 
     Where stdout goes to a file, following the name's links would find that file, and renaming another over it
     would take it away from whatever else this process and its shell write there.
     """
-    match = _STREAM.fullmatch(os.path.normpath(path))
-    if match is None:
-        return None
-    number = {"stdout": 1, "stderr": 2}.get(match.group(1))
-    return number if number is not None else int(match.group(2) or match.group(3))
+    place = os.fspath(path)
+    for _ in range(MOST_LINKS):
+        match = _STREAM.fullmatch(os.path.normpath(place))
+        if match is not None and match.group(3) in (None, "self", "thread-self", str(os.getpid())):
+            return (
+                _STANDARD[match.group(1)]
+                if match.group(1) in _STANDARD
+                else int(match.group(2) or match.group(4))
+            )
+        try:
+            place = os.path.join(os.path.dirname(place), os.readlink(place))
+        except (OSError, ValueError):
+            return None
+    return None
 
 
-def _open_plainly(path: Path, kind: Kind, stream: Optional[int]) -> IO[bytes]:
+def _is_open_for_writing(number: int) -> bool:
+    try:
+        import fcntl
+
+        return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except (ImportError, OSError, OverflowError):
+        return False
+
+
+def _open_plainly(path: Path) -> IO[bytes]:
     """What is there, opened for writing as it is; a FIFO waits a while for its reader."""
+    stream = _stream_of(path)
     if stream is not None:
         for text in (sys.stdout, sys.stderr):
-            text.flush()
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # what cannot be written is told where it is written
+                text.flush()
         return os.fdopen(os.dup(stream), "wb")
-    flags = os.O_WRONLY | getattr(os, "O_NOCTTY", 0)
+    flags = os.O_WRONLY | _flag("O_NOCTTY") | _flag("O_CLOEXEC")
     until = time.monotonic() + FIFO_WAIT_S
-    while kind is Kind.FIFO:
+    while kind_of(path) is Kind.FIFO:
         try:
             # Without O_NONBLOCK this would wait for a reader for ever.
             handle = os.open(path, flags | os.O_NONBLOCK)
             os.set_blocking(handle, True)
             return os.fdopen(handle, "wb")
         except OSError as error:
-            if error.errno != errno.ENXIO or time.monotonic() > until:
+            if error.errno != errno.ENXIO:
                 raise
+            if time.monotonic() > until:
+                raise OSError(errno.ENXIO, "nothing reads from this FIFO") from None
             time.sleep(0.05)
     return os.fdopen(os.open(path, flags), "wb")
 
 
 def _temporary_name(name: str) -> str:
-    ending = f".{os.getpid()}.tmp"
+    """A name that nobody can foresee, as long as a name may be."""
+    ending = f".{int.from_bytes(os.urandom(6), 'big')}.tmp"
     kept = os.fsencode(name)[: NAME_BYTES - len(ending) - 1].decode("utf-8", "ignore")
     return f".{kept}{ending}"
 
@@ -445,9 +701,8 @@ def remove_temporaries(folder: Path, is_ours: Callable[[str], bool]) -> None:
     """Removes what a killed process left of :func:`write_atomically`, for the file names ``is_ours`` accepts."""
     for path in entries(folder):
         name = temporary_of(path.name)
-        if name is not None and is_ours(name):
-            with asking(path):
-                path.unlink()
+        if name is not None and is_ours(name) and not (is_folder(path) and not is_link(path)):
+            remove_file(path)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

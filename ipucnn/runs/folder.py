@@ -1,16 +1,34 @@
 """The run folder: everything about one run, and nothing it did not write."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import reason_of, remove_temporaries, temporary_of, write_hint, write_text
+from ipucnn.filesystem import (
+    absolute,
+    append_text,
+    check_makeable,
+    entries,
+    exists,
+    expand,
+    is_file,
+    is_folder,
+    is_link,
+    make_folder,
+    read_text,
+    reason_of,
+    remove_file,
+    remove_temporaries,
+    temporary_of,
+    write_text,
+)
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
@@ -21,8 +39,13 @@ CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
+MOST_CONFIG_BYTES = 2**20
+_MOST_BYTES = 2**28
+"""Of a report, or of another file that a run wrote; larger ones are no run's."""
+ELSEWHERE = "choose another --run-dir"
 _FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*_FILES, CHECKPOINTS, TENSORBOARD)
+_CURVES = "events.out.tfevents."
 
 
 def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
@@ -30,22 +53,111 @@ def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
     return root / (base if number == 1 else f"{base}-{number}")
 
 
-def _first_free(model: str, dataset: str, root: Path) -> int:
-    number = 1
-    while _numbered(model, dataset, root, number).exists():
-        number += 1
-    return number
+def _taken(model: str, dataset: str, root: Path) -> Iterator[Path]:
+    """The default folders from the first on, up to the first that is not there."""
+    for number in itertools.count(1):
+        path = _numbered(model, dataset, root, number)
+        if not exists(path, "run folder") and not is_link(path, "run folder"):
+            return
+        yield path
 
 
 def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
-    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that exists."""
-    return _numbered(model, dataset, root, _first_free(model, dataset, root))
+    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that is taken.
+
+    What a process left that was killed before its run began is not taken.
+    """
+    free = 1
+    for path in _taken(model, dataset, root):
+        if is_unfinished(path) and not _is_in_use(path):
+            return path
+        free += 1
+    return _numbered(model, dataset, root, free)
 
 
 def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
-    """The folder that :func:`default_run_dir` gave out last, None if there is none."""
-    free = _first_free(model, dataset, root)
-    return _numbered(model, dataset, root, free - 1) if free > 1 else None
+    """The folder of the latest run that has begun under a default name, None if there is none."""
+    begun = [path for path in _taken(model, dataset, root) if not is_unfinished(path)]
+    return begun[-1] if begun else None
+
+
+def claim_default(model: str, dataset: str, root: Path = Path("runs")) -> "RunFolder":
+    """Makes the folder that :func:`default_run_dir` names, and locks it: others get another.
+
+    Of several processes that ask at once, each has a folder of its own.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    make_folder(root, "run folder", ELSEWHERE)
+    while True:
+        path = default_run_dir(model, dataset, root)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not is_unfinished(path):
+                continue  # another process was quicker
+        except OSError as error:
+            raise DataError(f"run folder {path} cannot be made: {reason_of(error)}", ELSEWHERE) from None
+        try:
+            handle = _locked(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        # The one who had it before may have taken it away, or begun its run, before the lock was had.
+        if _is_still(path, handle) and is_unfinished(path):
+            folder = RunFolder(path)
+            folder.hold(handle)
+            return folder
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked(path: Path) -> Optional[int]:
+    """A file descriptor that locks a folder until it is closed; None where the system or file system has no locks.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        FileNotFoundError: there is no such folder.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _is_still(path: Path, handle: Optional[int]) -> bool:
+    """Whether a folder is the one that was locked: it may have been taken away and made again meanwhile."""
+    if handle is None:
+        return True
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except OSError:
+        return False
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether another process has a folder's lock, or nobody can know."""
+    try:
+        handle = _locked(path)
+    except (BlockingIOError, FileNotFoundError):
+        return True
+    if handle is None:
+        return True
+    os.close(handle)
+    return False
 
 
 def check_new(path: Path, overwrite: bool) -> None:
@@ -55,23 +167,18 @@ def check_new(path: Path, overwrite: bool) -> None:
         ConfigurationError: it exists and ``overwrite`` is not set, or holds what no run wrote.
         DataError: its parent is a file.
     """
-    try:
-        for parent in (path, *path.parents):
-            if parent.exists():
-                if not parent.is_dir():
-                    raise DataError(f"run folder {path}: {parent} is a file", "choose another --run-dir")
-                break
-        if not path.exists() or not any(path.iterdir()):
-            return
-    except OSError as error:
-        raise DataError(f"run folder {path}: {error.strerror}", "choose another --run-dir") from None
-    foreign = sorted(p.name for p in path.iterdir() if not _is_ours(p.name))
+    what = "run folder"
+    check_makeable(path, what, ELSEWHERE)
+    there = entries(path, what)
+    if not there:
+        return
+    foreign = [p.name for p in there if not _is_ours(p.name)]
     if not overwrite:
         raise ConfigurationError(
             f"run folder {path} already exists",
             f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
         )
-    if foreign or not (path / CONFIG).is_file():
+    if foreign or not is_file(path / CONFIG, what):
         raise ConfigurationError(
             f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
             "choose another --run-dir",
@@ -85,9 +192,9 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
         ConfigurationError: it does, and ``overwrite`` is not set.
         DataError: it is a file.
     """
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"checkpoint folder {folder} is a file", "choose another --checkpoint-dir")
-    if folder.is_dir() and not overwrite and any(is_checkpoint_name(p.name) for p in folder.iterdir()):
+    what = "checkpoint folder"
+    check_makeable(folder, what, "choose another --checkpoint-dir")
+    if not overwrite and any(is_checkpoint_name(p.name) for p in entries(folder, what)):
         raise ConfigurationError(
             f"checkpoint folder {folder} holds another run's checkpoints",
             "use another --checkpoint-dir, or --overwrite to replace them",
@@ -96,11 +203,12 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
 
 def is_unfinished(path: Path) -> bool:
     """Whether a folder is what a process left that was killed while it made its run folder."""
-    if not path.is_dir() or (path / CONFIG).exists():
+    if not is_folder(path, "run folder"):
         return False
-    checkpoints = path / CHECKPOINTS
-    inside = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    return not inside and all(p.name == CHECKPOINTS or temporary_of(p.name) in _FILES for p in path.iterdir())
+    there = entries(path, "run folder")
+    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in _FILES for p in there):
+        return False
+    return not entries(path / CHECKPOINTS, "checkpoint folder")
 
 
 def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
@@ -109,7 +217,7 @@ def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
     Raises:
         ConfigurationError: it is.
     """
-    run, there = path.absolute(), checkpoints.absolute()
+    run, there = absolute(path, "run folder"), absolute(checkpoints, "--checkpoint-dir")
     if there != run / CHECKPOINTS and (there == run or run in there.parents):
         raise ConfigurationError(
             f"checkpoint folder {checkpoints} lies in the run folder {path}",
@@ -127,6 +235,12 @@ def is_checkpoint_name(name: str) -> bool:
     return name in (LAST, BEST) or re.fullmatch(r"checkpoint-\d{8,}\.npz", name) is not None
 
 
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if is_folder(folder) and not entries(folder):
+            folder.rmdir()
+
+
 class RunFolder:
     """Paths and writers of a run folder.
 
@@ -138,9 +252,12 @@ class RunFolder:
     def __init__(self, path: Path, checkpoint_dir: Optional[str] = None) -> None:
         self.path = path
         self._locks: List[int] = []
+        self._is_claimed = False
         # Of a folder that held nothing before: which of its folders are new.  None of any other.
         self._made: Optional[List[Path]] = None
-        self.checkpoints = Path(checkpoint_dir).expanduser() if checkpoint_dir else path / CHECKPOINTS
+        self.checkpoints = (
+            expand(checkpoint_dir, "--checkpoint-dir") if checkpoint_dir else path / CHECKPOINTS
+        )
 
     def lock(self) -> None:
         """Keeps other processes from writing this run until :meth:`unlock` or the end of this one, whatever it is.
@@ -149,24 +266,30 @@ class RunFolder:
             ConfigurationError: another process is writing it.
         """
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
-            if not folder.is_dir() or (folder is self.checkpoints and folder.parent == self.path):
+            if self._is_claimed and folder is self.path:
+                continue
+            if not is_folder(folder, flag) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
-                import fcntl
-
-                handle = os.open(str(folder), os.O_RDONLY)
-                self._locks.append(handle)
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._keep(_locked(folder))
             except BlockingIOError:
                 self.unlock()
                 raise ConfigurationError(
                     f"folder {folder} is in use by another process", f"wait for it, or use another {flag}"
                 ) from None
-            except (ImportError, OSError):
-                pass  # no such locks on this system or file system
+
+    def hold(self, handle: Optional[int]) -> None:
+        """Takes over a folder that was made, and locked, for this run; see :func:`claim_default`."""
+        self._is_claimed = True
+        self._keep(handle)
+
+    def _keep(self, handle: Optional[int]) -> None:
+        if handle is not None:
+            self._locks.append(handle)
 
     def unlock(self) -> None:
         """Lets other processes write the run."""
+        self._is_claimed = False
         while self._locks:
             os.close(self._locks.pop())
 
@@ -182,13 +305,16 @@ class RunFolder:
             DataError: it cannot be written.
             ConfigurationError: another process is writing it, or has written it meanwhile.
         """
-        is_new = not self.path.exists()
-        was_empty = is_new or not any(self.path.iterdir())
-        made = [p for p in (self.path, self.checkpoints) if not p.exists()]
+        self._refuse_links()
+        is_new = self._is_claimed or not exists(self.path)
+        was_empty = is_new or not entries(self.path)
+        made = [p for p in (self.path, self.checkpoints) if not exists(p)]
+        if self._is_claimed:
+            made = [self.path, self.path / CHECKPOINTS, *made]
         try:
             # The new folders first: a former run goes only once it is known that this one can be written.
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
+            make_folder(self.checkpoints)
             self.lock()
             if not replace:
                 self._check_still_free()
@@ -197,11 +323,10 @@ class RunFolder:
             write_text(self.path / PROGRAM, program.to_json())
             self._made = made if was_empty else None
         except (OSError, DataError) as error:
-            if is_new:
-                (self.path / CONFIG).unlink() if (self.path / CONFIG).exists() else None
-            for folder in reversed(made):
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
+            with contextlib.suppress(OSError, DataError):
+                if is_new:
+                    remove_file(self.path / CONFIG)
+                _remove_empty(reversed(made))
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
                 f"run folder {self.path} cannot be written: {reason}",
@@ -216,24 +341,34 @@ class RunFolder:
         made, self._made = self._made, None
         if made is None:
             return
-        if any(is_checkpoint_name(p.name) for p in self.checkpoints.glob("*")):
-            return
-        curves = self.path / TENSORBOARD
         # The error that ended the run is the one to tell, whatever the file system says now.
-        with contextlib.suppress(OSError):
-            for path in (*(self.path / name for name in _FILES), *curves.glob("events.out.tfevents.*")):
-                if path.exists():
-                    path.unlink()
+        with contextlib.suppress(OSError, DataError):
+            if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)):
+                return
+            for path in (*(self.path / name for name in _FILES), *self._curves()):
+                remove_file(path)
             self._remove_temporaries()
-            for folder in (curves, *reversed(made)):
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
+            _remove_empty((self.path / TENSORBOARD, *reversed(made)))
+
+    def _refuse_links(self) -> None:
+        """Refuses folders inside the run folder that lie elsewhere: a run folder may come from others."""
+        inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
+        for folder in (*inside, self.path / TENSORBOARD):
+            if is_link(folder):
+                hint = f"remove it: rm {folder}"
+                if folder in inside:
+                    hint += "; checkpoints go elsewhere with --checkpoint-dir"
+                raise DataError(f"{folder} is a link, and a run writes to its own folder alone", hint)
+
+    def _curves(self) -> List[Path]:
+        folder = self.path / TENSORBOARD
+        return [] if is_link(folder) else [p for p in entries(folder) if p.name.startswith(_CURVES)]
 
     def _check_still_free(self) -> None:
         """Another process may have begun, and even ended, since ``check_new``."""
-        taken = [self.path] if (self.path / CONFIG).exists() else []
+        taken = [self.path] if exists(self.path / CONFIG) else []
         taken += (
-            [self.checkpoints] if any(is_checkpoint_name(p.name) for p in self.checkpoints.iterdir()) else []
+            [self.checkpoints] if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)) else []
         )
         if taken:
             raise ConfigurationError(
@@ -242,14 +377,13 @@ class RunFolder:
 
     def _remove_former(self) -> None:
         for name in _FILES:
-            if name != CONFIG and (self.path / name).exists():
-                (self.path / name).unlink()
-        if (self.path / TENSORBOARD).is_dir():
-            for old in (self.path / TENSORBOARD).glob("events.out.tfevents.*"):
-                old.unlink()
-        for old in self.checkpoints.iterdir():
+            if name != CONFIG:
+                remove_file(self.path / name)
+        for old in self._curves():
+            remove_file(old)
+        for old in entries(self.checkpoints):
             if is_checkpoint_name(old.name):
-                old.unlink()
+                remove_file(old)
         self._remove_temporaries()
 
     def reopen(self, config: RunConfig, program: Any, history: Sequence[str]) -> None:
@@ -258,14 +392,14 @@ class RunFolder:
         Raises:
             DataError: it cannot be written.
         """
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._refuse_links()
+        make_folder(self.checkpoints, "checkpoint folder", "choose another --checkpoint-dir")
         self.lock()
         self._remove_temporaries()
         write_text(self.path / CONFIG, config.to_yaml())
         write_text(self.path / PROGRAM, program.to_json())
         write_text(self.path / METRICS, "".join(history))
-        if (self.path / REPORT).exists():
-            (self.path / REPORT).unlink()
+        remove_file(self.path / REPORT)
 
     def _remove_temporaries(self) -> None:
         remove_temporaries(self.path, lambda name: name in _FILES)
@@ -273,20 +407,14 @@ class RunFolder:
 
     def append(self, name: str, line: str) -> None:
         """Adds a line to ``metrics.jsonl`` or ``timings.jsonl``."""
-        try:
-            with open(self.path / name, "a", encoding="utf-8") as handle:
-                handle.write(line)
-        except OSError as error:
-            raise DataError(
-                f"{self.path / name} cannot be written: {reason_of(error)}", write_hint(error)
-            ) from None
+        append_text(self.path / name, line)
 
     def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
         """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
         path = self.path / ENVIRONMENT
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = json.loads(read_text(path, _MOST_BYTES))
+        except (DataError, ValueError, RecursionError):
             before = []
         known = [entry for entry in before if isinstance(entry, dict)] if isinstance(before, list) else []
         processes = [*known, facts]
@@ -296,8 +424,8 @@ class RunFolder:
     def read_report(self) -> Optional[Dict[str, Any]]:
         """``report.json``, which a finished run has; None for one that did not finish."""
         try:
-            report = json.loads((self.path / REPORT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            report = json.loads(read_text(self.path / REPORT, _MOST_BYTES))
+        except (DataError, ValueError, RecursionError):
             return None
         needed = ("model", "dataset", "program", "compilation", "measured", "validation", "checkpoints")
         return report if isinstance(report, dict) and all(key in report for key in needed) else None
@@ -305,10 +433,10 @@ class RunFolder:
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
         for name in names:
-            if is_checkpoint_name(name) and (self.checkpoints / name).exists():
-                (self.checkpoints / name).unlink()
-        if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
-            self.checkpoints.rmdir()
+            if is_checkpoint_name(name):
+                remove_file(self.checkpoints / name)
+        with contextlib.suppress(OSError):
+            _remove_empty((self.checkpoints,))
 
     def write_report(self, report: Dict[str, Any]) -> None:
         """Writes ``report.json``."""
@@ -321,13 +449,12 @@ class RunFolder:
             DataError: there is none: not a run folder.
         """
         path = self.path / CONFIG
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError:
+        if not exists(path, "run folder"):
             raise DataError(
                 f"{self.path} is not a run folder: it has no {CONFIG}",
                 "give a folder that `ipucnn train` wrote, for example runs/efficientnet-b0-digits",
-            ) from None
+            )
+        text = read_text(path, MOST_CONFIG_BYTES)
         if "model-name:" not in text:
             raise DataError(
                 f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"
