@@ -11,6 +11,7 @@ the name: a link that somebody planted there is not followed.  What a user asks 
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import stat
@@ -425,6 +426,26 @@ def check_makeable(
             if not is_writable(place):
                 raise error(f"{subject} is not writable", f"make it writable, or {elsewhere}")
             return
+
+
+def make_new_file(folder: Path, name: str) -> Path:
+    """An empty file that was not there before, not even as a link: of that name, or with ``.2``, ``.3``, ... after it.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    for number in itertools.count(1):
+        path = folder / (name if number == 1 else f"{name}.{number}")
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _flag("O_CLOEXEC"), 0o666))
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DataError(
+                f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)
+            ) from None
+        return path
+    raise AssertionError("itertools.count ended")
 
 
 def remove_file(path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from ipucnn.benchmarking.report import BenchmarkReport
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import write_text
-from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT, default_run_dir
+from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import check_makeable, entries, expand, make_folder, write_text
+from ipucnn.runs.folder import CONFIG, ELSEWHERE, PROGRAM, REPORT, claim_default, default_run_dir
 
 _FILES = (CONFIG, PROGRAM, REPORT)
 
@@ -23,10 +23,9 @@ def check_folder(resolved: Resolved) -> Path:
     config = resolved.config
     if config.run_dir is None:
         return default_run_dir(resolved.record.name, "benchmark")
-    path = Path(config.run_dir).expanduser()
-    if path.exists() and not path.is_dir():
-        raise DataError(f"--run-dir {path} is a file", "choose another --run-dir")
-    found = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+    path = expand(config.run_dir, "--run-dir")
+    check_makeable(path, "--run-dir", ELSEWHERE)
+    found = [p.name for p in entries(path, "--run-dir")]
     foreign = [name for name in found if name not in _FILES]
     if foreign:
         raise ConfigurationError(
@@ -45,13 +44,13 @@ def write_folder(folder: Path, config: Any, report: BenchmarkReport) -> Path:
     Raises:
         DataError: the file system refuses.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{folder} cannot be made: {error.strerror or error}", "choose another --run-dir"
-        ) from None
+    claim = claim_default(config.model_name, "benchmark") if config.run_dir is None else None
+    if claim is not None:
+        folder = claim.path  # what check_folder named may be another benchmark's by now
+    make_folder(folder, "", ELSEWHERE)
     write_text(folder / CONFIG, config.to_yaml())
     write_text(folder / PROGRAM, json.dumps(report.program, indent=2) + "\n")
     write_text(folder / REPORT, report.to_json())
+    if claim is not None:
+        claim.unlock()
     return folder / REPORT

@@ -9,8 +9,10 @@ from ipucnn.benchmarking import statistics
 from ipucnn.benchmarking.baseline import check_whole
 from ipucnn.benchmarking.measure import Execution
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_folder, read_text
 
 SCHEMA_VERSION = 3
+MOST_BYTES = 2**26
 KIND = "ipucnn benchmark"
 SCHEMA = Path(__file__).with_name("schema.json")
 
@@ -78,15 +80,13 @@ def read_report(path: Path) -> Dict[str, Any]:
     Raises:
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
-    path = path / "report.json" if path.is_dir() else path
+    hint = "give the report.json of a benchmark"
+    path = path / "report.json" if is_folder(path, "--baseline") else path
+    text = read_text(path, MOST_BYTES, "--baseline", hint=hint)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", "give the report.json of a benchmark"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", "give the report.json of a benchmark") from None
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", hint) from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(
             f"{path} is no report of a benchmark", "give the report.json that `ipucnn benchmark` wrote"

@@ -7,6 +7,7 @@ from typing import Any, Optional, Tuple
 from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
 from ipucnn.config import values
 from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.filesystem import expand
 
 TRAINING, INFERENCE = "training", "inference"
 SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
@@ -128,7 +129,7 @@ def make_settings(
         ),
         compare_with=compare_with.lower() if compare_with else None,
         system=system,
-        baseline=Path(baseline).expanduser() if baseline else None,
+        baseline=expand(baseline, "--baseline") if baseline is not None else None,
         max_regression=share,
     )
 

@@ -40,6 +40,7 @@ def benchmark_suite(
     from ipucnn.benchmarking.suites.result import read_suite
     from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
     from ipucnn.errors import ConfigurationError
+    from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_plan
 
@@ -58,8 +59,14 @@ def benchmark_suite(
     if request.print_config:
         print_plan(plan, json_output)
         return
-    other = read_suite(Path(versus).expanduser()) if versus is not None else None
-    run = SuiteRun(plan, folder, resume=resume, options=_options(request, mode, measuring))
+    other = read_suite(expand(versus, "--versus")) if versus is not None else None
+    run = SuiteRun(
+        plan,
+        folder,
+        resume=resume,
+        options=_options(request, mode, measuring),
+        takes_default=request.flags.get("run_dir") is None and not resume,
+    )
     if other is not None:
         _check_versus(run.result, other, str(versus))
     if run.result.pending:
@@ -69,10 +76,10 @@ def benchmark_suite(
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
         note(line)
     if run.num_kept:
-        note(f"{run.num_kept} of {len(plan.rows)} rows in {folder} have a result and are kept")
+        note(f"{run.num_kept} of {len(plan.rows)} rows in {run.folder} have a result and are kept")
     interrupted = _run(run, verbose)
     _show(run, other, versus, json_output)
-    _end(run, interrupted, _again(request, suite, mode, measuring, rows, folder, versus))
+    _end(run, interrupted, _again(request, suite, mode, measuring, rows, run.folder, versus))
 
 
 def _check_versus(result: Any, other: Any, source: str) -> None:

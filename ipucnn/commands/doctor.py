@@ -1,7 +1,6 @@
 """``ipucnn doctor``: what is here, what each command would run on and why, and what to do next."""
 
 import json
-from pathlib import Path
 from typing import Any, Mapping
 
 import typer
@@ -26,6 +25,7 @@ def doctor(flags: Mapping[str, Any], json_output: bool, deep: bool = DEEP) -> No
     from ipucnn.config.resolve import convert_flags
     from ipucnn.diagnosis.decision import as_error
     from ipucnn.diagnosis.diagnose import diagnose
+    from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.doctor import print_diagnosis
 
@@ -34,7 +34,7 @@ def doctor(flags: Mapping[str, Any], json_output: bool, deep: bool = DEEP) -> No
         note("importing TensorFlow in another process")
     found = diagnose(
         given.get("device", RunConfig.device),
-        dataset_path=Path(given.get("dataset_path", RunConfig.dataset_path)),
+        dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path), "--dataset-path"),
         deep=deep,
     )
     if json_output:

@@ -1,6 +1,5 @@
 """``ipucnn evaluate``: the metrics of a trained run or of other weights."""
 
-from pathlib import Path
 from typing import Any, Dict, Optional
 
 import typer
@@ -33,9 +32,9 @@ def evaluate(
     run: str = RUN,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
-    plot: Optional[Path] = PLOT,
-    predictions: Optional[Path] = PREDICTIONS,
-    contact_sheet: Optional[Path] = SHEET,
+    plot: Optional[str] = PLOT,
+    predictions: Optional[str] = PREDICTIONS,
+    contact_sheet: Optional[str] = SHEET,
     tile_size: Optional[int] = TILE_SIZE,
     views: int = VIEWS,
 ) -> None:
@@ -44,12 +43,17 @@ def evaluate(
     Every sample counts exactly once, and of a segmentation network every pixel. A run's own options hold unless
     a flag overrides them; weights of Keras take --model-name and --dataset.
     """
+    from ipucnn.filesystem import expand, write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
     from ipucnn.reports.progress import ItemProgress
-    from ipucnn.runs.evaluate import evaluate_run
+    from ipucnn.runs.evaluate import PLOTS, evaluate_run
+    from ipucnn.runs.spool import format_of
 
-    if plot is not None:
+    plot_to = None if plot is None else expand(plot, "--plot")
+    predictions_to = None if predictions is None else expand(predictions, "--predictions")
+    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    if plot_to is not None:
         from ipucnn.reports.evaluate_plot import check_can_plot
 
         check_can_plot()
@@ -62,9 +66,9 @@ def evaluate(
             flags,
             which=checkpoint,
             weights=weights,
-            plot=plot,
-            predictions=predictions,
-            contact_sheet=contact_sheet,
+            plot=plot_to,
+            predictions=predictions_to,
+            contact_sheet=sheet_to,
             tile_size=tile_size,
             views=views,
             verbose=verbose,
@@ -72,21 +76,19 @@ def evaluate(
             on_batch=progress.update,
             on_image=sheet.add_image,
         )
-    if plot is not None:
-        from ipucnn.filesystem import write_atomically
+    if plot_to is not None:
         from ipucnn.reports.evaluate_plot import draw_evaluation
 
-        write_atomically(plot, lambda temporary: draw_evaluation(result, temporary, plot.suffix))
-    if contact_sheet is not None:
-        from ipucnn.filesystem import write_atomically
-
-        write_atomically(contact_sheet, sheet.save)
+        form = format_of(plot_to, PLOTS)
+        write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
+    if sheet_to is not None:
+        write_output(sheet_to, sheet.save)
     if json_output:
         print(evaluation_json(result))
     elif "segmentation" in result:
         print_mask_evaluation(result)
     else:
         print_evaluation(result)
-    for option, path in (("figure", plot), ("predictions", predictions), ("contact sheet", contact_sheet)):
+    for option, path in (("figure", plot_to), ("predictions", predictions_to), ("contact sheet", sheet_to)):
         if path is not None:
             note(f"{option} in {path}")

@@ -56,9 +56,9 @@ def infer(
     top: Optional[int] = TOP,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
-    output: Optional[Path] = OUTPUT,
+    output: Optional[str] = OUTPUT,
     form: Optional[str] = FORMAT,
-    contact_sheet: Optional[Path] = SHEET,
+    contact_sheet: Optional[str] = SHEET,
     tile_size: Optional[int] = TILE_SIZE,
     views: int = VIEWS,
     overlay: bool = OVERLAY,
@@ -69,15 +69,18 @@ def infer(
     probability map of each into --output. Inputs that cannot be read are reported and passed over; the exit code
     is then 3.
     """
+    from ipucnn.filesystem import expand, write_output
     from ipucnn.runs.subject import task_of
 
+    output_to = None if output is None else expand(output, "--output")
+    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
     if task_of(run, flags, checkpoint, weights) == "segmentation":
         for option, given in (("--top", top), ("--format", form)):
             if given is not None:
                 raise ConfigurationError(
                     f"{option} {given}: {run} segments images, it has no labels", "drop it"
                 )
-        if output is None:
+        if output_to is None:
             raise ConfigurationError(
                 f"{run} segments images, and there is no folder for the masks", "add --output masks"
             )
@@ -86,26 +89,26 @@ def infer(
             images or [],
             flags,
             json_output,
-            output=output,
+            output=output_to,
             split=split,
             which=checkpoint,
             weights=weights,
             tile_size=tile_size,
             views=views,
             with_overlay=overlay,
-            contact_sheet=contact_sheet,
+            contact_sheet=sheet_to,
             verbose=verbose,
         )
         return
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
-    from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
     from ipucnn.reports.contact_sheet import ContactSheet
     from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.progress import ItemProgress
     from ipucnn.runs.infer import OUTPUTS, infer_run
+    from ipucnn.runs.spool import format_of
 
     form = _format(form, json_output)
     sheet = ContactSheet()
@@ -118,26 +121,27 @@ def infer(
             top=5 if top is None else top,
             which=checkpoint,
             weights=weights,
-            outputs=(("--output", output, OUTPUTS), ("--contact-sheet", contact_sheet, (".png",))),
+            outputs=(("--output", output_to, OUTPUTS), ("--contact-sheet", sheet_to, (".png",))),
             verbose=verbose,
             say=progress.line,
             on_images=progress.update,
             on_total=sheet.expect,
-            on_image=None if contact_sheet is None else sheet.add,
+            on_image=None if sheet_to is None else sheet.add,
         )
     results, truth = done.results, done.with_truth
-    if output is not None and len(results):
-        write_atomically(output, lambda into: save_results(results, output, done.top, truth, into))
-    if contact_sheet is not None and len(sheet):
-        write_atomically(contact_sheet, sheet.save)
+    if output_to is not None and len(results):
+        ending = format_of(output_to, OUTPUTS)
+        write_output(output_to, lambda into: save_results(results, ending, done.top, truth, into))
+    if sheet_to is not None and len(sheet):
+        write_output(sheet_to, sheet.save)
     if form is not None:
         write_results(results, form, sys.stdout, done.top, truth)
-    elif output is None:
+    elif output_to is None:
         print_predictions(results, truth)
-    if output is not None and len(results):
-        note(f"predictions of {len(results)} images in {output}")
-    if contact_sheet is not None and len(sheet):
-        note(f"contact sheet of {len(sheet)} images in {contact_sheet}")
+    if output_to is not None and len(results):
+        note(f"predictions of {len(results)} images in {output_to}")
+    if sheet_to is not None and len(sheet):
+        note(f"contact sheet of {len(sheet)} images in {sheet_to}")
     _check_failed(done.num_failed, len(results))
 
 
@@ -145,7 +149,7 @@ def _segment(
     run: str, images: List[str], flags: Dict[str, Any], json_output: bool, *, output: Path, **details: Any
 ) -> None:
     """The masks of images."""
-    from ipucnn.filesystem import write_atomically
+    from ipucnn.filesystem import write_atomically, write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.masks import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.reports.progress import ItemProgress
@@ -165,7 +169,10 @@ def _segment(
             **details,
         )
     path = details["contact_sheet"] or output / CONTACT_SHEET
-    write_atomically(path, sheet.save)
+    if details["contact_sheet"] is not None:
+        write_output(path, sheet.save)
+    else:
+        write_atomically(path, sheet.save)
     if json_output:
         print(masks_json(done))
     else:

@@ -8,7 +8,8 @@ import typer
 
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import check_different, check_not_read, check_output, expand, write_output_text
 from ipucnn.runs.plan_request import PlanRequest
 
 PANEL = "Plan"
@@ -96,8 +97,9 @@ def plan_splits(
     from ipucnn.runs.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.runs.plan_request import make_request
 
-    for option, file in (("--save", save), ("--html", html)):
-        _check_writable(option, file)
+    save_to = None if save is None else expand(save, "--save")
+    html_to = None if html is None else expand(html, "--html")
+    _check_outputs(resolved, save_to, html_to, compare or [])
     request = make_request(
         resolved, stages=stages, system=system, classes=classes, recomputation=recomputation
     )
@@ -113,25 +115,23 @@ def plan_splits(
         if json_output:
             sys.stdout.write(error.to_json())
         raise
-    texts = {}
-    if save is not None:
-        texts[save] = plan.to_yaml()
-    if html is not None:
+    texts = []
+    if save_to is not None:
+        texts.append((save_to, plan.to_yaml()))
+    if html_to is not None:
         from ipucnn.reports.plan_html import render
 
-        texts[html] = render(plan)
-    from ipucnn.filesystem import write_text
-
-    for name, text in texts.items():
-        write_text(Path(name).expanduser(), text)
+        texts.append((html_to, render(plan)))
+    for path, text in texts:
+        write_output_text(path, text)
     if json_output:
         sys.stdout.write(plan.to_json())
     else:
         from ipucnn.reports.plan import print_plan
 
         print_plan(plan)
-    for name in texts:
-        note(f"written: {name}")
+    for path, _ in texts:
+        note(f"written: {path}")
     check_not_fitting(plan)
 
 
@@ -147,16 +147,24 @@ def _show_optimisations(request: PlanRequest, resolved: Resolved, json_output: b
         print_optimisations(request, candidate, base, found)
 
 
-def _check_writable(option: str, name: Optional[str]) -> None:
-    """Refuses a file that can't be written before anything else is done.
+def _check_outputs(
+    resolved: Resolved, save: Optional[Path], html: Optional[Path], compare: List[str]
+) -> None:
+    """Refuses files that cannot be written, or would replace what is read, before anything else is done.
 
     Raises:
-        DataError: its folder isn't there, or it is a folder itself.
+        DataError: nothing can be written there.
+        ConfigurationError: both are one file, or one is a file that is read; the plan that --plan names may be
+            replaced by the plan that is made of it.
     """
-    if name is None:
-        return
-    path = Path(name).expanduser()
-    if path.is_dir():
-        raise DataError(f"{option} {name} is a folder", "give the name of a file")
-    if not path.parent.is_dir():
-        raise DataError(f"{option} {name}: there is no folder {path.parent}", f"mkdir -p {path.parent}")
+    read = [("the file of --compare", Path(name)) for name in compare]
+    if resolved.config_path is not None:
+        read.append(("the file of --config-path", Path(resolved.config_path)))
+    for option, path in (("--save", save), ("--html", html)):
+        if path is not None:
+            check_output(path, option)
+            check_not_read(path, option, read, ConfigurationError)
+    if html is not None and resolved.config.plan is not None:
+        plan = expand(resolved.config.plan, "--plan")
+        check_not_read(html, "--html", [("the file of --plan", plan)], ConfigurationError)
+    check_different((("--save", save), ("--html", html)), ConfigurationError)

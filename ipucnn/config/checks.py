@@ -1,7 +1,25 @@
 """Rules between options that need no arithmetic; batches and pipelines are checked by ``training.program``."""
 
-from ipucnn.config.options import AUTO, RunConfig
+from ipucnn.config.options import AUTO, SPECS, RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import expand
+
+# What options that take a path call it in their help.
+_PATHS = ("DIR", "FILE", "PATH")
+
+
+def check_paths(config: RunConfig) -> None:
+    """Refuses what no path can be, in every option that takes one; nothing is looked for.
+
+    Not for saved configurations: what they name may have been on another machine.
+
+    Raises:
+        ConfigurationError: empty, too long, with a NUL, or ``~`` and a user who is not here.
+    """
+    for spec in SPECS:
+        path = getattr(config, spec.name)
+        if path is not None and spec.metavar.startswith(_PATHS):
+            expand(path, spec.flag)
 
 
 def check(config: RunConfig) -> None:

@@ -5,13 +5,13 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.config.checks import check
+from ipucnn.config.checks import check, check_paths
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import expand
 
 DEFAULT = "default"
 FLAG = "flag"
@@ -50,6 +50,7 @@ class Resolved:
         without_effect: keys the user gave that only an IPU acts on, in order of declaration.
         typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line.
         plan: the ``PipelinePlan`` that ``--plan`` names, or None.
+        config_path: the file of ``--config-path``, or None.
     """
 
     command: str
@@ -61,6 +62,7 @@ class Resolved:
     without_effect: Tuple[str, ...]
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Any = None
+    config_path: Optional[str] = None
 
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
@@ -132,6 +134,7 @@ def resolve(
     if origins["norm_layer"] == DEFAULT:
         settings["norm_layer"] = {"name": _NORMS[record.default_norm]}
     config = RunConfig(**settings)
+    check_paths(config)
     check(config)
     by_user = dict(in_file)
     for values in (*reversed(between), in_plan, given):
@@ -146,6 +149,7 @@ def resolve(
         without_effect=_without_effect(config, by_user),
         typed=by_user,
         plan=plan,
+        config_path=config_path,
     )
 
 
@@ -159,7 +163,7 @@ def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
         return None, {}
     from ipucnn.planning.pipeline_plan import read_plan
 
-    plan = read_plan(Path(path).expanduser(), "--plan")
+    plan = read_plan(expand(path, "--plan"), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     # Precision is part of what is trained, not of how that is spread over IPUs.
     del options["precision"]
@@ -362,7 +366,7 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
         if named is not None or generated:
             name = "random" if generated else named
             break
-    path = Path(_first("dataset_path", *layers)).expanduser()
+    path = expand(_first("dataset_path", *layers), "--dataset-path")
     return choose_dataset(
         name,
         path,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from ipucnn.diagnosis import tools
+from ipucnn.errors import DataError
 
 __all__ = ["Disk", "Gpu", "Host", "find_datasets", "find_gpus", "look_at_disk", "look_at_host"]
 
@@ -124,8 +125,9 @@ class Disk:
 
 def look_at_disk(folder: Path) -> Disk:
     """The disk a folder is on, or would be made on."""
-    there = folder.expanduser().absolute()
-    while not there.is_dir() and there != there.parent:
+    # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
+    there = folder
+    while not os.path.isdir(there) and there != there.parent:
         there = there.parent
     try:
         free = shutil.disk_usage(there).free
@@ -146,8 +148,8 @@ def find_datasets(path: Path) -> Dict[str, Optional[str]]:
             found[name] = "embedded" if name != "random" else "generated"
             continue
         try:
-            location = find_location(name, path.expanduser())
-        except OSError:
+            location = find_location(name, path)
+        except (OSError, RuntimeError, DataError):
             location = None
         found[name] = None if location is None else str(location)
     return found

@@ -21,4 +21,4 @@ def crop_library() -> Optional[Path]:
     named = os.environ.get(FOLDER_VARIABLE)
     folder = Path(named) if named else Path(__file__).resolve().parents[2] / "custom_ops" / "build"
     library = folder / CROP_LIBRARY
-    return library.resolve() if library.is_file() else None
+    return library.resolve() if os.path.isfile(library) else None

@@ -1,5 +1,6 @@
 """Layer graphs of registered models: shipped with the package, or cached, or built with TensorFlow."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -8,13 +9,15 @@ from pathlib import Path
 from typing import Optional
 
 import ipucnn
-from ipucnn.errors import DataError
+from ipucnn.errors import UserError
+from ipucnn.filesystem import expand, make_folder, read_text, write_text
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graph import SCHEMA_VERSION, LayerGraph
 from ipucnn.planning.keras_graph import graph_of
 from ipucnn.planning.shipped import read_shipped
 
+MOST_BYTES = 2**26
 __all__ = ["build_graph", "cache_folder", "cache_path", "graph_key", "graph_of", "known_graph", "layer_graph"]
 
 
@@ -28,7 +31,7 @@ def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
     graph = known_graph(record, options)
     if graph is None:
         graph = build_graph(record, options)
-        _write_cached(cache_path(record, options), graph)
+        _write_cached(record, options, graph)
     return graph
 
 
@@ -40,7 +43,7 @@ def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGra
     """
     check_options(record, options)
     shipped = read_shipped(record, graph_key(record, options))
-    return shipped if shipped is not None else _read_cached(cache_path(record, options))
+    return shipped if shipped is not None else _read_cached(record, options)
 
 
 def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
@@ -66,7 +69,7 @@ def cache_folder() -> Path:
     if own:
         return Path(own) / "graphs"
     user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else Path.home() / ".cache") / "ipucnn" / "graphs"
+    return (Path(user) if user else expand("~/.cache")) / "ipucnn" / "graphs"
 
 
 def _version(package: str) -> Optional[str]:
@@ -105,26 +108,22 @@ def graph_key(record: ModelRecord, options: BuildOptions) -> str:
     return digest.hexdigest()
 
 
-def _read_cached(path: Path) -> Optional[LayerGraph]:
+def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:
     """The graph in a cache entry (a digest on the first line, then JSON); None if it is absent or damaged."""
     try:
-        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+        digest, _, text = read_text(cache_path(record, options), MOST_BYTES).partition("\n")
         if digest != hashlib.sha256(text.encode()).hexdigest():
             return None
         return LayerGraph.from_json(text)
-    except (OSError, ValueError, DataError):
+    except (ValueError, UserError, RecursionError):
         return None
 
 
-def _write_cached(path: Path, graph: LayerGraph) -> None:
+def _write_cached(record: ModelRecord, options: BuildOptions, graph: LayerGraph) -> None:
     """Writes a cache entry whole or not at all; a folder that can't be written means no cache."""
     text = graph.to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(f"{digest}\n{text}", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        if temporary.exists():
-            temporary.unlink()
+    with contextlib.suppress(UserError):
+        path = cache_path(record, options)
+        make_folder(path.parent)
+        write_text(path, f"{digest}\n{text}")

@@ -85,8 +85,8 @@ def _csv_row(result: Dict[str, Any]) -> List[str]:
 
 
 def save_results(
-    results: Iterable[Dict[str, Any]], path: Path, top: int, with_truth: bool, into: Path
+    results: Iterable[Dict[str, Any]], ending: str, top: int, with_truth: bool, into: Path
 ) -> None:
-    """Writes results into the file ``into`` in the format that the name ``path`` asks for."""
+    """Writes results into the file ``into`` in the format of an ending, for example ``.csv``."""
     with open(into, "w", encoding="utf-8", newline="") as handle:
-        write_results(results, path.suffix.lower().lstrip("."), handle, top, with_truth)
+        write_results(results, ending.lstrip("."), handle, top, with_truth)

@@ -14,6 +14,7 @@ import numpy as np
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import DataError
+from ipucnn.filesystem import entries, is_file
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
 from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
@@ -155,8 +156,10 @@ def list_checkpoints(folder: Path, state: Any) -> Tuple[List[Path], List[str]]:
     Raises:
         DataError: one of them is of another model.
     """
-    names = sorted(path for path in folder.glob("checkpoint-*.npz") if is_checkpoint_name(path.name))
-    names = names or [folder / name for name in (LAST, BEST) if (folder / name).is_file()][:1]
+    names = [
+        path for path in entries(folder) if is_checkpoint_name(path.name) and path.name not in (LAST, BEST)
+    ]
+    names = names or [folder / name for name in (LAST, BEST) if is_file(folder / name)][:1]
     good, bad = [], []
     for path in names:
         try:
@@ -209,7 +212,7 @@ def written_names(program: Any, first: int, last: int) -> List[str]:
 
 def has_checkpoints(folder: Path) -> bool:
     """Whether there is a checkpoint, good or bad, in a folder."""
-    return folder.is_dir() and any(is_checkpoint_name(path.name) for path in folder.iterdir())
+    return any(is_checkpoint_name(path.name) for path in entries(folder, "checkpoint folder"))
 
 
 def _weight_updates(path: Path) -> float:
@@ -223,9 +226,7 @@ def _weight_updates(path: Path) -> float:
 
 def newest(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
     """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
-    names = (
-        [path for path in folder.glob("*.npz") if is_checkpoint_name(path.name)] if folder.is_dir() else []
-    )
+    names = [path for path in entries(folder, "checkpoint folder") if is_checkpoint_name(path.name)]
     bad: List[str] = []
     for path in sorted(names, key=lambda p: (-_weight_updates(p), p.name != LAST, p.name)):
         try:

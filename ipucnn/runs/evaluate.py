@@ -11,8 +11,8 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.evaluate_masks import JudgedImage, MaskEvaluation
 from ipucnn.runs.fitting import prediction_would_fit
-from ipucnn.runs.spool import Spool, check_output, write_csv
-from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.runs.spool import Spool, check_outputs, write_csv
+from ipucnn.runs.subject import Subject, open_subject, weight_inputs
 from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
@@ -91,12 +91,12 @@ def evaluate_run(
     """
     from ipucnn.sessions.factory import create_session
 
-    if plot is not None:
-        check_output(plot, "--plot", PLOTS)
-    if predictions is not None:
-        check_output(predictions, "--predictions", (".csv",))
-    if contact_sheet is not None:
-        check_output(contact_sheet, "--contact-sheet", (".png",))
+    outputs = (
+        ("--plot", plot, PLOTS),
+        ("--predictions", predictions, (".csv",)),
+        ("--contact-sheet", contact_sheet, (".png",)),
+    )
+    check_outputs(outputs, weight_inputs(target, which, weights))
     subject = open_subject("evaluate", target, flags, which=which, weights=weights)
     setup, config = subject.setup, subject.resolved.config
     segments = setup.record.task == "segmentation"

@@ -43,8 +43,8 @@ MOST_CONFIG_BYTES = 2**20
 _MOST_BYTES = 2**28
 """Of a report, or of another file that a run wrote; larger ones are no run's."""
 ELSEWHERE = "choose another --run-dir"
-_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
-_OURS = (*_FILES, CHECKPOINTS, TENSORBOARD)
+RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
+_OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
 _CURVES = "events.out.tfevents."
 
 
@@ -77,11 +77,13 @@ def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path
 
 def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
     """The folder of the latest run that has begun under a default name, None if there is none."""
-    begun = [path for path in _taken(model, dataset, root) if not is_unfinished(path)]
+    begun = [p for p in _taken(model, dataset, root) if is_folder(p, "run folder") and not is_unfinished(p)]
     return begun[-1] if begun else None
 
 
-def claim_default(model: str, dataset: str, root: Path = Path("runs")) -> "RunFolder":
+def claim_default(
+    model: str, dataset: str, root: Path = Path("runs"), checkpoint_dir: Optional[str] = None
+) -> "RunFolder":
     """Makes the folder that :func:`default_run_dir` names, and locks it: others get another.
 
     Of several processes that ask at once, each has a folder of its own.
@@ -105,7 +107,7 @@ def claim_default(model: str, dataset: str, root: Path = Path("runs")) -> "RunFo
             continue
         # The one who had it before may have taken it away, or begun its run, before the lock was had.
         if _is_still(path, handle) and is_unfinished(path):
-            folder = RunFolder(path)
+            folder = RunFolder(path, checkpoint_dir)
             folder.hold(handle)
             return folder
         if handle is not None:
@@ -170,7 +172,7 @@ def check_new(path: Path, overwrite: bool) -> None:
     what = "run folder"
     check_makeable(path, what, ELSEWHERE)
     there = entries(path, what)
-    if not there:
+    if not there or is_unfinished(path):
         return
     foreign = [p.name for p in there if not _is_ours(p.name)]
     if not overwrite:
@@ -206,7 +208,7 @@ def is_unfinished(path: Path) -> bool:
     if not is_folder(path, "run folder"):
         return False
     there = entries(path, "run folder")
-    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in _FILES for p in there):
+    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in there):
         return False
     return not entries(path / CHECKPOINTS, "checkpoint folder")
 
@@ -227,7 +229,7 @@ def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
 
 def _is_ours(name: str) -> bool:
     """Whether a run puts a file or folder of this name into its folder; temporaries of killed runs too."""
-    return name in _OURS or temporary_of(name) in _FILES
+    return name in _OURS or temporary_of(name) in RUN_FILES
 
 
 def is_checkpoint_name(name: str) -> bool:
@@ -281,6 +283,7 @@ class RunFolder:
     def hold(self, handle: Optional[int]) -> None:
         """Takes over a folder that was made, and locked, for this run; see :func:`claim_default`."""
         self._is_claimed = True
+        self._made = [self.path, self.path / CHECKPOINTS]
         self._keep(handle)
 
     def _keep(self, handle: Optional[int]) -> None:
@@ -345,7 +348,7 @@ class RunFolder:
         with contextlib.suppress(OSError, DataError):
             if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)):
                 return
-            for path in (*(self.path / name for name in _FILES), *self._curves()):
+            for path in (*(self.path / name for name in RUN_FILES), *self._curves()):
                 remove_file(path)
             self._remove_temporaries()
             _remove_empty((self.path / TENSORBOARD, *reversed(made)))
@@ -376,7 +379,7 @@ class RunFolder:
             )
 
     def _remove_former(self) -> None:
-        for name in _FILES:
+        for name in RUN_FILES:
             if name != CONFIG:
                 remove_file(self.path / name)
         for old in self._curves():
@@ -402,7 +405,7 @@ class RunFolder:
         remove_file(self.path / REPORT)
 
     def _remove_temporaries(self) -> None:
-        remove_temporaries(self.path, lambda name: name in _FILES)
+        remove_temporaries(self.path, lambda name: name in RUN_FILES)
         remove_temporaries(self.checkpoints, is_checkpoint_name)
 
     def append(self, name: str, line: str) -> None:

@@ -18,8 +18,8 @@ from ipucnn.runs.image_inputs import (
     images_of_files,
     images_of_split,
 )
-from ipucnn.runs.spool import Spool, check_output
-from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.runs.spool import Spool, check_outputs
+from ipucnn.runs.subject import Subject, open_subject, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax
 
@@ -91,9 +91,8 @@ def infer_run(
 
     _check_request(images, split)
     paths, problems = find_images(images)
-    for flag, path, extensions in outputs:
-        if path is not None:
-            check_output(path, flag, extensions, paths)
+    images_read = [("one of the images", Path(path)) for path in paths]
+    check_outputs(outputs, [*images_read, *weight_inputs(target, which, weights)])
     subject = open_subject("infer", target, flags, which=which, weights=weights, reads_data=split is not None)
     setup = subject.setup
     if setup.record.task != "classification":

@@ -12,8 +12,8 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.image_inputs import SPLITS, find_images
 from ipucnn.runs.mask_inputs import PageSource, array_pages, file_pages
 from ipucnn.runs.mask_outputs import MaskFiles, PageSpool, check_folder, check_pages, plan_files
-from ipucnn.runs.spool import check_output
-from ipucnn.runs.subject import Subject, open_subject
+from ipucnn.runs.spool import check_outputs
+from ipucnn.runs.subject import Subject, open_subject, weight_inputs
 from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
 from ipucnn.text import printable
 
@@ -117,7 +117,9 @@ def infer_masks(
     check_folder(output)
     paths, problems = find_images(images)
     if contact_sheet is not None:
-        check_output(contact_sheet, "--contact-sheet", (".png",), paths)
+        read = [("one of the images", Path(path)) for path in paths]
+        read += weight_inputs(target, which, weights)
+        check_outputs([("--contact-sheet", contact_sheet, (".png",))], read)
     subject = open_subject("infer", target, flags, which=which, weights=weights, reads_data=split is not None)
     setup = subject.setup
     check_tile_size(setup.record, tile_size)

@@ -5,6 +5,7 @@ runs like any other, and ``ROOT/folds.json`` the results of those that are finis
 after each, with the fingerprint of the data that all folds are of.
 """
 
+import contextlib
 import json
 import math
 import random
@@ -16,14 +17,36 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import write_text
+from ipucnn.filesystem import (
+    check_makeable,
+    entries,
+    exists,
+    expand,
+    is_file,
+    is_folder,
+    is_link,
+    make_folder,
+    read_text,
+    write_text,
+)
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder, check_new, default_run_dir, latest_run_dir
+from ipucnn.runs.folder import (
+    CONFIG,
+    ELSEWHERE,
+    FOLDS,
+    MOST_CONFIG_BYTES,
+    TIMINGS,
+    RunFolder,
+    check_new,
+    claim_default,
+    latest_run_dir,
+)
 from ipucnn.runs.interrupts import Interrupted
 from ipucnn.runs.load import open_run
 from ipucnn.runs.train import TrainingRun
 
 SCHEMA_VERSION = 1
+MOST_TIMINGS_BYTES = 2**28
 _NOT_FIGURES = ("samples",)
 
 
@@ -32,7 +55,11 @@ def is_cross_validation(resolved: Resolved) -> bool:
     config = resolved.config
     if config.kfold is not None:
         return True
-    return bool(config.resume and config.run_dir and (Path(config.run_dir).expanduser() / FOLDS).is_file())
+    return bool(
+        config.resume
+        and config.run_dir is not None
+        and is_file(expand(config.run_dir, "--run-dir") / FOLDS, "--run-dir")
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +100,15 @@ class CrossValidation:
             )
         if not resolved.config.training:
             raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
+        self._claim: Optional[RunFolder] = None
         self.root = self._find_root(resolved)
+        try:
+            self._prepare(resolved, verbose, say)
+        except BaseException:
+            self._release()
+            raise
+
+    def _prepare(self, resolved: Resolved, verbose: bool, say: Callable[[str], None]) -> None:
         self._joins = self._is_joined(resolved.config)
         if self._joins:
             say(f"joins {self.root} ({self._which_are_there()})")
@@ -92,6 +127,13 @@ class CrossValidation:
         self._first = self._make_run(self.folds[0])
         self.data_sha256 = self._first.setup.source.pool_sha256
         self._check_same_data(former)
+
+    def _release(self) -> None:
+        """Lets go of a root that was made for this process; nothing is left of one that nothing was written to."""
+        if self._claim is not None:
+            with contextlib.suppress(OSError):
+                self._claim.path.rmdir()
+            self._claim.unlock()
 
     @property
     def first(self) -> TrainingRun:
@@ -153,13 +195,14 @@ class CrossValidation:
     def _find_root(self, resolved: Resolved) -> Path:
         config = resolved.config
         if config.run_dir is not None:
-            return Path(config.run_dir).expanduser()
+            return expand(config.run_dir, "--run-dir")
         name = f"{resolved.choice.name}-kfold{config.kfold}"
         latest = latest_run_dir(config.model_name, name)
-        joins = config.fold is not None and latest is not None and not fold_path(latest, config.fold).exists()
+        joins = config.fold is not None and latest is not None and not exists(fold_path(latest, config.fold))
         if latest is not None and (config.resume or joins):
             return latest
-        return default_run_dir(config.model_name, name)
+        self._claim = claim_default(config.model_name, name)
+        return self._claim.path
 
     def _is_joined(self, config: Any) -> bool:
         """Whether one fold is to be trained beside others that are there."""
@@ -168,7 +211,11 @@ class CrossValidation:
 
     def _there(self) -> List[int]:
         """The folds that have a folder."""
-        names = [p.name[5:] for p in self.root.glob("fold-*") if p.is_dir()]
+        names = [
+            p.name[5:]
+            for p in entries(self.root, "run folder")
+            if p.name.startswith("fold-") and is_folder(p)
+        ]
         return sorted(int(name) for name in names if name.isdigit())
 
     def _which_are_there(self) -> str:
@@ -180,7 +227,7 @@ class CrossValidation:
         config = resolved.config
         if config.resume and config.overwrite:
             raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
-        if not (self.root / CONFIG).is_file() or not (config.resume or config.fold is not None):
+        if not is_file(self.root / CONFIG, "run folder") or not (config.resume or config.fold is not None):
             return resolved
         if config.overwrite and config.fold is None:
             return resolved
@@ -205,11 +252,8 @@ class CrossValidation:
 
     def _check_folders(self, config: Any) -> None:
         """Refuses a root that holds something else, and folds that are there without being continued."""
-        if not self.root.exists():
-            return
-        if not self.root.is_dir():
-            raise DataError(f"run folder {self.root} is a file", "choose another --run-dir")
-        names = {p.name for p in self.root.iterdir() if not p.name.startswith(".")}
+        check_makeable(self.root, "run folder", ELSEWHERE)
+        names = {p.name for p in entries(self.root, "run folder") if not p.name.startswith(".")}
         known = {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in range(1, self.num_folds + 1))}
         foreign = sorted(names - known)
         if foreign:
@@ -220,7 +264,12 @@ class CrossValidation:
         if config.resume:
             return
         for fold in self.folds:
-            if fold_path(self.root, fold).exists() and not config.overwrite:
+            if is_link(fold_path(self.root, fold)):
+                raise DataError(
+                    f"{fold_path(self.root, fold)} is a link, and a cross-validation writes to its own folder alone",
+                    f"remove it: rm {fold_path(self.root, fold)}",
+                )
+            if exists(fold_path(self.root, fold)) and not config.overwrite:
                 raise ConfigurationError(
                     f"{fold_path(self.root, fold)} already exists",
                     f"--resume continues it, --overwrite replaces it; or use another --run-dir than {self.root}",
@@ -235,7 +284,7 @@ class CrossValidation:
             fold=fold,
             seed=self.seed,
             run_dir=str(path),
-            overwrite=config.overwrite and path.exists(),
+            overwrite=config.overwrite and exists(path),
         )
         typed = {**self.resolved.typed, "fold": fold, "seed": self.seed, "run_dir": str(path)}
         return TrainingRun(replace(self.resolved, config=own, typed=typed), self._verbose)
@@ -260,9 +309,9 @@ class CrossValidation:
         if config.overwrite and len(self.folds) > 1:
             return {}
         try:
-            former = json.loads((self.root / FOLDS).read_text(encoding="utf-8"))
+            former = json.loads(read_text(self.root / FOLDS, MOST_CONFIG_BYTES))
             same = former["schema_version"] == SCHEMA_VERSION and former["kfold"] == self.num_folds
-        except (OSError, ValueError, KeyError, TypeError):
+        except (DataError, ValueError, KeyError, TypeError, RecursionError):
             return {}
         return former if same else {}
 
@@ -310,8 +359,8 @@ class CrossValidation:
 
     def _write_root(self) -> None:
         """``config.yml`` of the whole: what repeats it, all folds.  A fold that joins others leaves theirs."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        if self._joins and (self.root / CONFIG).is_file():
+        make_folder(self.root, "run folder", ELSEWHERE)
+        if self._joins and is_file(self.root / CONFIG, "run folder"):
             return
         config = replace(
             self.resolved.config,
@@ -322,6 +371,7 @@ class CrossValidation:
             resume=False,
         )
         write_text(self.root / CONFIG, config.to_yaml())
+        self._release()
 
     def _write_folds(self) -> None:
         write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
@@ -343,10 +393,10 @@ def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
 def _train_s(run: TrainingRun) -> float:
     """Seconds in weight updates, of all processes that trained the run."""
     try:
-        lines = (run.folder.path / TIMINGS).read_text(encoding="utf-8").splitlines()
+        lines = read_text(run.folder.path / TIMINGS, MOST_TIMINGS_BYTES).splitlines()
         rows = [json.loads(line) for line in lines]
         return math.fsum(float(row["wall_s"]) for row in rows if row["event"] == "execution")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (DataError, ValueError, KeyError, TypeError, RecursionError):
         return float(run.final_report["measured"]["train_s"])
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tupl
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import write_atomically
+from ipucnn.filesystem import absolute, check_makeable, is_folder, make_folder, real, write_atomically
 from ipucnn.runs.mask_inputs import is_volume_name
 from ipucnn.runs.spool import in_temporary_folder
 
@@ -81,7 +81,7 @@ class MaskFiles:
             ),
         }
         for kind, path in self.paths.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent, "--output")
             write_atomically(path, partial(self._write_one, makers[kind]))
 
     def _write_one(self, make: Callable[[], Iterator[Any]], into: Path) -> None:
@@ -143,15 +143,12 @@ def check_folder(folder: Path) -> None:
     Raises:
         DataError: a file of that name, no folder to make it in, or no permission.
     """
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"--output {folder} is a file", "give the name of a folder")
-    there = folder if folder.is_dir() else folder.parent
-    if not there.is_dir():
+    check_makeable(folder, "--output", "give the name of a folder")
+    above = absolute(folder, "--output").parent
+    if not is_folder(above):
         raise DataError(
-            f"--output {folder}: folder {there} does not exist", "make the folder, or choose another"
+            f"--output {folder}: folder {above} does not exist", "make the folder, or choose another"
         )
-    if not os.access(str(there), os.W_OK):
-        raise DataError(f"--output {folder}: folder {there} is not writable", "choose another folder")
 
 
 def plan_files(paths: Sequence[str], folder: Path, with_overlay: bool) -> List[MaskFiles]:
@@ -171,10 +168,10 @@ def plan_files(paths: Sequence[str], folder: Path, with_overlay: bool) -> List[M
         twins = sum(other.lower() == stem.lower() for other in stems)
         name = stem if twins == 1 else os.path.relpath(place, base)
         files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay))
-    images = set(places)
+    images = {os.path.realpath(place) for place in places}
     for one in files:
         for path in one.paths.values():
-            if os.path.abspath(path) in images:
+            if str(real(path)) in images:
                 raise ConfigurationError(
                     f"--output {folder}: {path} is one of the images, and would be replaced",
                     "choose another folder",

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError, did_you_mean
+from ipucnn.filesystem import exists, expand, read_text
 from ipucnn.planning.assemble import assemble, compare
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
@@ -204,7 +205,7 @@ def _judged(planner: Planner, request: PlanRequest) -> Candidate:
 
 def _check_comparisons(comparisons: Sequence[str]) -> None:
     for name in comparisons:
-        if name not in RULES and not Path(name).expanduser().exists():
+        if name not in RULES and not exists(expand(name, "--compare"), "--compare"):
             raise ConfigurationError(
                 f"--compare {name}: neither a rule nor a file",
                 did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
@@ -225,7 +226,7 @@ def _comparisons(
             if count > 1:
                 found[name] = RULES[name](graph, count)
         else:
-            found.update(_from_file(Path(name).expanduser(), graph, note))
+            found.update(_from_file(expand(name, "--compare"), graph, note))
     return found
 
 
@@ -262,8 +263,7 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
 
 def _is_plan(path: Path) -> bool:
     try:
-        with open(path, encoding="utf-8") as handle:
-            text = handle.read()
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, 2**20)
+    except DataError:
         return False  # the reader of presets says what is wrong
     return "\nschema_version:" in text

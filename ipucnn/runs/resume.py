@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import absolute, exists, expand, is_file, is_folder
 from ipucnn.runs import checkpointing
 from ipucnn.runs.folder import (
     CONFIG,
@@ -14,6 +15,7 @@ from ipucnn.runs.folder import (
     check_checkpoint_dir,
     check_new,
     check_new_checkpoints,
+    claim_default,
     default_run_dir,
     is_unfinished,
     latest_run_dir,
@@ -33,6 +35,7 @@ class Start:
         checkpoint_path: its file.
         notes: what to tell the user, one line each.
         report: that of the run if it is finished already.
+        takes_default: the folder is the next free one of its name, whoever else asks for one meanwhile.
     """
 
     resolved: Resolved
@@ -42,6 +45,15 @@ class Start:
     checkpoint_path: Optional[Path]
     notes: List[str]
     report: Optional[Dict[str, Any]] = None
+    takes_default: bool = False
+
+    def claim(self) -> RunFolder:
+        """The run folder for this process alone: under a default name the next one that is free by now."""
+        if not self.takes_default:
+            return self.folder
+        config = self.resolved.config
+        directory = _checkpoint_dir(config.checkpoint_dir)
+        return claim_default(config.model_name, self.resolved.choice.name, checkpoint_dir=directory)
 
 
 def find_start(resolved: Resolved) -> Start:
@@ -60,32 +72,35 @@ def find_start(resolved: Resolved) -> Start:
         )
     if config.resume:
         path = _resumed_path(resolved)
-        if (path / CONFIG).is_file():
+        if is_file(path / CONFIG, "run folder"):
             return _continue(resolved, path)
         if not is_unfinished(path):
             check_new(path, overwrite=False)
         start = _fresh(resolved, path)
         start.notes.insert(0, f"nothing to resume in {path}: the run begins")
         return start
+    takes_default = config.run_dir is None
     path = (
-        Path(config.run_dir).expanduser()
-        if config.run_dir
-        else default_run_dir(config.model_name, resolved.choice.name)
+        default_run_dir(config.model_name, resolved.choice.name)
+        if config.run_dir is None
+        else expand(config.run_dir, "--run-dir")
     )
     check_new(path, config.overwrite)
-    return _fresh(resolved, path)
+    return replace(_fresh(resolved, path), takes_default=takes_default)
 
 
 def _resumed_path(resolved: Resolved) -> Path:
     config = resolved.config
-    if config.run_dir:
-        return Path(config.run_dir).expanduser()
+    if config.run_dir is not None:
+        return expand(config.run_dir, "--run-dir")
     latest = latest_run_dir(config.model_name, resolved.choice.name)
     return latest or default_run_dir(config.model_name, resolved.choice.name)
 
 
 def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
-    return str(Path(directory).expanduser().absolute()) if directory else None
+    if directory is None:
+        return None
+    return str(absolute(expand(directory, "--checkpoint-dir"), "--checkpoint-dir"))
 
 
 def _fresh(resolved: Resolved, path: Path) -> Start:
@@ -96,7 +111,7 @@ def _fresh(resolved: Resolved, path: Path) -> Start:
         check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
     start = Start(resolved, RunFolder(path, checkpoint_dir), False, None, None, [])
     if config.checkpoint_input_dir is not None:
-        folder = Path(config.checkpoint_input_dir).expanduser()
+        folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
         found, skipped = _read(folder)
         if not config.training:
             return start  # each of them is validated
@@ -128,7 +143,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
         )
     _check_checkpoint_dir(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
-        found, start.notes = _read(Path(config.checkpoint_input_dir).expanduser())
+        found, start.notes = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
     else:
         newest, start.notes = checkpointing.newest(folder.checkpoints)
         if newest is None and start.notes:
@@ -156,7 +171,7 @@ def _check_checkpoint_dir(resolved: Resolved, saved: Any, folder: RunFolder) -> 
             f"the checkpoints of {folder.path} are in {former}, not in {folder.checkpoints}",
             f"drop --checkpoint-dir, or add --checkpoint-input-dir {former}",
         )
-    if saved.checkpoint_dir and not folder.checkpoints.is_dir() and (folder.path / METRICS).exists():
+    if saved.checkpoint_dir and not is_folder(folder.checkpoints) and exists(folder.path / METRICS):
         raise DataError(
             f"the checkpoint folder {folder.checkpoints} of {folder.path} is not there",
             "bring it back, or give its new place with --checkpoint-dir",
@@ -164,7 +179,7 @@ def _check_checkpoint_dir(resolved: Resolved, saved: Any, folder: RunFolder) -> 
 
 
 def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
-    if not folder.is_dir():
+    if not is_folder(folder, "checkpoint folder"):
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
         )

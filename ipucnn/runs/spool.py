@@ -2,14 +2,22 @@
 
 import csv
 import json
-import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from ipucnn import filesystem
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import reason_of, write_atomically, write_hint
+from ipucnn.filesystem import (
+    check_different,
+    check_not_read,
+    is_written_to,
+    reason_of,
+    shown,
+    write_hint,
+    write_output,
+)
 
 
 class Spool:
@@ -57,38 +65,53 @@ def in_temporary_folder() -> Iterator[None]:
         ) from error
 
 
-def check_output(path: Path, option: str, extensions: Sequence[str], inputs: Iterable[str] = ()) -> None:
+def check_output(
+    path: Path, option: str, extensions: Sequence[str], inputs: Iterable[Tuple[str, Path]] = ()
+) -> None:
     """Refuses a file that could not be written in the end, before any work.
 
     Args:
         path: the file to be.
         option: the flag, for messages.
-        extensions: what its name may end in, without regard to case.
-        inputs: files that are read, and must not be replaced.
+        extensions: what its name may end in, without regard to case; a device, FIFO or stream needs no ending.
+        inputs: (what it is, path) of what is read, and must not be replaced.
 
     Raises:
         ConfigurationError: another extension, or a file that is read.
         DataError: no folder, no permission, or a folder of that name.
     """
-    if path.suffix.lower() not in extensions:
+    if path.name in ("", ".", "..") or (path.suffix.lower() not in extensions and not is_written_to(path)):
         raise ConfigurationError(
-            f"{option} {path}: the name must end in {', '.join(extensions)}",
-            f"for example {option} {path.with_suffix(extensions[0]).name}",
+            f"{option} {shown(path)}: the name must end in {', '.join(extensions)}",
+            f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
         )
-    if any(os.path.abspath(name) == os.path.abspath(path) for name in inputs):
-        raise ConfigurationError(f"{option} {path} is one of the images", "choose another name")
-    folder = path.parent
-    if path.is_dir():
-        raise DataError(f"{option} {path} is a folder", "give the name of a file")
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise DataError(f"{option} {path}: folder {folder} {what}", "make the folder, or choose another")
-    if not os.access(str(folder), os.W_OK):
-        raise DataError(f"{option} {path}: folder {folder} is not writable", "choose another folder")
+    filesystem.check_output(path, option)
+    check_not_read(path, option, inputs, ConfigurationError)
+
+
+def check_outputs(
+    outputs: Iterable[Tuple[str, Optional[Path], Sequence[str]]], inputs: Iterable[Tuple[str, Path]]
+) -> None:
+    """:func:`check_output` of each (option, file, extensions) whose file is not None; no two may be one file.
+
+    Raises:
+        ConfigurationError, DataError: as that does; two are one file.
+    """
+    outputs, inputs = list(outputs), list(inputs)
+    for option, path, extensions in outputs:
+        if path is not None:
+            check_output(path, option, extensions, inputs)
+    check_different([(option, path) for option, path, _ in outputs], ConfigurationError)
+
+
+def format_of(path: Path, extensions: Sequence[str]) -> str:
+    """The ending, with its dot, whose format is written: the name's, or the first for ``/dev/stdout`` and the like."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in extensions else extensions[0]
 
 
 def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a table atomically, UTF-8.  Raises DataError where the file system refuses."""
+    """Writes a table, UTF-8, to what a path leads to.  Raises DataError where the file system refuses."""
 
     def write(temporary: Path) -> None:
         with open(temporary, "w", encoding="utf-8", newline="") as handle:
@@ -96,4 +119,4 @@ def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[Any]]) -> 
             writer.writerow(columns)
             writer.writerows(rows)
 
-    write_atomically(path, write)
+    write_output(path, write)

@@ -8,11 +8,12 @@ from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.instances import refuse_instances
 from ipucnn.runs.load import load_weights, open_run, summary
 from ipucnn.training.checkpoints import read_meta
@@ -92,8 +93,13 @@ def open_subject(
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     refuse_instances(command)
-    path = Path(target).expanduser()
-    if weights is None and which is not None and _is_network(target) and Path(which).expanduser().exists():
+    path = expand(target, "RUN")
+    if (
+        weights is None
+        and which is not None
+        and _is_network(target)
+        and exists(expand(which, "--checkpoint"))
+    ):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
         subject = _of_run(command, which, flags, None, reads_data)
         if subject.setup.record.name != get_model(target).name:
@@ -120,20 +126,32 @@ def open_subject(
     return _of_keras_file(command, target, flags, weights, reads_data)
 
 
+def weight_inputs(target: str, which: Optional[str], weights: Optional[str]) -> List[Tuple[str, Path]]:
+    """(what it is, path) of the files that the command line names as weights, and that no output may replace."""
+    named = (("RUN", target), ("--checkpoint", which), ("--weights", weights))
+    found = [
+        (f"what {option} names", expand(name, option))
+        for option, name in named
+        if name not in (None, IMAGENET)
+    ]
+    folder = expand(target, "RUN")
+    return found + [("a file of the run", folder / name) for name in RUN_FILES]
+
+
 def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights: Optional[str]) -> str:
     """The task of what the command line names, with nothing read but a configuration.
 
     Whatever is wrong with the command line is "classification": :func:`open_subject` says what it is.
     """
-    path = Path(target).expanduser()
     try:
+        path = expand(target, "RUN")
         if weights is not None and weights.lower() == IMAGENET:
             return "classification"
         if weights is not None or (which is not None and _is_network(target)):
             return get_model(target).task
         if is_keras_file(path):
             return get_model(str(flags["model_name"])).task
-        if path.is_file():
+        if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
     except (UserError, KeyError):
@@ -141,7 +159,7 @@ def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights
 
 
 def _is_network(target: str) -> bool:
-    return not Path(target).expanduser().exists() and any(record.name == target for record in list_models())
+    return not exists(expand(target, "RUN")) and any(record.name == target for record in list_models())
 
 
 def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
@@ -171,13 +189,13 @@ def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: st
 def _of_run(
     command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
 ) -> Subject:
-    path = Path(target).expanduser()
+    path = expand(target, "RUN")
     if _is_network(target):
         raise DataError(
             f"{target} is a network, and there is no run folder of that name",
             _how_to_get_weights(command, target),
         )
-    if which is not None and path.is_file():
+    if which is not None and is_file(path):
         raise ConfigurationError(
             f"--checkpoint {which}: {target} is one checkpoint, not a run to choose from",
             "drop it, or give the run folder",
@@ -276,13 +294,13 @@ def _of_keras_file(
 ) -> Subject:
     from ipucnn.models.keras_weights import load_keras_weights
 
-    path = Path(weights).expanduser()
+    path = expand(weights, "--weights")
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
             f"a run or its checkpoint needs no model: ipucnn {command} {weights}",
         )
-    if not path.is_file():
+    if not is_file(path, "--weights"):
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
     if not reads_data and "dataset" not in flags:
         raise ConfigurationError(
@@ -304,7 +322,7 @@ def _of_keras_file(
 
 
 def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> Subject:
-    if Path(model).exists() and not any(record.name == model for record in list_models()):
+    if exists(expand(model, "RUN")) and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
             f"name a network instead: ipucnn {command} resnet50-keras --weights imagenet",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Dict
 
 from ipucnn.errors import DataError
+from ipucnn.filesystem import make_folder, make_new_file
 
 
 class EventWriter:
@@ -20,10 +21,10 @@ class EventWriter:
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         import tensorflow as tf
 
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, "TensorBoard folder", "choose another --run-dir")
         now = time.time()
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = tf.io.TFRecordWriter(str(folder / name))
+        self._writer = tf.io.TFRecordWriter(str(make_new_file(folder, name)))
         self._event = tf.compat.v1.Event
         # The first record names the format's version; TensorBoard refuses a file without it.
         self._write(self._event(wall_time=now, file_version="brain.Event:2"))

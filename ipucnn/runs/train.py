@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compile_only import check_compile_only, compile_only
@@ -97,7 +98,7 @@ class TrainingRun:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
         config, origins = self.resolved.config, self.resolved.origins
         wanted = config.weights not in (None, "imagenet") and self.start.checkpoint is None
-        if wanted and not Path(str(config.weights)).expanduser().exists():
+        if wanted and not exists(expand(str(config.weights), "--weights"), "--weights"):
             raise DataError(
                 f"--weights {config.weights} does not exist", "give a checkpoint, a run folder, or imagenet"
             )
@@ -199,7 +200,7 @@ class TrainingRun:
         """The checkpoints of this run that are there after that many weight updates."""
         first = 0 if self.start.in_place else self.first_weight_update
         names = checkpointing.written_names(self.program, first, weight_updates)
-        return sorted(name for name in names if (self.folder.checkpoints / name).is_file())
+        return sorted(name for name in names if is_file(self.folder.checkpoints / name))
 
     def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session
@@ -234,7 +235,7 @@ class TrainingRun:
         skipped: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
-            folder = Path(config.checkpoint_input_dir).expanduser()
+            folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
             validated, skipped = checkpointing.list_checkpoints(folder, session.state)
         notes = self._open_folder(session) + [f"warning: {note}; passed over" for note in skipped]
         # From here on there is something to save: signals wait for the end of a slice or batch.
@@ -272,6 +273,8 @@ class TrainingRun:
         if start.in_place and start.checkpoint is not None:
             self.folder.reopen(self.saved_config(), self.program, self.state.history)
         else:
+            if self.instances.is_writer:
+                self.folder = start.claim()
             replace_former = start.in_place or self.resolved.config.overwrite
             self.folder.create(self.saved_config(), self.program, replace_former)
             for line in self.state.history:
@@ -316,4 +319,4 @@ class TrainingRun:
             return
         from ipucnn.runs.load import load_starting_weights
 
-        self.fresh_weights = len(load_starting_weights(model, Path(weights).expanduser()))
+        self.fresh_weights = len(load_starting_weights(model, expand(weights, "--weights")))

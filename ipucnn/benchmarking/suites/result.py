@@ -10,8 +10,10 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ipucnn.benchmarking.suites.plan import PlannedRow
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_folder, read_text
 
-KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
+KIND, MOST_BYTES = 2**26
+SCHEMA_VERSION = "ipucnn benchmark suite", 2
 SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
 PENDING, DONE, FAILED = "pending", "done", "failed"
 TRAINED = ("training", "fit")
@@ -292,13 +294,12 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     Raises:
         DataError: not there, damaged, or of another kind or version.
     """
-    path = path / "suite.json" if path.is_dir() else path
+    path = path / "suite.json" if is_folder(path, option) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
+    text = read_text(path, MOST_BYTES, option, hint=hint)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{option} {path} cannot be read: {error.strerror or error}", hint) from None
-    except ValueError as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{option} {path} is not JSON: {error}", hint) from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{option} {path} is no result of a suite", hint)

@@ -12,14 +12,26 @@ from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
 from ipucnn.benchmarking.suites.process import Update
 from ipucnn.benchmarking.suites.result import (
     DONE,
+    MOST_BYTES,
     SuiteResult,
     finished_row,
     pending_row,
     read_suite,
 )
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import remove_temporaries, write_text
-from ipucnn.runs.folder import default_run_dir, latest_run_dir
+from ipucnn.filesystem import (
+    check_makeable,
+    entries,
+    expand,
+    is_file,
+    is_link,
+    make_folder,
+    read_text,
+    remove_file,
+    remove_temporaries,
+    write_text,
+)
+from ipucnn.runs.folder import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
 _FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
@@ -38,7 +50,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
         DataError: it is a file.
     """
     if run_dir is not None:
-        path = Path(run_dir).expanduser()
+        path = expand(run_dir, "--run-dir")
     elif resume:
         latest = latest_run_dir(name, _SUFFIX)
         if latest is None:
@@ -49,9 +61,8 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
         path = latest
     else:
         return default_run_dir(name, _SUFFIX)
-    if path.exists() and not path.is_dir():
-        raise DataError(f"--run-dir {path} is a file", "choose another --run-dir")
-    found = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+    check_makeable(path, "--run-dir", ELSEWHERE)
+    found = [p.name for p in entries(path, "--run-dir")]
     foreign = [name for name in found if name not in _FILES and not name.startswith(".")]
     if foreign:
         raise ConfigurationError(
@@ -71,7 +82,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
 
 def saved_seed(folder: Path) -> Optional[int]:
     """The seed of the suite in a folder; None where there is none yet."""
-    return read_suite(folder, "--run-dir").seed if (folder / RESULT).is_file() else None
+    return read_suite(folder, "--run-dir").seed if is_file(folder / RESULT, "--run-dir") else None
 
 
 def this_machine() -> Dict[str, Any]:
@@ -102,14 +113,24 @@ class SuiteRun:
         folder: from :func:`suite_folder`.
         resume: go on with what is in the folder.
         options: the command line's, for the record.
+        takes_default: ``folder`` is a default one, and gives way to the next that is free if it is taken meanwhile.
 
     Raises:
         ConfigurationError: the folder is of another configuration or machine.
         DataError: what is in it is damaged.
     """
 
-    def __init__(self, plan: SuitePlan, folder: Path, *, resume: bool, options: Dict[str, Any]) -> None:
+    def __init__(
+        self,
+        plan: SuitePlan,
+        folder: Path,
+        *,
+        resume: bool,
+        options: Dict[str, Any],
+        takes_default: bool = False,
+    ) -> None:
         self.plan, self.folder = plan, folder
+        self._takes_default = takes_default
         suite = plan.suite
         self.result = SuiteResult(
             suite=suite.name,
@@ -126,13 +147,13 @@ class SuiteRun:
             {"epoch_images": suite.epoch_images, "rows": [row.identity() for row in plan.rows]}
         )
         self.num_kept = 0
-        if resume and (folder / RESULT).is_file():
+        if resume and is_file(folder / RESULT, "--run-dir"):
             self._take_over(read_suite(folder, "--run-dir"))
 
     def _take_over(self, former: SuiteResult) -> None:
         try:
-            saved = json.loads((self.folder / PLAN).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            saved = json.loads(read_text(self.folder / PLAN, MOST_BYTES))
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{self.folder / PLAN} cannot be read: {error}", "use another --run-dir, or --overwrite"
             ) from None
@@ -174,6 +195,8 @@ class SuiteRun:
             within("starting", 0, 0, "")
             began = time.perf_counter()
             log = self.folder / REPORTS / f"{row.id}.log"
+            # A folder may come from others: what they put there under this name is not written through.
+            remove_file(log)
             answer = run_row(row, log, within)
             finished = finished_row(row, answer, time.perf_counter() - began, self.result.epoch_images)
             self.result.rows[index] = finished
@@ -187,19 +210,27 @@ class SuiteRun:
         return self.result
 
     def _create(self) -> None:
-        try:
-            (self.folder / REPORTS).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        claim = None
+        if self._takes_default:
+            claim = claim_default(self.plan.suite.name, _SUFFIX)
+            self.folder = claim.path  # what suite_folder named may be another suite's by now
+        reports = self.folder / REPORTS
+        if is_link(reports):
             raise DataError(
-                f"{self.folder} cannot be made: {error.strerror or error}", "choose another --run-dir"
-            ) from None
+                f"{reports} is a link, and a suite writes to its own folder alone", f"remove it: rm {reports}"
+            )
+        make_folder(reports, "", ELSEWHERE)
         for folder in (self.folder, self.folder / REPORTS):
             remove_temporaries(folder, lambda name: True)
         if not self.num_kept:
-            for old in (*self.folder.glob(f"{FIGURE}.*"), *(self.folder / REPORTS).iterdir()):
-                old.unlink()
+            for old in (*entries(self.folder), *entries(reports)):
+                is_report = old.parent == reports and old.suffix in (".json", ".log")
+                if is_report or old.stem == FIGURE:
+                    remove_file(old)
         write_text(self.folder / PLAN, json.dumps(self._identity, indent=1) + "\n")
         self._write()
+        if claim is not None:
+            claim.unlock()
 
     def _write(self) -> None:
         self.result.add_totals()

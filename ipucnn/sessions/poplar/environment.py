@@ -10,10 +10,11 @@ import re
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any, Iterator, List
 
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import reason_of, write_hint
+from ipucnn.filesystem import absolute, expand, make_folder, reason_of, write_hint
 from ipucnn.sessions.poplar.surroundings import flag_words
 
 VARIABLE = "TF_POPLAR_FLAGS"
@@ -51,7 +52,9 @@ def poplar_flags(config: Any, synthetic: bool, present: str) -> str:
     names = {_name(word) for word in flag_words(present)}
     wanted = ["--show_progress_bar=true"]
     if config is not None and config.executable_cache:
-        folder = os.path.abspath(os.path.expanduser(config.executable_cache))
+        folder = os.path.normpath(
+            absolute(expand(config.executable_cache, "--executable-cache"), "--executable-cache")
+        )
         wanted.append(f"{_CACHE}={_quoted(folder)}")
     if synthetic:
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
@@ -101,8 +104,8 @@ def set_flags(config: Any) -> None:
 
 def _check_cache(folder: str, elsewhere: str) -> None:
     """Makes the cache and writes to it: the driver would end in an error after minutes of compiling."""
+    make_folder(Path(folder), "executable cache", elsewhere)
     try:
-        os.makedirs(folder, exist_ok=True)
         # In a folder of others' files a probe must have a name of its own: instances look at the same time.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
