@@ -12,8 +12,8 @@ from ipucnn.benchmarking.suites.plan import PlannedRow
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_folder, read_text
 
-KIND, MOST_BYTES = 2**26
-SCHEMA_VERSION = "ipucnn benchmark suite", 2
+MOST_BYTES = 2**26
+KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
 SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
 PENDING, DONE, FAILED = "pending", "done", "failed"
 TRAINED = ("training", "fit")

@@ -1,0 +1,474 @@
+"""Looking, reading and writing: paths of every kind, and outputs of every kind."""
+
+import errno
+import os
+import re
+import socket
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn import filesystem
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import Kind
+from ipucnn.text import printable
+
+IS_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def bind(name):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+
+
+# -- looking --------------------------------------------------------------------------------------------------
+
+text = st.text(max_size=300) | st.text(alphabet="~/.a\0\n\udc80\ud800é", max_size=40)
+
+
+@given(text)
+def test_every_text_is_a_path_that_can_be_looked_at_or_an_error_with_a_hint(name):
+    try:
+        path = filesystem.expand(name, "--save")
+        filesystem.kind_of(path)
+        filesystem.real(path)
+        filesystem.entries(path)
+        filesystem.read_bytes(path, 10)
+    except UserError as error:
+        assert error.hint and len(error.message) < 700
+        assert printable(error.message) == error.message and printable(error.hint) == error.hint
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("", "--save is empty"),
+        ("a\0b", "cannot contain a NUL"),
+        ("~nouser/a", "no user 'nouser'"),
+        ("z" * 256, "too long"),
+        ("é" * 128, "too long"),
+        ("/".join(["y" * 200] * 21), "too long"),
+        ("a\ud800", "no file name here can have"),
+    ],
+)
+def test_what_no_path_can_be_is_a_usage_error(name, message):
+    with pytest.raises(ConfigurationError, match=message) as found:
+        filesystem.expand(name, "--save")
+    assert found.value.hint and len(found.value.message) < 500
+
+
+def test_a_home_that_nobody_knows_is_told(monkeypatch):
+    monkeypatch.setattr(Path, "expanduser", lambda path: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(ConfigurationError, match="home folder") as found:
+        filesystem.expand("~/runs", "--run-dir")
+    assert "HOME" in found.value.hint
+
+
+def test_kinds_follow_links(here):
+    (here / "file").write_text("a")
+    (here / "folder").mkdir()
+    os.mkfifo(here / "fifo")
+    bind("socket")
+    leader, follower = os.openpty()
+    for name, kind in (("file", Kind.FILE), ("folder", Kind.FOLDER), ("fifo", Kind.FIFO), ("socket", Kind.SOCKET)):
+        (here / f"to-{name}").symlink_to(name)
+        assert filesystem.kind_of(here / name) is filesystem.kind_of(here / f"to-{name}") is kind
+    assert filesystem.kind_of(Path(os.ttyname(follower))) is Kind.DEVICE
+    os.close(leader), os.close(follower)
+    (here / "dangling").symlink_to("nowhere")
+    for absent in ("dangling", "none", "file/below"):
+        assert filesystem.kind_of(here / absent) is Kind.ABSENT
+    assert filesystem.is_link(here / "dangling") and not filesystem.is_link(here / "file")
+    (here / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match="loop: ") as found:
+        filesystem.exists(here / "loop")
+    assert "circle" in found.value.hint
+
+
+def test_a_working_directory_that_is_gone_is_told(here):
+    gone = here / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    try:
+        with pytest.raises(DataError, match="not there any more"):
+            filesystem.absolute(Path("runs"), "run folder")
+        assert filesystem.absolute(Path("/runs")) == Path("/runs")
+    finally:
+        os.chdir(here)
+
+
+@pytest.mark.skipif(IS_ROOT, reason="root may search every folder; tests/test_paths_attack.py becomes another user")
+def test_what_may_not_be_searched_is_an_error(here):
+    (here / "closed").mkdir(mode=0)
+    with pytest.raises(DataError, match="ermission denied") as found:
+        filesystem.exists(here / "closed" / "a")
+    assert "readable" in found.value.hint
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=50), st.integers(0, 60))
+def test_reading_is_bounded(data, at_most):
+    path = Path(os.environ.get("TMPDIR") or "/tmp") / f"ipucnn-test-{os.getpid()}-{threading.get_ident()}"
+    try:
+        path.write_bytes(data)
+        if len(data) <= at_most:
+            assert filesystem.read_bytes(path, at_most) == data
+        else:
+            with pytest.raises(DataError, match="larger than"):
+                filesystem.read_bytes(path, at_most)
+    finally:
+        path.unlink()
+
+
+def test_only_regular_files_are_read_and_nothing_waits(here):
+    os.mkfifo(here / "fifo")
+    bind("socket")
+    (here / "folder").mkdir()
+    leader, follower = os.openpty()
+    for name, what in (
+        ("fifo", "a FIFO"),
+        ("socket", "a socket"),
+        ("folder", "a folder"),
+        (os.ttyname(follower), "a device"),
+    ):
+        with pytest.raises(DataError, match=f"is {what}, not a file"):
+            filesystem.read_bytes(here / name, 10)
+    os.close(leader), os.close(follower)
+    with pytest.raises(DataError, match="no such file"):
+        filesystem.read_bytes(here / "none", 10)
+    # Files of /proc say that they are empty.
+    assert filesystem.read_bytes(Path("/proc/self/stat"), 10_000)
+
+
+def test_text_names_the_line_of_a_byte_that_is_none(here):
+    (here / "a").write_bytes(b"one\ntwo\n\xff")
+    with pytest.raises(DataError, match="line 3: byte 0xff"):
+        filesystem.read_text(here / "a", 100)
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+def left(folder):
+    return sorted(p.name for p in folder.iterdir() if p.name.endswith(".tmp"))
+
+
+@pytest.mark.parametrize("name", ["a", "a\nb", "é", "z" * 250, "z" * 255, "é" * 127, "\udc80", ".hidden"])
+def test_a_name_of_any_length_is_written(here, name):
+    for text in ("first", "second"):
+        filesystem.write_output_text(here / name, text)
+        assert (here / name).read_text() == text and left(here) == []
+
+
+def test_a_file_is_written_at_the_end_of_its_links_and_keeps_its_mode(here):
+    (here / "real").mkdir()
+    target = here / "real" / "file"
+    target.write_text("old")
+    target.chmod(0o640)
+    (here / "real" / "second").symlink_to("file")
+    (here / "first").symlink_to("real/second")
+    filesystem.check_output(here / "first", "--save")
+    filesystem.write_output_text(here / "first", "new")
+    assert target.read_text() == "new" and stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert (here / "first").is_symlink() and (here / "real" / "second").is_symlink()
+    (here / "dangling").symlink_to("real/made")
+    filesystem.write_output_text(here / "dangling", "made")
+    assert (here / "real" / "made").read_text() == "made" and (here / "dangling").is_symlink()
+    assert left(here) == left(here / "real") == []
+
+
+def test_a_new_file_has_the_mode_of_any_new_file(here):
+    filesystem.write_output_text(here / "ours", "a")
+    (here / "any").write_text("a")
+    assert (here / "ours").stat().st_mode == (here / "any").stat().st_mode
+
+
+def test_a_file_of_a_run_takes_the_place_of_a_link(here):
+    (here / "precious").write_text("mine")
+    (here / "config.yml").symlink_to("precious")
+    filesystem.write_text(here / "config.yml", "theirs")
+    assert (here / "precious").read_text() == "mine"
+    assert not (here / "config.yml").is_symlink() and (here / "config.yml").read_text() == "theirs"
+
+
+def test_appending_follows_no_link_and_waits_for_no_reader(here):
+    filesystem.append_text(here / "rows", "a\n")
+    filesystem.append_text(here / "rows", "b\n")
+    assert (here / "rows").read_text() == "a\nb\n"
+    (here / "precious").write_text("mine")
+    (here / "link").symlink_to("precious")
+    os.mkfifo(here / "fifo")
+    (here / "folder").mkdir()
+    for name in ("link", "fifo", "folder"):
+        with pytest.raises(DataError) as found:
+            filesystem.append_text(here / name, "x")
+        assert found.value.hint
+    assert (here / "precious").read_text() == "mine"
+
+
+def test_nobody_can_foresee_a_temporary_name(here):
+    names = []
+    for _ in range(2):
+        filesystem.write_atomically(here / "a", lambda path: names.append(path.name) or path.write_text("a"))
+    assert names[0] != names[1]
+    assert all(filesystem.temporary_of(name) == "a" for name in names)
+
+
+@pytest.mark.parametrize("broken", ["replace", "fsync", "write"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(here, monkeypatch, broken):
+    (here / "a").write_text("old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if broken == "write":
+        monkeypatch.setattr(filesystem, "_write_bytes", full)
+    else:
+        monkeypatch.setattr(os, broken, full)
+    with pytest.raises(DataError, match="No space left") as found:
+        filesystem.write_output_text(here / "a", "new")
+    assert "free some space" in found.value.hint
+    assert (here / "a").read_text() == "old" and left(here) == []
+
+
+class Reader(threading.Thread):
+    """Reads a file to its end."""
+
+    def __init__(self, path):
+        super().__init__(daemon=True)
+        self.path, self.data = path, b""
+        self.start()
+
+    def run(self):
+        self.data = self.path.read_bytes()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_fifo_is_written_to_and_stays_one(here, large):
+    fifo = here / "fifo"
+    os.mkfifo(fifo)
+    data = b"x" * (300_000 if large else 5)
+    reader = Reader(fifo)
+    filesystem.check_output(fifo, "--save")
+    filesystem.write_output(fifo, lambda path: path.write_bytes(data))
+    reader.join(60)
+    assert reader.data == data and stat.S_ISFIFO(fifo.lstat().st_mode)
+    assert [p.name for p in here.iterdir()] == ["fifo"]
+
+
+def test_a_fifo_that_nobody_reads_is_an_error(here, monkeypatch):
+    monkeypatch.setattr(filesystem, "FIFO_WAIT_S", 0.1)
+    os.mkfifo(here / "fifo")
+    with pytest.raises(DataError, match="nothing reads"):
+        filesystem.write_output_text(here / "fifo", "a")
+
+
+def test_a_reader_that_goes_away_is_no_error(here):
+    os.mkfifo(here / "fifo")
+
+    def read_little():
+        with open(here / "fifo", "rb", buffering=0) as file:
+            file.read(10)
+
+    reader = threading.Thread(target=read_little, daemon=True)
+    reader.start()
+    filesystem.write_output(here / "fifo", lambda path: path.write_bytes(b"x" * 1_000_000))
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+def test_a_terminal_is_written_to_and_stays_a_device(here):
+    leader, follower = os.openpty()
+    terminal = Path(os.ttyname(follower))
+    filesystem.check_output(terminal, "--save")
+    filesystem.write_output_text(terminal, "plan\n")
+    assert os.read(leader, 100).replace(b"\r", b"") == b"plan\n"
+    assert stat.S_ISCHR(os.stat(terminal).st_mode)
+    (here / "link").symlink_to(terminal)
+    filesystem.write_output_text(here / "link", "again\n")
+    assert os.read(leader, 100).replace(b"\r", b"") == b"again\n"
+    os.close(leader), os.close(follower)
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "link"])
+@pytest.mark.parametrize("to", ["file", "pipe"])
+def test_an_open_file_is_written_to_where_it_stands(here, name, to):
+    """What ``> file`` or ``>(cat)`` of a shell gives a process."""
+    if to == "pipe":
+        reading, number = os.pipe()
+    else:
+        number = os.open(here / "out", os.O_RDWR | os.O_CREAT)
+        reading = os.open(here / "out", os.O_RDONLY)
+    os.write(number, b"before ")
+    path = Path(name.format(number))
+    if name == "link":
+        path = here / "link"
+        path.symlink_to(f"/dev/fd/{number}")
+    filesystem.check_output(path, "--save")
+    filesystem.write_output_text(path, "written ")
+    os.write(number, b"after")
+    os.close(number)
+    assert os.read(reading, 100) == b"before written after"
+    os.close(reading)
+
+
+def test_an_open_file_that_is_not_written_to_is_refused(here):
+    (here / "a").write_text("mine")
+    number = os.open(here / "a", os.O_RDONLY)
+    for refused in (number, 1000000, 10**30):
+        with pytest.raises(DataError, match="nothing can be written"):
+            filesystem.check_output(Path(f"/dev/fd/{refused}"), "--save")
+    os.close(number)
+
+
+def test_stdout_keeps_the_order_in_which_it_was_written_to(here):
+    import subprocess
+
+    code = (
+        "import pathlib; from ipucnn import filesystem; print('first'); "
+        "filesystem.write_output_text(pathlib.Path('/dev/stdout'), 'second\\n'); print('third')"
+    )
+    with open(here / "out", "wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (here / "out").read_text() == "first\nsecond\nthird\n"
+
+
+def test_what_cannot_be_written_is_refused_beforehand(here):
+    (here / "folder").mkdir()
+    (here / "to-folder").symlink_to("folder")
+    bind("socket")
+    (here / "loop").symlink_to("loop")
+    (here / "dangling").symlink_to("no/where")
+    (here / "file").write_text("a")
+    for name in ("folder", "to-folder", "socket", "loop", "dangling", "none/a", "file/a", "", "x" * 300):
+        with pytest.raises(DataError) as found:
+            filesystem.check_output(here / name, "--save")
+        assert found.value.hint and found.value.message.startswith("--save")
+    for name in ("folder", "socket"):
+        with pytest.raises(DataError):
+            filesystem.write_output_text(here / name, "a")
+
+
+@pytest.mark.skipif(IS_ROOT, reason="root writes everywhere")
+def test_what_is_not_ours_to_write_is_refused_beforehand(here):
+    (here / "sealed").mkdir(mode=0o555)
+    (here / "kept").write_text("mine")
+    (here / "kept").chmod(0o444)
+    os.mkfifo(here / "fifo", 0o444)
+    for name in ("sealed/a", "kept", "fifo"):
+        with pytest.raises(DataError, match="not writable"):
+            filesystem.check_output(here / name, "--save")
+    with pytest.raises(DataError, match="not writable"):
+        filesystem.check_makeable(here / "sealed" / "a" / "b", "run folder")
+
+
+def test_two_outputs_are_not_one_file(here):
+    (here / "a").write_text("a")
+    (here / "b").symlink_to("a")
+    (here / "c").symlink_to("new")
+    for one, two in (("a", "a"), ("a", "b"), ("c", "new"), ("new", "./new"), ("new", "../" + here.name + "/new")):
+        with pytest.raises(ConfigurationError, match="--save and --html are both"):
+            filesystem.check_different((("--save", here / one), ("--html", here / two)), ConfigurationError)
+    filesystem.check_different((("--save", here / "a"), ("--html", here / "new"), ("--plot", None)))
+    filesystem.check_different((("--save", Path("/dev/stdout")), ("--html", Path("/dev/stdout"))))
+
+
+def test_an_output_is_no_input(here):
+    (here / "a").write_text("a")
+    (here / "b").symlink_to("a")
+    with pytest.raises(DataError, match="is the plan"):
+        filesystem.check_not_read(here / "b", "--html", [("the plan", here / "a")])
+    filesystem.check_not_read(here / "c", "--html", [("the plan", here / "a")])
+
+
+def test_folders_that_could_not_be_made_are_refused(here):
+    (here / "file").write_text("a")
+    (here / "dangling").symlink_to("nowhere")
+    os.mkfifo(here / "fifo")
+    for name in ("file", "file/below/that", "dangling", "dangling/below", "fifo", "x" * 300):
+        with pytest.raises(DataError) as found:
+            filesystem.check_makeable(here / name, "run folder")
+        assert found.value.hint
+    filesystem.check_makeable(here / "a" / "b", "run folder")
+    with pytest.raises(DataError):
+        filesystem.make_folder(here / "file" / "below")
+
+
+def test_temporaries_of_killed_processes_go_and_nothing_else(here):
+    for name in (".a.123.tmp", ".b.123.tmp", "a", ".a.tmp"):
+        (here / name).write_text("x")
+    (here / ".a.5.tmp").mkdir()
+    (here / "precious").write_text("mine")
+    (here / ".a.6.tmp").symlink_to("precious")
+    filesystem.remove_temporaries(here, lambda name: name == "a")
+    assert sorted(p.name for p in here.iterdir()) == [".a.5.tmp", ".a.tmp", ".b.123.tmp", "a", "precious"]
+
+
+# -- the rest of the package ----------------------------------------------------------------------------------
+
+QUESTIONS = re.compile(
+    r"\.(exists|is_file|is_dir|is_symlink|expanduser|resolve|iterdir|stat|lstat|cwd|home)\(\)"
+    r"|\.(glob|rglob|mkdir|unlink|read_text|read_bytes|write_text|write_bytes|rename_to|touch)\("
+    r"|os\.(access|listdir|walk|scandir|stat|lstat|makedirs|mkdir|unlink|remove|replace|open)\("
+    r"|(?<![\w.])open\("
+)
+ELSEWHERE = {
+    # The package's own files.
+    "ipucnn/runs/provenance.py": "the package's own folder, and reading git's files in it",
+    "ipucnn/planning/shipped.py": "the package's own graphs",
+    "ipucnn/models/custom_ops.py": "the package's own folder",
+    "ipucnn/planning/extract.py": "the package's own sources",
+    "ipucnn/config/presets.py": "the package's own presets",
+    "ipucnn/benchmarking/suites/file.py": "the package's own suites",
+    "ipucnn/config/signature.py": "request.resolve() is no question about a path",
+    "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
+    # /proc, /dev/null, the interpreter's own folders.
+    "ipucnn/benchmarking/machine.py": "/proc",
+    "ipucnn/sessions/session.py": "/proc",
+    "ipucnn/diagnosis/machine.py": "/proc; and where the disk's folder is, any error means no",
+    "ipucnn/sessions/poplar/surroundings.py": "/proc, and the interpreter's packages",
+    "ipucnn/cli.py": "/dev/null",
+    "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
+    # A file that is open already, or that only this process knows.
+    "ipucnn/benchmarking/suites/process.py": "the log of a row, in the suite's folder",
+    "ipucnn/runs/folder.py": "locks and claims, which are the system calls themselves",
+    "ipucnn/runs/spool.py": "the temporary file that a writer was given",
+    "ipucnn/reports/infer.py": "the temporary file that a writer was given",
+    "ipucnn/models/keras_files.py": "a file that was found to be a regular one",
+    # To be converted.
+    "ipucnn/datasets/": "",
+    "ipucnn/training/checkpoints.py": "",
+    "ipucnn/runs/image_inputs.py": "",
+    "ipucnn/runs/load.py": "",
+    "ipucnn/planning/pipeline_plan.py": "",
+}
+
+
+def test_all_questions_about_paths_are_asked_in_one_place():
+    package = Path(filesystem.__file__).parent
+    found = {}
+    for source in sorted(package.rglob("*.py")):
+        name = source.relative_to(package.parent).as_posix()
+        if name == "ipucnn/filesystem.py":
+            continue
+        for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+            if QUESTIONS.search(line.split("#")[0]):
+                found.setdefault(name, []).append(f"{name}:{number}: {line.strip()}")
+    others = [line for name in found for line in found[name] if not any(name.startswith(e) for e in ELSEWHERE)]
+    assert others == []
+    needless = [entry for entry in ELSEWHERE if not any(name.startswith(entry) for name in found)]
+    assert needless == []
