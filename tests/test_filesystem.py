@@ -335,15 +335,27 @@ def test_an_open_file_that_is_not_written_to_is_refused(here):
     os.close(number)
 
 
+def test_names_of_streams_are_known_wherever_they_lead(here):
+    (here / "link").symlink_to("/dev/stdout")
+    (here / "second").symlink_to("link")
+    for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "link", "second", f"/proc/{os.getpid()}/fd/1"):
+        assert filesystem.is_written_to(here / name)
+    (here / "file").write_text("a")
+    for name in ("file", "none", "/dev/stdoutx", f"/proc/{os.getppid()}/fdinfo/1"):
+        assert not filesystem.is_written_to(here / name)
+
+
 def test_stdout_keeps_the_order_in_which_it_was_written_to(here):
     import subprocess
 
+    # Not /dev/stdout: if this failed as root, the machine would have none any more.
     code = (
         "import pathlib; from ipucnn import filesystem; print('first'); "
-        "filesystem.write_output_text(pathlib.Path('/dev/stdout'), 'second\\n'); print('third')"
+        "filesystem.write_output_text(pathlib.Path('/dev/fd/1'), 'second\\n'); print('third')"
     )
+    own = {**os.environ, "PYTHONPATH": str(Path(filesystem.__file__).parents[1])}
     with open(here / "out", "wb") as out:
-        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, env=own)
     assert (here / "out").read_text() == "first\nsecond\nthird\n"
 
 

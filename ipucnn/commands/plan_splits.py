@@ -154,8 +154,7 @@ def _check_outputs(
 
     Raises:
         DataError: nothing can be written there.
-        ConfigurationError: both are one file, or one is a file that is read; the plan that --plan names may be
-            replaced by the plan that is made of it.
+        ConfigurationError: both are one file, or one is a file that is read.
     """
     read = [("the file of --compare", Path(name)) for name in compare]
     if resolved.config_path is not None:
@@ -164,7 +163,4 @@ def _check_outputs(
         if path is not None:
             check_output(path, option)
             check_not_read(path, option, read, ConfigurationError)
-    if html is not None and resolved.config.plan is not None:
-        plan = expand(resolved.config.plan, "--plan")
-        check_not_read(html, "--html", [("the file of --plan", plan)], ConfigurationError)
     check_different((("--save", save), ("--html", html)), ConfigurationError)

@@ -1,0 +1,150 @@
+"""What commands write: to files through links, to pipes and terminals as they are, and never over what they read."""
+
+import csv
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+PLAN = ("plan-splits", "lenet", "--stages", "2")
+
+
+class Fifo(threading.Thread):
+    """A FIFO and what is written to it."""
+
+    def __init__(self, path):
+        super().__init__(daemon=True)
+        os.mkfifo(path)
+        self.path, self.data = path, b""
+        self.start()
+
+    def run(self):
+        self.data = Path(self.path).read_bytes()
+
+    def read(self):
+        self.join(60)
+        return self.data
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of toy_model on digits, after few weight updates."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.train import TrainingRun
+
+    path = tmp_path_factory.mktemp("trained") / "run"
+    flags = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", "run_dir": str(path)}
+    for _ in TrainingRun(resolve("train", flags, model="toy_model")).events():
+        pass
+    return path
+
+
+@pytest.fixture
+def image(tmp_path):
+    from PIL import Image
+
+    Image.new("L", (8, 8), 128).save(str(tmp_path / "image.png"))
+    return tmp_path / "image.png"
+
+
+@pytest.mark.parametrize("option, starts", [("--save", b"model: lenet"), ("--html", b"<!DOCTYPE html>")])
+def test_a_plan_goes_to_a_pipe(run, tmp_path, option, starts):
+    """As ``--html >(cat)`` does."""
+    fifo = Fifo(tmp_path / "fifo")
+    code, out, err = run(*PLAN, option, "fifo")
+    assert code == 0 and "written: fifo" in err and "stage" in out
+    assert starts.lower() in fifo.read().lower()
+    assert [p.name for p in tmp_path.iterdir()] == ["fifo"]
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize("to", ["file", "pipe"])
+def test_a_plan_goes_to_stdout(tmp_path, name, to):
+    import subprocess
+    import sys
+
+    import ipucnn
+
+    # Not /dev/stdout itself: if this failed as root, the machine would have none any more.
+    (tmp_path / "link").symlink_to("/dev/fd/1")
+    own = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
+    command = [sys.executable, "-m", "ipucnn", *PLAN, "--save", name]
+    if to == "pipe":
+        out = subprocess.run(command, capture_output=True, text=True, cwd=str(tmp_path), env=own).stdout
+    else:
+        with open(tmp_path / "out", "w") as file:
+            subprocess.run(command, stdout=file, check=True, cwd=str(tmp_path), env=own)
+        out = (tmp_path / "out").read_text()
+    assert "model: lenet" in out and out.index("model: lenet") < out.index("stage 2" if "stage 2" in out else "IPU")
+
+
+def test_a_plan_goes_through_links_and_keeps_them(run, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real/plan.yml")
+    assert run(*PLAN, "--save", "link")[0] == 0
+    assert (tmp_path / "link").is_symlink() and "lenet" in (tmp_path / "real" / "plan.yml").read_text()
+    assert [p.name for p in (tmp_path / "real").iterdir()] == ["plan.yml"]
+
+
+def test_outputs_of_a_plan_that_are_one_file_are_refused(run, tmp_path):
+    (tmp_path / "link").symlink_to("plan")
+    for html in ("plan", "./plan", "link"):
+        code, _, err = run(*PLAN, "--save", "plan", "--html", html)
+        assert code == 2 and "are both" in err and "hint:" in err
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_plan_does_not_replace_what_it_is_made_from(run, tmp_path):
+    assert run(*PLAN, "--save", "plan.yml")[0] == 0
+    before = (tmp_path / "plan.yml").read_text()
+    (tmp_path / "link").symlink_to("plan.yml")
+    for name in ("plan.yml", "link"):
+        code, _, err = run(*PLAN, "--compare", "plan.yml", "--html", name)
+        assert code == 2 and "--compare" in err and "would be replaced" in err
+    (tmp_path / "own.yml").write_text("model-name: lenet\n")
+    code, _, err = run("plan-splits", "--stages", "2", "--config-path", "own.yml", "--save", "own.yml")
+    assert code == 2 and "--config-path" in err
+    assert (tmp_path / "plan.yml").read_text() == before
+    # A plan that is made again takes the place of the former.
+    assert run(*PLAN, "--save", "plan.yml")[0] == 0
+
+
+def test_predictions_go_to_a_pipe_as_csv(run, tmp_path, trained, image):
+    fifo = Fifo(tmp_path / "fifo")
+    code, out, _ = run("infer", trained, image, "--output", "fifo")
+    rows = list(csv.reader(fifo.read().decode().splitlines()))
+    assert code == 0 and rows[0][0] == "image" and rows[1][0] == str(image) and out == ""
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "image.png"]
+
+
+def test_figures_and_tables_of_an_evaluation_go_to_pipes(run, tmp_path, trained):
+    pytest.importorskip("matplotlib")
+    plot, table = Fifo(tmp_path / "plot"), Fifo(tmp_path / "table")
+    code, _, _ = run("evaluate", trained, "--plot", "plot", "--predictions", "table")
+    assert code == 0
+    assert plot.read().startswith(b"\x89PNG") and table.read().startswith(b"index,image,label")
+
+
+def test_outputs_of_an_evaluation_go_through_links(run, tmp_path, trained):
+    (tmp_path / "table.csv").symlink_to("real.csv")
+    assert run("evaluate", trained, "--predictions", "table.csv")[0] == 0
+    assert (tmp_path / "table.csv").is_symlink() and (tmp_path / "real.csv").read_text().startswith("index")
+
+
+def test_nothing_that_is_read_is_replaced(run, tmp_path, trained, image):
+    (tmp_path / "link.png").symlink_to("image.png")
+    before = image.read_bytes(), (trained / "report.json").read_bytes()
+    for name in ("image.png", "./image.png", "link.png"):
+        code, _, err = run("infer", trained, "image.png", "--contact-sheet", name)
+        assert code == 2 and "one of the images" in err and "hint:" in err
+    (tmp_path / "out.json").symlink_to(trained / "report.json")
+    for name in (trained / "report.json", "out.json"):
+        code, _, err = run("infer", trained, "image.png", "--output", name)
+        assert code == 2 and "a file of the run" in err
+    (tmp_path / "out.csv").symlink_to(trained / "checkpoints" / "last.npz")
+    code, _, err = run("infer", trained / "checkpoints" / "last.npz", "image.png", "--output", "out.csv")
+    assert code == 2 and "RUN" in err
+    code, _, err = run("evaluate", trained, "--predictions", "a.csv", "--plot", "b.png", "--contact-sheet", "b.png")
+    assert code == 2 and "are both" in err
+    assert before == (image.read_bytes(), (trained / "report.json").read_bytes())

@@ -1,0 +1,240 @@
+"""Run folders: who gets which name, and what others planted in a folder is not written through."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import ipucnn
+from ipucnn.errors import DataError
+from ipucnn.runs.folder import claim_default, default_run_dir, is_unfinished, latest_run_dir
+
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(folder="runs"):
+    return sorted(p.name for p in Path(folder).iterdir())
+
+
+def begin(path):
+    (path / "config.yml").write_text("model-name: lenet\n")
+
+
+def test_threads_that_ask_at_once_get_a_folder_each(here):
+    together, claims = threading.Barrier(8), []
+
+    def claim():
+        together.wait()
+        claims.append(claim_default("lenet", "digits"))
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(c.path.name for c in claims) == sorted(
+        ["lenet-digits", *(f"lenet-digits-{n}" for n in range(2, 9))]
+    )
+    for one in claims:
+        one.unlock()
+
+
+def test_processes_that_ask_at_once_get_a_folder_each(here):
+    code = (
+        "import sys; from ipucnn.runs.folder import claim_default; sys.stdin.read(1)\n"
+        "for _ in range(20):\n"
+        "    claim = claim_default('lenet', 'digits'); print(claim.path.name)\n"
+        "    (claim.path / 'config.yml').write_text('model-name: lenet'); claim.unlock()\n"
+    )
+    own = {**os.environ, "PYTHONPATH": str(Path(ipucnn.__file__).parents[1])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": own}
+    both = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    for process in both:
+        process.stdin.write("x")
+        process.stdin.flush()
+    given = [name for process in both for name in process.communicate()[0].split()]
+    assert len(given) == len(set(given)) == 40
+    assert sorted(given) == names()
+    assert [process.returncode for process in both] == [0, 0]
+
+
+def test_what_a_killed_process_left_is_taken_again_and_never_resumed(here):
+    assert latest_run_dir("lenet", "digits") is None
+    first = claim_default("lenet", "digits")
+    # Whoever lives keeps it, though nothing is in it yet.
+    assert default_run_dir("lenet", "digits").name == "lenet-digits-2"
+    assert latest_run_dir("lenet", "digits") is None
+    begin(first.path)
+    first.unlock()
+    killed = claim_default("lenet", "digits")
+    (killed.path / "checkpoints").mkdir()
+    (killed.path / ".config.yml.123.tmp").write_text("half")
+    killed.unlock()
+    assert is_unfinished(killed.path)
+    assert latest_run_dir("lenet", "digits") == first.path
+    assert default_run_dir("lenet", "digits") == killed.path
+    again = claim_default("lenet", "digits")
+    assert again.path == killed.path
+    again.unlock()
+    # A run that began after it counts as the latest all the same.
+    third = Path("runs/lenet-digits-3")
+    third.mkdir()
+    begin(third)
+    assert latest_run_dir("lenet", "digits") == third
+    assert default_run_dir("lenet", "digits") == killed.path
+    assert names() == ["lenet-digits", "lenet-digits-2", "lenet-digits-3"]
+
+
+def test_a_root_that_is_a_file_is_refused(here):
+    Path("runs").write_text("a")
+    with pytest.raises(DataError, match="runs") as found:
+        claim_default("lenet", "digits")
+    assert found.value.hint
+
+
+def make_run(**flags):
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.train import TrainingRun
+
+    given = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", **flags}
+    return TrainingRun(resolve("train", given, model="toy_model"))
+
+
+def test_two_runs_at_once_get_a_folder_each(here):
+    """Both are prepared before either has made its folder."""
+    runs = [make_run(seed="1"), make_run(seed="2")]
+    for run in runs:
+        for _ in run.events():
+            pass
+    assert names() == ["toy_model-digits", "toy_model-digits-2"]
+    for run, name in zip(runs, names()):
+        config = (Path("runs") / name / "config.yml").read_text()
+        assert f"run-dir: runs/{name}" in config and f"seed: {run.seed}" in config
+        assert (Path("runs") / name / "report.json").is_file() and run.folder.path.name == name
+
+
+def test_a_run_that_came_to_nothing_leaves_no_name_taken(here, monkeypatch):
+    from ipucnn.sessions.host.session import HostSession
+
+    def fail(*_, **__):
+        raise DataError("the data are damaged", "mend them")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostSession, "train", fail)
+        for _ in range(2):
+            with pytest.raises(DataError, match="the data are damaged"):
+                list(make_run().events())
+    assert names() == []
+
+
+def test_cross_validations_at_once_get_a_folder_each(here):
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.kfold import CrossValidation
+
+    flags = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", "kfold": "2"}
+    both = [CrossValidation(resolve("train", flags, model="toy_model")) for _ in range(2)]
+    assert [one.root.name for one in both] == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]
+    assert both[1].first.folder.path.parent == both[1].root
+    with pytest.raises(DataError):
+        CrossValidation(resolve("train", {**flags, "weights": "none.npz"}, model="toy_model"))
+    assert names() == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]
+
+
+# -- a folder from others -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of one epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        for _ in make_run(run_dir="run", seed="1").events():
+            pass
+    finally:
+        os.chdir(before)
+    return folder / "run"
+
+
+PLANTED = (
+    "config.yml",
+    "program.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "environment.json",
+    "report.json",
+    "checkpoints/last.npz",
+    "checkpoints/best.npz",
+    "checkpoints/checkpoint-00000099.npz",
+    "tensorboard",
+    "checkpoints",
+)
+
+
+@pytest.mark.parametrize("way", ["resume", "overwrite"])
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_link_is_not_written_through(here, trained, name, way):
+    import shutil
+
+    shutil.copytree(str(trained), "run")
+    precious = here / "precious"
+    planted = Path("run") / name
+    if planted.is_dir():
+        shutil.move(str(planted), str(precious))
+        (precious / "other.txt").write_text("mine")
+    elif planted.is_file() and name in ("config.yml", "checkpoints/last.npz"):
+        shutil.move(str(planted), str(precious))
+    else:
+        planted.exists() and planted.unlink()
+        precious.write_text("mine\n")
+    planted.symlink_to(precious)
+
+    def content():
+        files = sorted(precious.rglob("*")) if precious.is_dir() else [precious]
+        return {str(f): f.read_bytes() for f in files if f.is_file()}
+
+    before = content()
+    flags = {"resume": {"resume": "true", "num_epochs": "2"}, "overwrite": {"overwrite": "true"}}[way]
+    try:
+        for _ in make_run(run_dir="run", **flags).events():
+            pass
+    except DataError as error:
+        assert "link" in error.message and error.hint
+    assert content() == before
+
+
+def test_a_suite_neither_writes_nor_removes_through_links(here):
+    """``reports`` of a folder from others may be any folder, and a log any file."""
+    from types import SimpleNamespace
+
+    from ipucnn.benchmarking.suites.run import SuiteRun
+
+    suite = SimpleNamespace(name="s", title="", about="", epoch_images=1)
+    plan = SimpleNamespace(suite=suite, rows=[], seed=1)
+    precious = here / "precious"
+    precious.mkdir()
+    (precious / "mine.json").write_text("mine")
+    folder = here / "suite"
+    folder.mkdir()
+    (folder / "reports").symlink_to(precious)
+    run = SuiteRun(plan, folder, resume=False, options={})
+    with pytest.raises(DataError, match="reports is a link"):
+        run.run(None, None, None)
+    assert (precious / "mine.json").read_text() == "mine"
+    (folder / "reports").unlink()
+    (folder / "reports").mkdir()
+    (folder / "reports" / "photos").mkdir()
+    (folder / "reports" / "old.json").write_text("{}")
+    run.run(None, None, None)
+    assert sorted(p.name for p in (folder / "reports").iterdir()) == ["photos"]
+    assert json.loads((folder / "suite.json").read_text())["suite"] == "s"
