@@ -288,7 +288,7 @@ def one(args, changes, deleted, folder):
         tempfile.tempdir = None
     text = err.getvalue()
     if "tensorflow" in sys.modules:
-        return f"TensorFlow was imported\n{text}"
+        raise RuntimeError(f"TensorFlow was imported: {args} {changes}\n{text}")
     if "Traceback" in text or code not in (0, 2, 3, 4, 6):
         return f"exit code {code}\n{text}"
     if code == 0:
