@@ -240,7 +240,8 @@ class Number:
                 return self.convert(text)
             except values.BadValue as bad:
                 least, most = values.plain_number(self.minimum), values.plain_number(self.maximum)
-                hint = f"give {what} from {least} to {most}"
+                example = values.plain_number(min(max(10, self.minimum), self.maximum))
+                hint = f"give {what} from {least} to {most}, for example {name} {example}"
                 if bad.nearest is not None:
                     hint = f"the nearest legal value is {bad.nearest}: {name} {bad.nearest}"
                 raise ConfigurationError(f"{name} {shown_value(text)}: {bad.reason}", hint) from None

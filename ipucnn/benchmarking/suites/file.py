@@ -137,15 +137,16 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
     """
     node = yaml_text.compose(text, source)
     with documents.naming(source):
-        nodes = {} if node is None else {key.value: value for key, value in documents.pairs(node)}
-    for key, value in nodes.items():
-        if key not in _TOP:
+        found = [] if node is None else documents.pairs(node)
+    nodes = {key.value: value for key, value in found}
+    for key, value in found:
+        if key.value not in _TOP:
             # Other top-level names may hold anchors, as in files of presets.
             if value.kind == documents.MAPPING:
                 continue
             raise ConfigurationError(
-                f"{source}, line {value.line}: unknown key '{shown_value(key)}'",
-                did_you_mean(key, _TOP) or f"a suite has {', '.join(_TOP)}",
+                f"{source}, line {key.line}: unknown key '{shown_value(key.value)}'",
+                did_you_mean(key.value, _TOP) or f"a suite has {', '.join(_TOP)}",
             )
     rows = nodes.get("rows")
     if rows is None or rows.kind != documents.SEQUENCE or not rows.value:
