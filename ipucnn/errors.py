@@ -66,6 +66,8 @@ class MissingError(UserError):
 
 def did_you_mean(name: str, choices: Iterable[str], count: int = 3) -> Optional[str]:
     """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close."""
+    if len(name) > 200:
+        return None  # no name is as long, and comparing takes time
     names = list(choices)
     folded = {c.lower().replace("_", "-"): c for c in names}
     close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=count, cutoff=0.6)

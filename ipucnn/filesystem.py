@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.text import printable
+from ipucnn.text import SHOWN_CHARACTERS, printable
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -32,8 +32,6 @@ NAME_BYTES = 255
 """The longest file name of Linux' file systems (``NAME_MAX`` of limits.h), in bytes."""
 PATH_BYTES = 4095
 """The longest path the kernel takes (``PATH_MAX`` of limits.h, less the NUL at its end), in bytes."""
-SHOWN_CHARACTERS = 200
-"""How much of a path or value a message repeats."""
 FIFO_WAIT_S = 10.0
 """How long a FIFO may wait for the program that reads it: one typed after this in the same line of a shell."""
 
