@@ -361,7 +361,7 @@ def test_the_reason_is_never_empty():
 )
 def test_what_tensorflow_printed_is_shown_only_where_it_is_the_reason(tmp_path, raised, printed):
     (tmp_path / "tensorflow.py").write_text(
-        "import os\nfrom ipucnn.runs.interrupts import Interrupted\n"
+        "import os\nfrom ipucnn.interrupts import Interrupted\n"
         f"os.write(2, b'oneDNN is on\\n')\nraise {raised}\n"
     )
     script = (
