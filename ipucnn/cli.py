@@ -30,6 +30,7 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
     """Runs the command line and exits with the code that says how it went."""
     interrupts.listen()
     _make_streams_usable()
+    _take_programs_from_fixed_folders()
     code: Any
     try:
         interrupts.begin()
@@ -45,6 +46,17 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
         # What was cut off in its middle, half-imported libraries and threads that wait, would not end in order.
         os._exit(code)
     sys.exit(code)
+
+
+def _take_programs_from_fixed_folders() -> None:
+    """Leaves relative folders out of PATH: the current folder is anybody's, and libraries run programs by their names.
+
+    Python's ``platform`` runs ``uname``, for example, and ``ctypes`` a compiler.
+    """
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    fixed = [folder for folder in folders if os.path.isabs(folder)]
+    if fixed != folders:
+        os.environ["PATH"] = os.pathsep.join(fixed or ["/usr/bin", "/bin"])
 
 
 def _make_streams_usable() -> None:

@@ -243,6 +243,7 @@ def _end(report: Any, path: Path) -> None:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
     from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
+    from ipucnn import interrupts
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
 
@@ -251,12 +252,11 @@ def _end(report: Any, path: Path) -> None:
         error.exit_code = report.exit_code
         raise error
     if report.interrupted:
-        stopped = UserError(
+        raise interrupts.Interrupted(
+            interrupts.noted() or EXIT_SIGINT,
             f"interrupted after {len(report.executions)} measured executions",
             "these count; the report has them" if report.executions else None,
         )
-        stopped.exit_code = EXIT_SIGINT
-        raise stopped
     slower = report.regression
     if slower is not None and slower["verdict"] == INCONCLUSIVE:
         why = slower["why_inconclusive"]

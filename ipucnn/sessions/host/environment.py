@@ -178,6 +178,10 @@ def import_tensorflow(verbose: bool = False) -> Any:
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
+        if "tensorflow" not in sys.modules and _tensorflow_version() >= (2, 16):
+            # Keras 3 imports it.
+            with contextlib.suppress(ImportError):
+                import_matplotlib()
         if verbose or "tensorflow" in sys.modules:
             import tensorflow as tf
         else:
@@ -195,6 +199,25 @@ def import_tensorflow(verbose: bool = False) -> Any:
     enable_determinism()
     tf.get_logger().setLevel("ERROR")
     return tf
+
+
+def import_matplotlib() -> Any:
+    """matplotlib, without the settings it would take from a ``matplotlibrc`` in the current folder.
+
+    Such a file is anybody's, settings can name programs to run and modules to import (``text.usetex``, ``backend``),
+    and one that is no text ends the import.  The user's own settings hold.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    exists = os.path.exists
+    if "matplotlib" not in sys.modules:
+        os.path.exists = lambda path: path != "matplotlibrc" and exists(path)  # type: ignore[assignment]
+    try:
+        import matplotlib
+    finally:
+        os.path.exists = exists
+    return matplotlib
 
 
 def _quiet_import() -> Any:
