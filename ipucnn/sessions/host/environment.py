@@ -113,7 +113,7 @@ def _mapped_bytes(path: Path) -> int:
             address, _, _, memory = struct.unpack_from("<QQQQ", rows, i * size + 16)
             if kind == 1:  # PT_LOAD
                 ends.append((address, address + memory))
-    except (OSError, struct.error):
+    except (OSError, ValueError, struct.error):
         return 0
     return max(end for _, end in ends) - min(start for start, _ in ends) if ends else 0
 
