@@ -246,6 +246,7 @@ def _end(report: Any, path: Path) -> None:
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
+    from ipucnn import interrupts
     from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
@@ -255,12 +256,11 @@ def _end(report: Any, path: Path) -> None:
         error.exit_code = report.exit_code
         raise error
     if report.interrupted:
-        stopped = UserError(
+        raise interrupts.Interrupted(
+            interrupts.noted() or EXIT_SIGINT,
             f"interrupted after {len(report.executions)} measured executions",
             "these count; the report has them" if report.executions else None,
         )
-        stopped.exit_code = EXIT_SIGINT
-        raise stopped
     slower = report.regression
     if slower is not None and slower["verdict"] == INCONCLUSIVE:
         why = slower["why_inconclusive"]

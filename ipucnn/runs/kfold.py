@@ -29,6 +29,7 @@ from ipucnn.filesystem import (
     read_text,
     write_text,
 )
+from ipucnn.interrupts import Interrupted
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import (
     CONFIG,
@@ -41,7 +42,6 @@ from ipucnn.runs.folder import (
     claim_default,
     latest_run_dir,
 )
-from ipucnn.runs.interrupts import Interrupted
 from ipucnn.runs.load import open_run
 from ipucnn.runs.train import TrainingRun
 
