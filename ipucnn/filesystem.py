@@ -18,7 +18,7 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import IO, Callable, Iterator, List, Optional, Type, Union
+from typing import IO, BinaryIO, Callable, Iterator, List, Optional, Type, Union
 
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.text import printable
@@ -33,6 +33,7 @@ PATH_BYTES = 4095
 """The longest path the kernel takes (``PATH_MAX`` of limits.h, less the NUL at its end), in bytes."""
 SHOWN_CHARACTERS = 200
 """How much of a path or value a message repeats."""
+_PIECE_BYTES = 2**20
 FIFO_WAIT_S = 10.0
 """How long a FIFO may wait for the program that reads it: one typed after this in the same line of a shell."""
 
@@ -197,6 +198,12 @@ def is_folder(path: Path, what: str = "", error: Type[UserError] = DataError) ->
     return kind_of(path, what, error) is Kind.FOLDER
 
 
+def file_size(path: Path, what: str = "", error: Type[UserError] = DataError) -> int:
+    """The bytes of what a path leads to; raises as :func:`kind_of` does, and where there is nothing."""
+    with asking(path, what, error):
+        return os.stat(path).st_size
+
+
 def entries(folder: Path, what: str = "", error: Type[UserError] = DataError) -> List[Path]:
     """What lies in a folder, sorted by name; nothing if the folder is absent.
 
@@ -219,15 +226,27 @@ def real(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path
 # -- reading --------------------------------------------------------------------------------------------------
 
 
-def read_bytes(
-    path: Path, at_most: int, what: str = "", error: Type[UserError] = DataError, hint: Optional[str] = None
-) -> bytes:
-    """The content of a regular file of at most so many bytes.
+@contextlib.contextmanager
+def open_regular(
+    path: Path,
+    what: str = "",
+    error: Type[UserError] = DataError,
+    hint: Optional[str] = None,
+    regular: str = "a file",
+) -> Iterator[BinaryIO]:
+    """A regular file, opened for reading in binary; what the block asks of it is asked as in :func:`asking`.
 
     A FIFO or a device is refused rather than waited for: it may never end.
 
+    Args:
+        path: as expanded.
+        what: an option or a role to stand before the path.
+        error: what is raised.
+        hint: what to do about an error, where there is more to say than "check the path".
+        regular: what it should be, for the message about what it is instead.
+
     Raises:
-        DataError (or ``error``): absent, not a regular file, too large, or not readable.
+        DataError (or ``error``): absent, not a regular file, or not readable.
     """
     name = f"{what} {shown(path)}" if what else shown(path)
     with asking(path, what, error):
@@ -236,12 +255,33 @@ def read_bytes(
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         except (FileNotFoundError, NotADirectoryError):
             raise error(f"{name}: there is no such file", hint or "check the path") from None
-        with os.fdopen(handle, "rb") as file:
-            kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
-            if kind is not Kind.FILE:
-                raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
-            data = file.read(at_most + 1)
-    if len(data) > at_most:
+        kind = _kind_of_mode(os.fstat(handle).st_mode)
+        if kind is not Kind.FILE:
+            os.close(handle)
+            raise error(f"{name} is {kind.value}, not {regular}", hint or "give the path of a file")
+    with os.fdopen(handle, "rb") as file:
+        yield file
+
+
+def read_bytes(
+    path: Path, at_most: int, what: str = "", error: Type[UserError] = DataError, hint: Optional[str] = None
+) -> bytes:
+    """The content of a regular file of at most so many bytes.
+
+    Raises:
+        DataError (or ``error``): absent, not a regular file, too large, or not readable.
+    """
+    name = f"{what} {shown(path)}" if what else shown(path)
+    with open_regular(path, what, error, hint) as file, asking(path, what, error):
+        size = os.fstat(file.fileno()).st_size
+        # Python would reserve memory for all that is asked for: no more than there is.  Files in /proc say 0.
+        data = b"" if size > at_most else file.read(min(size, at_most) + 1)
+        while size < len(data) <= at_most:
+            more = file.read(min(at_most + 1 - len(data), _PIECE_BYTES))
+            if not more:
+                break
+            data += more
+    if size > at_most or len(data) > at_most:
         raise error(f"{name} is larger than {at_most:,} bytes", hint or "give another file")
     return data
 

@@ -14,9 +14,10 @@ import numpy as np
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import DataError
+from ipucnn.filesystem import entries
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
 from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 
 
 @dataclass
@@ -94,20 +95,18 @@ def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
             )
     for name, slot in state.slots.items():
         slot.assign(checkpoint.slots[name])
-    try:
-        at, run = checkpoint.meta["position"], checkpoint.meta["run"]
-        state.weight_updates = int(checkpoint.meta["weight_updates"])
-        state.losses, state.hits = list(at["losses"]), list(at["hits"])
-        state.events_done = int(at["events_done"])
-        history = run["history"].splitlines(keepends=True)
-        for line in history:
-            json.loads(line)
-        return RunState(history, run["best"], run["last_validation"])
-    except (KeyError, TypeError, ValueError) as error:
+    if not {"position", "run"} <= set(checkpoint.meta):
         raise DataError(
-            f"{what} cannot be continued: its position is not readable ({error})",
+            f"{what} cannot be continued: it does not say where its run stood",
             "start from its weights alone with: --weights " + what,
-        ) from None
+        )
+    at, run = checkpoint.meta["position"], checkpoint.meta["run"]
+    state.weight_updates = checkpoint.meta["weight_updates"]
+    state.losses, state.hits = list(at["losses"]), list(at["hits"])
+    state.events_done = at["events_done"]
+    # Not splitlines, which also splits where text has other separators than line feeds.
+    history = [line + "\n" for line in run["history"].split("\n")[:-1]]
+    return RunState(history, run["best"], run["last_validation"])
 
 
 def differences(
@@ -155,8 +154,10 @@ def list_checkpoints(folder: Path, state: Any) -> Tuple[List[Path], List[str]]:
     Raises:
         DataError: one of them is of another model.
     """
-    names = sorted(path for path in folder.glob("checkpoint-*.npz") if is_checkpoint_name(path.name))
-    names = names or [folder / name for name in (LAST, BEST) if (folder / name).is_file()][:1]
+    names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
+    names = [path for path in names if path.name not in (LAST, BEST)] or [
+        path for name in (LAST, BEST) for path in names if path.name == name
+    ][:1]
     good, bad = [], []
     for path in names:
         try:
@@ -209,23 +210,20 @@ def written_names(program: Any, first: int, last: int) -> List[str]:
 
 def has_checkpoints(folder: Path) -> bool:
     """Whether there is a checkpoint, good or bad, in a folder."""
-    return folder.is_dir() and any(is_checkpoint_name(path.name) for path in folder.iterdir())
+    return any(is_checkpoint_name(path.name) for path in entries(folder))
 
 
 def _weight_updates(path: Path) -> float:
     """Where a checkpoint was written, without reading the rest; infinity if that cannot be read."""
     try:
-        with np.load(str(path), allow_pickle=False) as archive:
-            return int(json.loads(archive["meta"].tobytes().decode("utf-8"))["weight_updates"])
-    except Exception:  # a damaged archive makes zipfile and NumPy raise almost anything
+        return float(read_meta(path)["weight_updates"])
+    except DataError:
         return float("inf")
 
 
 def newest(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
     """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
-    names = (
-        [path for path in folder.glob("*.npz") if is_checkpoint_name(path.name)] if folder.is_dir() else []
-    )
+    names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
     bad: List[str] = []
     for path in sorted(names, key=lambda p: (-_weight_updates(p), p.name != LAST, p.name)):
         try:
