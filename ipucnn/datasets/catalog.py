@@ -20,17 +20,21 @@ class DatasetRecord:
         summary: one line for tables and help.
         files: what has to lie where, for messages; empty for sets that need no files.
         folders: where below the data folder it may lie.
+        image_shape: (height, width, channels) of its images, where that is known without a look at them.
+        num_classes: likewise.
     """
 
     task: str
     summary: str
     files: str = ""
     folders: Tuple[str, ...] = ()
+    image_shape: Optional[Tuple[int, int, int]] = None
+    num_classes: Optional[int] = None
 
 
 _IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
 DATASETS: Dict[str, DatasetRecord] = {
-    "digits": DatasetRecord("classification", "8x8 handwritten digits, embedded (scikit-learn)"),
+    "digits": DatasetRecord("classification", "8x8 handwritten digits, embedded (scikit-learn)", "", (), (8, 8, 1), 10),
     "membranes": DatasetRecord("segmentation", "generated tissue with membrane masks, any size"),
     "isbi2012": DatasetRecord(
         "segmentation",
@@ -39,13 +43,20 @@ DATASETS: Dict[str, DatasetRecord] = {
         ("isbi2012", "ISBI2012", "isbi-2012"),
     ),
     "mnist": DatasetRecord(
-        "classification", "28x28 handwritten digits", _IDX_FILES, ("mnist", "MNIST", "MNIST/raw", "mnist/raw")
+        "classification",
+        "28x28 handwritten digits",
+        _IDX_FILES,
+        ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
+        (28, 28, 1),
+        10,
     ),
     "fashion_mnist": DatasetRecord(
         "classification",
         "28x28 clothes",
         _IDX_FILES,
         ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+        (28, 28, 1),
+        10,
     ),
     "cifar10": DatasetRecord(
         "classification",
@@ -55,6 +66,8 @@ DATASETS: Dict[str, DatasetRecord] = {
             *("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"),
             *("cifar10/cifar-10-batches-py", "cifar10/cifar-10-batches-bin"),
         ),
+        (32, 32, 3),
+        10,
     ),
     "cifar100": DatasetRecord(
         "classification",
@@ -64,6 +77,8 @@ DATASETS: Dict[str, DatasetRecord] = {
             *("cifar-100-python", "cifar-100-binary", "cifar100"),
             *("cifar100/cifar-100-python", "cifar100/cifar-100-binary"),
         ),
+        (32, 32, 3),
+        100,
     ),
     "imagenet": DatasetRecord(
         "classification", "ImageNet as an image folder", "imagenet/{train,val}/CLASS/*.JPEG", ("imagenet",)

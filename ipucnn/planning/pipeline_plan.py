@@ -13,7 +13,7 @@ from ipucnn import documents
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_text, shown
 from ipucnn.planning.records import from_plain, to_plain
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import POPLAR_OPTION, PlanSettings, Proportions, percentages
 from ipucnn.text import shown_value
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "read_plan",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class ParetoRow:
     ipus_per_replica: int
     num_ipus: int
     recomputation: bool
-    available_memory_proportion: float
+    available_memory_proportion: Proportions
     splits: Tuple[str, ...]
     predicted_images_per_s: float
     predicted_fill: float
@@ -284,7 +284,11 @@ class PipelinePlan:
                 options["device-mapping"] = list(settings.mapping)
             options["pipeline-schedule"] = settings.schedule
             options["recomputation"] = settings.recomputation
-        options["available-memory-proportion"] = [100 * settings.available_memory_proportion]
+        options["available-memory-proportion"] = list(percentages(settings.available_memory_proportion))
+        own = settings.available_memory_proportion[0]
+        if own.matmul != own.convolution:
+            # Only the options of all matrix products can say it; values of single stages are for both.
+            options["matmul-options"] = {POPLAR_OPTION: f"{own.matmul:g}"}
         options["precision"] = settings.precision
         return options
 

@@ -26,6 +26,7 @@ from ipucnn.runs.splits import check_named_splits, plan_differences, settle_spli
 from ipucnn.runs.without_effect import BATCH_NORMS, check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
+from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 
 
@@ -73,7 +74,7 @@ class TrainingRun:
         self.program = make_program(config, self.info.num_train, seed=self.seed)
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
-        self.optimizer = run_setup.optimizer_settings(config, self.program)
+        self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
         if config.fused_micro_batches is not None:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
