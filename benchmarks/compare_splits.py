@@ -30,7 +30,7 @@ from ipucnn.planning.extract import layer_graph
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import Candidate, Planner
 from ipucnn.planning.planner import plan
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_parameters
 from ipucnn.planning.stages import StageTables
 from ipucnn.planning.verdict import FITS_BELOW
@@ -154,7 +154,7 @@ def compare_unet() -> int:
                 num_stages=4,
                 schedule=schedule,
                 recomputation=True,
-                available_memory_proportion=0.3,
+                available_memory_proportion=uniform(0.3),
                 optimizer_state_offloading=True,
             )
             judged = planner.judge(hand, settings, FITS_BELOW)

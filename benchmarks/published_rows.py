@@ -7,20 +7,19 @@ and the model must know (optimizer slots, splits told in another framework's nam
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
-
-import numpy as np
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
 from ipucnn.planning.constants import CostConstants
-from ipucnn.planning.cost import LayerTimes, layer_times
+from ipucnn.planning.cost import LayerTimes, program_times
 from ipucnn.planning.extract import layer_graph
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.predict import predict, stage_starts
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
+from ipucnn.training.program import stage_proportions
 
 # Published name -> registered name, after `_` and case are folded; G16 variants are told by their group size.
 _NAMES = {
@@ -63,36 +62,18 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A row as a program of this package.
-
-    Attributes:
-        proportions: availableMemoryProportion by stage; () for the settings' own in all.
-    """
+    """A row as a program of this package."""
 
     label: str
     graph: LayerGraph
     splits: Tuple[str, ...]
     settings: PlanSettings
     system: System
-    proportions: Tuple[float, ...] = ()
 
     def times(self, constants: CostConstants) -> LayerTimes:
         """Times of the layers, each under its own stage's availableMemoryProportion."""
-        if not self.proportions:
-            return layer_times(self.graph, self.settings, self.system.ipu, constants)
-        bounds = [*stage_starts(self.graph, self.splits), len(self.graph.layers)]
-        stages = []
-        for proportion in self.proportions:
-            settings = dataclasses.replace(self.settings, available_memory_proportion=proportion)
-            stages.append(layer_times(self.graph, settings, self.system.ipu, constants))
-        arrays = {
-            field.name: np.concatenate(
-                [getattr(times, field.name)[a:b] for times, a, b in zip(stages, bounds, bounds[1:])]
-            )
-            for field in dataclasses.fields(LayerTimes)
-            if field.name != "clock_hz"
-        }
-        return dataclasses.replace(stages[0], **arrays)
+        starts = stage_starts(self.graph, self.splits)
+        return program_times(self.graph, starts, self.settings, self.system.ipu, constants)
 
     def images_per_s(self, constants: CostConstants, times: Optional[LayerTimes] = None) -> float:
         """Predicted throughput; with ``times`` the plans behind them are kept."""
@@ -212,7 +193,6 @@ def throughput_program(row: Dict[str, Any]) -> Program:
         training=training,
     )
     splits: Tuple[str, ...] = ()
-    proportions: Tuple[float, ...] = ()
     label = f"{name} {row['task']} {generation} x{row['n_ipus']} mb {row['micro_batch']} {row['precision']}"
     if not training:
         return Program(label, graph, (), PlanSettings(**settings), get_system("c600"))
@@ -223,13 +203,13 @@ def throughput_program(row: Dict[str, Any]) -> Program:
         settings.update(
             schedule="Sequential",
             num_stages=len(splits) + 1,
-            available_memory_proportion=0.16 if manual else 0.145,
+            available_memory_proportion=uniform(0.16 if manual else 0.145),
             dbn_replica_group_size=1 if manual else 2,
             eight_bit_transfer=True,
         )
     elif name == "efficientnet-b4-g16":
         splits = (_first_of(graph, "block4a_"),)
-        settings.update(available_memory_proportion=0.4, optimizer_slots=2)
+        settings.update(available_memory_proportion=uniform(0.4), optimizer_slots=2)
     elif name == "resnext101_32x4d":
         splits = ("conv4_block4_out",)
     elif name == "unet":
@@ -241,7 +221,7 @@ def throughput_program(row: Dict[str, Any]) -> Program:
                 "decoder_block_2_transpose",
             )
         )
-        proportions = (0.7, 0.3, 0.45, 0.7)
+        settings.update(available_memory_proportion=by_stage((0.7, 0.3, 0.45, 0.7), 4))
         # Its pipeline leaves the SDK's default for the optimizer state: offloaded.
         settings.update(optimizer_state_offloading=True)
     else:
@@ -249,7 +229,15 @@ def throughput_program(row: Dict[str, Any]) -> Program:
     prefix = {"mk2": "", "bow": "bow-"}[generation]
     small = {"mk2": "m2000", "bow": "bow-2000"}[generation]
     system = get_system(small if row["n_ipus"] <= 4 else f"{prefix}pod{row['n_ipus']}")
-    return Program(label, graph, splits, PlanSettings(**settings), system, proportions)
+    return Program(label, graph, splits, PlanSettings(**settings), system)
+
+
+def by_stage(shares: Sequence[float], num_stages: int) -> Proportions:
+    """availableMemoryProportion of all stages, of each, or of the forward and the backward pass of each."""
+    if len(shares) == 1:
+        return uniform(shares[0])
+    own = stage_proportions([100 * share for share in shares], num_stages)
+    return tuple(StageProportions(ahead, ahead, back, back) for ahead, back in own)
 
 
 def memory_program(row: Dict[str, Any]) -> Program:
@@ -286,7 +274,7 @@ def memory_program(row: Dict[str, Any]) -> Program:
         schedule=schedule,
         precision={"fp16": "16.16"}.get(precision, precision),
         recomputation=training and on,
-        available_memory_proportion=sum(proportions) / len(proportions),
+        available_memory_proportion=by_stage(proportions, len(splits) + 1),
         training=training,
         optimizer_slots=_optimizer_slots(row.get("optimiser")),
         optimizer_state_offloading=bool(row.get("optimiser_state_offload")),

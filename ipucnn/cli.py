@@ -3,20 +3,21 @@
 Only the command that runs is imported.  The root help page and ``--version`` do not even need Typer.
 """
 
+import errno
 import os
-import signal
 import sys
 from typing import Any, Iterable, List, NoReturn, Optional, Sequence, TextIO
 
-from ipucnn import __version__
+from ipucnn import __version__, interrupts
 from ipucnn.command_table import print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
+    EXIT_INFEASIBLE,
     EXIT_OK,
     EXIT_SIGINT,
-    EXIT_SIGTERM,
     ConfigurationError,
     DataError,
+    InfeasibleError,
     UserError,
     did_you_mean,
 )
@@ -27,18 +28,46 @@ COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
 
 def main(args: Optional[Sequence[str]] = None) -> NoReturn:
     """Runs the command line and exits with the code that says how it went."""
+    interrupts.listen()
     _make_streams_usable()
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run(list(sys.argv[1:] if args is None else args)))
+    _take_programs_from_fixed_folders()
+    code: Any
+    try:
+        interrupts.begin()
+        code = run(list(sys.argv[1:] if args is None else args))
+    except SystemExit as ending:
+        code = ending.code
+    except interrupts.Interruption as interruption:
+        # It came while the line that says how the command ended was written.
+        code = interruption.exit_code
+    interrupts.finish()
+    _flush_streams()
+    if interrupts.noted() is not None:
+        # What was cut off in its middle, half-imported libraries and threads that wait, would not end in order.
+        os._exit(code)
+    sys.exit(code)
 
 
-def _terminate(number: int, frame: Any) -> NoReturn:
-    """SIGTERM ends any command as an error does: what is half-written is cleaned up on the way out."""
-    raise SystemExit(EXIT_SIGTERM)
+def _take_programs_from_fixed_folders() -> None:
+    """Leaves relative folders out of PATH: the current folder is anybody's, and libraries run programs by their names.
+
+    Python's ``platform`` runs ``uname``, for example, and ``ctypes`` a compiler.
+    """
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    fixed = [folder for folder in folders if os.path.isabs(folder)]
+    if fixed != folders:
+        os.environ["PATH"] = os.pathsep.join(fixed or ["/usr/bin", "/bin"])
 
 
 def _make_streams_usable() -> None:
-    """Streams that were closed (``>&-``) lead nowhere, and those of a narrow encoding get escapes for the rest."""
+    """Streams may be closed, narrow, full, or lead to a reader that goes away; none of it ends what is computed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Else the next file that is opened gets the number, and what libraries print would go into it.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
@@ -46,21 +75,25 @@ def _make_streams_usable() -> None:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     sys.stdout = _Stdout(sys.stdout)  # type: ignore[assignment]
+    sys.stderr = _Stderr(sys.stderr)  # type: ignore[assignment]
 
 
-class _Stdout:
-    """A stream that remembers its error: an OSError does not say which file it is about."""
+# A pipe without a reader, a terminal or a network file that is gone: nobody will ever read the rest.
+_GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENOTCONN, errno.ESTALE)
+
+
+class _Stream:
+    """A standard stream whose reader may go away; what is written from then on goes nowhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.problem: Optional[OSError] = None
 
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
         except OSError as error:
-            self.problem = error
-            raise
+            self._failed(error)
+            return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -70,11 +103,53 @@ class _Stdout:
         try:
             self._stream.flush()
         except OSError as error:
-            self.problem = error
-            raise
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if error.errno not in _GONE:
+            self._refused(error)
+            return
+        self.silence()
+
+    def _refused(self, error: OSError) -> None:
+        """What to do where there is a reader, and what is written cannot be taken."""
+        raise NotImplementedError
+
+    def silence(self) -> None:
+        """Sends what is written from now on, and what is still in the buffer, nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Stdout(_Stream):
+    """Holds the result: that a disk is full must be told, and an OSError does not say which file it is about."""
+
+    problem: Optional[OSError] = None
+
+    def _refused(self, error: OSError) -> None:
+        self.problem = error
+        raise error
+
+
+class _Stderr(_Stream):
+    """Holds what is said on the way, which is never worth ending the work for."""
+
+    def _refused(self, error: OSError) -> None:
+        """This text is lost; the next one may find place again."""
+
+
+def _flush_streams() -> None:
+    """Writes what the streams still hold; Python is not to try again and to end with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        underlying = getattr(stream, "_stream", stream)
+        try:
+            underlying.flush()
+        except OSError:
+            stream.silence()  # type: ignore
 
 
 def run(args: List[str]) -> int:
@@ -82,39 +157,52 @@ def run(args: List[str]) -> int:
     code = _run(args)
     # Results wait in a buffer; what becomes of them is known only now.
     problem = _flush_stdout()
-    if problem is None or isinstance(problem, BrokenPipeError):
+    if problem is None:
         return code
     return _report_stdout(problem)
 
 
 def _run(args: List[str]) -> int:
     try:
-        return _dispatch(args)
+        code = _dispatch(args)
+    except KeyboardInterrupt:
+        return _interrupted(EXIT_SIGINT)
     except UserError as error:
+        signalled = interrupts.noted()
+        if signalled is not None and not isinstance(error, interrupts.Interrupted):
+            return _interrupted(signalled)
         _print_error(error, verbose="-v" in args or "--verbose" in args)
         return error.exit_code
-    except KeyboardInterrupt:
-        _print_line("interrupted")
-        return EXIT_SIGINT
-    except BrokenPipeError:
-        # After the reader of stdout went away (``| head``) nothing is wrong, and there is nobody to tell.
-        _silence_stdout()
-        return EXIT_OK
-    except SystemExit as ending:
-        # Rich makes this of a broken pipe.
-        if not isinstance(ending.__context__, BrokenPipeError):
-            raise
-        _silence_stdout()
-        return EXIT_OK
     except Exception as error:
+        signalled = interrupts.noted()
+        if signalled is not None:
+            return _interrupted(signalled)
         if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
             _silence_stdout()
             return _report_stdout(error)
+        if isinstance(error, MemoryError):
+            _print_error(_out_of_memory(), verbose=False)
+            return EXIT_INFEASIBLE
         import traceback
 
         traceback.print_exc()
         _print_line("error: this is a bug in ipucnn; the lines above say where")
         return EXIT_BUG
+    signalled = interrupts.noted()
+    return code if signalled is None else _interrupted(signalled)
+
+
+def _out_of_memory() -> UserError:
+    return InfeasibleError(
+        "out of memory", "use a smaller --micro-batch-size or --image-size, or raise the limit (ulimit -v)"
+    )
+
+
+def _interrupted(code: int) -> int:
+    """Says so, whatever a library made of the interruption."""
+    signalled = interrupts.noted()
+    _print_line("interrupted")
+    return code if signalled is None else signalled
 
 
 def _flush_stdout() -> Optional[OSError]:
@@ -137,8 +225,9 @@ def _report_stdout(problem: OSError) -> int:
 
 
 def _silence_stdout() -> None:
-    """Sends what is written from now on, and what is still in the buffer, nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    silence = getattr(sys.stdout, "silence", None)
+    if silence is not None:
+        silence()
 
 
 def _dispatch(args: List[str]) -> int:

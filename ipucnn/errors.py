@@ -4,8 +4,11 @@
 stderr, no traceback.  Anything else that escapes is a bug (exit code 1).
 """
 
-import difflib
-from typing import Iterable, Optional
+# Signals are listened for before anything slow is imported; this module is needed for it, ``typing`` and ``difflib``
+# are slow.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Optional
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -14,6 +17,8 @@ EXIT_DATA = 3
 EXIT_INFEASIBLE = 4
 EXIT_THRESHOLD = 5
 EXIT_MISSING = 6
+# A signal's exit code is 128 and its number, as of what a shell reports.
+EXIT_SIGHUP = 129
 EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 
@@ -28,7 +33,7 @@ class UserError(Exception):
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, message: str, hint: Optional[str] = None) -> None:
+    def __init__(self, message: str, hint: "Optional[str]" = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -64,8 +69,12 @@ class MissingError(UserError):
     exit_code = EXIT_MISSING
 
 
-def did_you_mean(name: str, choices: Iterable[str], count: int = 3) -> Optional[str]:
+def did_you_mean(name: str, choices: "Iterable[str]", count: int = 3) -> "Optional[str]":
     """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close."""
+    if len(name) > 200:
+        return None  # no name is as long, and comparing takes time
+    import difflib
+
     names = list(choices)
     folded = {c.lower().replace("_", "-"): c for c in names}
     close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=count, cutoff=0.6)

@@ -19,10 +19,23 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import IO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import (
+    IO,
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    Union,
+)
 
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.text import printable
+from ipucnn.text import SHOWN_CHARACTERS, printable
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -32,8 +45,6 @@ NAME_BYTES = 255
 """The longest file name of Linux' file systems (``NAME_MAX`` of limits.h), in bytes."""
 PATH_BYTES = 4095
 """The longest path the kernel takes (``PATH_MAX`` of limits.h, less the NUL at its end), in bytes."""
-SHOWN_CHARACTERS = 200
-"""How much of a path or value a message repeats."""
 FIFO_WAIT_S = 10.0
 """How long a FIFO may wait for the program that reads it: one typed after this in the same line of a shell."""
 
@@ -208,6 +219,12 @@ def is_folder(path: Path, what: str = "", error: Type[UserError] = DataError) ->
     return kind_of(path, what, error) is Kind.FOLDER
 
 
+def file_size(path: Path, what: str = "", error: Type[UserError] = DataError) -> int:
+    """The bytes of what a path leads to; raises as :func:`kind_of` does, and where there is nothing."""
+    with asking(path, what, error):
+        return os.stat(path).st_size
+
+
 def entries(folder: Path, what: str = "", error: Type[UserError] = DataError) -> List[Path]:
     """What lies in a folder, sorted by name; nothing if the folder is absent.
 
@@ -263,42 +280,66 @@ def is_writable(path: Path) -> bool:
 # -- reading --------------------------------------------------------------------------------------------------
 
 
-def read_bytes(
-    path: Path, at_most: int, what: str = "", error: Type[UserError] = DataError, hint: Optional[str] = None
-) -> bytes:
-    """The content of a regular file of at most so many bytes.
+@contextlib.contextmanager
+def open_regular(
+    path: Path,
+    what: str = "",
+    error: Type[UserError] = DataError,
+    hint: Optional[str] = None,
+    regular: str = "a file",
+) -> Iterator[BinaryIO]:
+    """A regular file, opened for reading in binary; what the block asks of it is asked as in :func:`asking`.
 
     A FIFO or a device is refused rather than waited for: it may never end.
 
+    Args:
+        path: as expanded.
+        what: an option or a role to stand before the path.
+        error: what is raised.
+        hint: what to do about an error, where there is more to say than "check the path".
+        regular: what it should be, for the message about what it is instead.
+
     Raises:
-        DataError (or ``error``): absent, not a regular file, too large, or not readable.
+        DataError (or ``error``): absent, not a regular file, or not readable.
     """
     name = f"{what} {shown(path)}" if what else shown(path)
     # Asked before it is opened: to open a device does something to some of them.
     kind = kind_of(path, what, error)
     if kind is Kind.ABSENT:
         raise error(f"{name}: there is no such file", hint or "check the path")
-    chunks: List[bytes] = []
     with asking(path, what, error):
-        if kind is Kind.FILE:
-            # Without O_NONBLOCK the call would wait for the writer of a FIFO that took the file's place meanwhile.
-            handle = os.open(path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_NOCTTY"))
-            with os.fdopen(handle, "rb") as file:
-                found = os.fstat(file.fileno())
-                kind = _kind_of_mode(found.st_mode)
-                # A file may be larger than it says (those of /proc say 0), so what is read counts, too.
-                left = at_most + 1 if kind is Kind.FILE and found.st_size <= at_most else 0
-                too_large = kind is Kind.FILE and not left
-                while left:
-                    chunk = file.read(min(left, _READ_AT_ONCE_BYTES))
-                    if not chunk:
-                        break
-                    chunks.append(chunk)
-                    left -= len(chunk)
-                    too_large = not left
-    if kind is not Kind.FILE:
-        raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
-    if too_large:
+        if kind is not Kind.FILE:
+            raise error(f"{name} is {kind.value}, not {regular}", hint or "give the path of a file")
+        # Without O_NONBLOCK the call would wait for the writer of a FIFO that took the file's place meanwhile.
+        handle = os.open(path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_NOCTTY"))
+        kind = _kind_of_mode(os.fstat(handle).st_mode)
+        if kind is not Kind.FILE:
+            os.close(handle)
+            raise error(f"{name} is {kind.value}, not {regular}", hint or "give the path of a file")
+    with os.fdopen(handle, "rb") as file:
+        yield file
+
+
+def read_bytes(
+    path: Path, at_most: int, what: str = "", error: Type[UserError] = DataError, hint: Optional[str] = None
+) -> bytes:
+    """The content of a regular file of at most so many bytes.
+
+    Raises:
+        DataError (or ``error``): absent, not a regular file, too large, or not readable.
+    """
+    name = f"{what} {shown(path)}" if what else shown(path)
+    chunks: List[bytes] = []
+    with open_regular(path, what, error, hint) as file, asking(path, what, error):
+        # A file may be larger than it says (those of /proc say 0), so what is read counts, too.
+        left = at_most + 1 if os.fstat(file.fileno()).st_size <= at_most else 0
+        while left:
+            chunk = file.read(min(left, _READ_AT_ONCE_BYTES))
+            if not chunk:
+                break
+            chunks.append(chunk)
+            left -= len(chunk)
+    if not left:
         raise error(f"{name} is larger than {at_most:,} bytes", hint or "give another file")
     return b"".join(chunks)
 

@@ -19,7 +19,7 @@ from typing import Dict, Mapping, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
 
-__all__ = ["IPU", "IPUS", "SYSTEMS", "AmpUnit", "System", "get_ipu", "get_system"]
+__all__ = ["IPU", "IPUS", "SYSTEMS", "AmpUnit", "System", "get_ipu", "get_system", "smallest_system"]
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,17 @@ def get_system(name: str) -> System:
         ConfigurationError: if there is none.
     """
     return _get(name, SYSTEMS, "system")  # type: ignore[return-value]
+
+
+def smallest_system(num_ipus: int, first: str = "pod16") -> System:
+    """The smallest machine of Mk2 IPUs that has so many; the largest where none has.
+
+    Args:
+        first: the smallest that is considered.
+    """
+    machines = sorted((s for s in SYSTEMS.values() if s.ipu is _MK2), key=lambda system: system.num_ipus)
+    machines = [system for system in machines if system.num_ipus >= get_system(first).num_ipus]
+    return next((system for system in machines if system.num_ipus >= num_ipus), machines[-1])
 
 
 def _get(name: str, known: Mapping[str, object], kind: str) -> object:

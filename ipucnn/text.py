@@ -1,6 +1,10 @@
 """Text from outside (file names, classes, messages) as text that any terminal, table and UTF-8 file can hold."""
 
 import unicodedata
+from typing import Any
+
+SHOWN_CHARACTERS = 200
+"""How much of a path or value a message repeats."""
 
 
 def printable(text: str) -> str:
@@ -12,6 +16,18 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in text)
+
+
+def shown_value(value: Any) -> str:
+    """A value as a message repeats it: on one line, and shortened in the middle where it is very long."""
+    if isinstance(value, int) and value.bit_length() > 4 * SHOWN_CHARACTERS:
+        # The time to write out a whole number grows with the square of its digits, and Python refuses 4,300.
+        return f"a number of about {value.bit_length() * 3 // 10:,} digits"
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > SHOWN_CHARACTERS:
+        half = SHOWN_CHARACTERS // 2
+        return f"{printable(text[:half])}...{printable(text[-half:])} ({len(text):,} characters)"
+    return printable(text)
 
 
 def _escape(character: str) -> str:

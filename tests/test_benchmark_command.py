@@ -164,18 +164,19 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
 
     record = get_model("resnet50-keras")
     graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
+    work = benchmarking.Benchmark(resolved(), measured())
     program = dataclasses.replace(
-        benchmarking.Benchmark(resolved(), measured()).program,
+        work.program,
         micro_batch_size=24,
         gradient_accumulation_count=30,
         num_replicas=4,
     )
-    column = predict_ipu(graph, Wanted(program, training=True, optimizer_slots=1), "16.16")
+    column = predict_ipu(graph, Wanted(work.resolved.config, program, training=True), "16.16")
     assert column["ipus_per_replica"] > 1 and len(column["splits"]) == len(column["memory"]) - 1 > 0
     assert column["num_ipus"] == 4 * column["ipus_per_replica"]
     assert column["system"] != "m2000" and column["images_per_s"] > 0
     assert any("does not fit on one IPU" in note for note in column["notes"])
-    small = predict_ipu(graph, Wanted(program, training=True, system="m2000", optimizer_slots=1), "16.16")
+    small = predict_ipu(graph, Wanted(work.resolved.config, program, training=True, system="m2000"), "16.16")
     assert any("more than the 4" in note for note in small["notes"])
 
 

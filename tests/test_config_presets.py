@@ -99,7 +99,7 @@ def test_presets_do_not_disturb_each_other():
         ("- a\n", "top level is not a mapping", "key: value"),
         ("a:\n  seed: !!python/object:os.system {}\n", "line 2", "no tags"),
         ("a:\n  <<: 3\n", "line 2: '<<' must merge", "anchor"),
-        ("a: &a\n  <<: *a\n", "'<<' must merge", "anchor"),
+        ("a: &a\n  <<: *a\n", "line 2: *a stands inside of the value that it names", "after that value"),
     ],
 )
 def test_wrong_files_are_refused_with_the_line(text, message, hint):
@@ -140,7 +140,7 @@ def test_a_saved_config_is_a_preset_of_its_own(tmp_path):
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "config.yml"
     path.write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(ConfigurationError, match="not readable"):
+    with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
         presets.load_preset("a", str(path))
 
 

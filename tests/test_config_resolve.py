@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import resolve, resolve_saved
+from ipucnn.config.values import parse_fraction
 from ipucnn.errors import ConfigurationError
 
 # The tests must not depend on the values of the shipped presets.
@@ -169,7 +171,7 @@ def _is_word(text):
 _WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F), min_size=1, max_size=12).filter(
     _is_word
 )
-_NUMBERS = st.one_of(st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False))
+_NUMBERS = st.one_of(st.integers(-(10**9), 10**9), st.floats(-MAX_FLOAT32, MAX_FLOAT32))
 _NAMES = st.text("abcdefgh_", min_size=1, max_size=8)
 _SCALARS = st.one_of(_NUMBERS, st.booleans(), st.sampled_from(["shift", "mask"]))
 _DICTS = st.dictionaries(_NAMES, st.one_of(_SCALARS, st.lists(_NUMBERS, max_size=3)))
@@ -206,10 +208,11 @@ def _values(spec):
     elif spec.kind.is_dict:
         found = _DICTS
     elif spec.kind.metavar == "INT":
-        found = st.integers(int(spec.minimum or 0), int(spec.maximum or 2**62))
+        found = st.integers(int(spec.minimum or 0), int(spec.maximum))
     elif spec.kind.metavar == "FLOAT":
-        below = 1e300 if spec.below is None else spec.below
-        found = st.floats(0, below, exclude_min=spec.above is not None, exclude_max=True)
+        below = spec.maximum if spec.below is None else spec.below
+        least = LEAST_FRACTION if spec.parse is parse_fraction else 0
+        found = st.floats(least, below, exclude_min=spec.above is not None, exclude_max=True)
     else:
         found = _WORDS
     return st.none() | found if spec.optional else found

@@ -362,7 +362,7 @@ def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
         (["resnet18", "--plan", "plan.yml"], 2, "is for lenet, but the network is resnet18"),
         (["--plan", "broken.yml"], 3, "broken.yml lacks 'predicted_tick_s'"),
         (["--plan", "absent.yml"], 3, "there is no such file"),
-        (["--plan", "."], 3, "not readable"),
+        (["--plan", "."], 3, "--plan ."),
         (["lenet", "--pipeline-splits", "auto"], 2, "nothing says how many stages"),
     ],
 )

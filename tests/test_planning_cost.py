@@ -16,7 +16,7 @@ from ipucnn.planning.cost import layer_times, transfer_s
 from ipucnn.planning.graph import Layer, LayerGraph
 from ipucnn.planning.ops import UNITS, Products, plan_products, split_work
 from ipucnn.planning.predict import predict, schedule_s, update_s
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, uniform
 
 MK2 = get_ipu("mk2")
 
@@ -273,7 +273,7 @@ def test_less_memory_for_temporaries_is_never_faster() -> None:
     seconds = []
     for proportion in (0.6, 0.1, 0.02):
         times = layer_times(
-            graph, PlanSettings(micro_batch_size=8, available_memory_proportion=proportion), MK2
+            graph, PlanSettings(micro_batch_size=8, available_memory_proportion=uniform(proportion)), MK2
         )
         seconds.append(times.forward_s.sum() + times.backward_s.sum())
     assert seconds == sorted(seconds)

@@ -14,7 +14,7 @@ from ipucnn.planning.extract import layer_graph
 from ipucnn.planning.memory import program_memory
 from ipucnn.planning.optimisations import crops_moved, dropout_mask_bytes, optimisations
 from ipucnn.planning.predict import predict
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, uniform
 
 SYSTEM = get_system("pod16")
 SETTINGS = PlanSettings(
@@ -22,7 +22,7 @@ SETTINGS = PlanSettings(
     num_stages=4,
     schedule="Interleaved",
     recomputation=True,
-    available_memory_proportion=0.3,
+    available_memory_proportion=uniform(0.3),
 )
 EARLY = ("encoder_block_2_conv1", "decoder_block_0_concat", "decoder_block_2_concat")
 LATE = ("encoder_block_2_conv1", "decoder_block_0_crop", "decoder_block_2_crop")
@@ -52,7 +52,7 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
         ("reduced precision", {"precision": "32.32"}),
         ("16-bit partials", {"half_partials": False}),
         ("recomputation", {"recomputation": False}),
-        ("convolution options", {"available_memory_proportion": 0.6}),
+        ("convolution options", {"available_memory_proportion": uniform(0.6)}),
         ("schedule", {"schedule": "Grouped"}),
         ("offloaded optimizer state", {"optimizer_state_offloading": True}),
     ):
@@ -84,8 +84,13 @@ def test_each_row_switches_back(graph):
 
 def test_proportions_of_each_stage(graph):
     shares = (0.6, 0.3, 0.15, 0.6)
-    base, found = optimisations(graph, EARLY, SETTINGS, SYSTEM, proportions=shares)
-    alike = [replace(SETTINGS, available_memory_proportion=share) for share in shares]
+    base, found = optimisations(
+        graph,
+        EARLY,
+        replace(SETTINGS, available_memory_proportion=tuple(uniform(s)[0] for s in shares)),
+        SYSTEM,
+    )
+    alike = [replace(SETTINGS, available_memory_proportion=uniform(share)) for share in shares]
     fills = [program_memory(graph, EARLY, one, SYSTEM.ipu)[i].fill for i, one in enumerate(alike)]
     assert base.predicted_fill == pytest.approx(max(fills))
     stages = [predict(graph, EARLY, one, SYSTEM).stages[i] for i, one in enumerate(alike)]
@@ -94,7 +99,7 @@ def test_proportions_of_each_stage(graph):
     assert len({stage.forward_s for stage in stages}) > 1
     row = by_name(found)["options of each stage"]
     assert (row.here, row.instead) == ("60 30 15 60%", "60%")
-    same = own(graph, EARLY, replace(SETTINGS, available_memory_proportion=0.6))
+    same = own(graph, EARLY, replace(SETTINGS, available_memory_proportion=uniform(0.6)))
     assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(same)
 
 

@@ -8,8 +8,8 @@ from test_planning_judge import network, system
 from ipucnn.config.options import RunConfig
 from ipucnn.planning.judge import PROPORTIONS, Planner
 from ipucnn.planning.memory import program_memory
-from ipucnn.planning.settings import PlanSettings
-from ipucnn.planning.smallest_change import hint_for, settings_of, smallest_change
+from ipucnn.planning.settings import PlanSettings, uniform
+from ipucnn.planning.smallest_change import hint_for, smallest_change
 from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
@@ -42,7 +42,7 @@ def applied(own, splits, flags):
         elif flag == "--optimizer-state-offloading":
             own = replace(own, optimizer_state_offloading=True)
         elif flag == "--available-memory-proportion":
-            own = replace(own, available_memory_proportion=float(values[0]) / 100)
+            own = replace(own, available_memory_proportion=tuple(uniform(float(v) / 100)[0] for v in values))
         elif flag == "--micro-batch-size":
             own = replace(own, micro_batch_size=int(values[0]))
         elif flag == "--gradient-accumulation-count":
@@ -82,7 +82,12 @@ def test_the_change_fits(kib, stages, schedule, again):
     if change is None:
         assert not any(
             Planner(GRAPH, machine).fits(
-                replace(own, micro_batch_size=1, num_stages=k, available_memory_proportion=min(PROPORTIONS)),
+                replace(
+                    own,
+                    micro_batch_size=1,
+                    num_stages=k,
+                    available_memory_proportion=uniform(min(PROPORTIONS)),
+                ),
                 0.5 * FITS_BELOW,
             )
             for k in (stages, 8)
@@ -113,7 +118,7 @@ def test_a_large_change_is_proposed_only_where_no_small_one_fits():
         allowed = min(FITS_BELOW, fill(own, splits, machine) / 1.1)
         for again in (False, True):
             for share in PROPORTIONS:
-                small = replace(own, recomputation=again, available_memory_proportion=share)
+                small = replace(own, recomputation=again, available_memory_proportion=uniform(share))
                 assert fill(small, splits, machine) >= allowed
     assert seen == {"small", "large"}
 
@@ -152,29 +157,6 @@ def test_hint():
     )
     assert "instead of 90%" in hint_for(change)
     assert hint_for(None) is None
-
-
-def test_settings_of_a_program():
-    config = RunConfig(
-        model_name="resnet50",
-        micro_batch_size=4,
-        gradient_accumulation_count=8,
-        ipus_per_replica=2,
-        recomputation=True,
-        available_memory_proportion=(20.0,),
-    )
-    own = settings_of(make_program(config, 1000, seed=1), optimizer_slots=2)
-    assert (own.micro_batch_size, own.gradient_accumulation_count, own.num_stages) == (4, 8, 2)
-    assert own.recomputation
-    assert own.available_memory_proportion == pytest.approx(0.2)
-    assert own.optimizer_slots == 2
-    assert own.offloads_optimizer_state
-    single = settings_of(make_program(RunConfig(model_name="lenet"), 1000, seed=1))
-    assert single.optimizer_state_offloading and not single.offloads_optimizer_state
-    assert single.gradient_accumulation_count == 1
-    accumulating = RunConfig(model_name="lenet", gradient_accumulation_count=2)
-    assert settings_of(make_program(accumulating, 1000, seed=1)).offloads_optimizer_state
-    assert single.available_memory_proportion == PROPORTIONS[0]
 
 
 def test_a_run_asks_with_its_own_network():

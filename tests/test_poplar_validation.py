@@ -51,7 +51,9 @@ def is_refused(config: RunConfig, stages: int, schedule: str, replicas: int) -> 
         return True
     if config.recomputation and stages == 1:
         return True
-    return len(config.available_memory_proportion) not in (0, 1, stages, 2 * stages)
+    return len(config.available_memory_proportion) not in (
+        (0, 1, stages, 2 * stages) if stages > 1 else (0, 1)
+    )
 
 
 @pytest.mark.parametrize("preset", built_in_names())

@@ -15,7 +15,7 @@ from ipucnn.planning.assemble import assemble, compare
 from ipucnn.planning.graph import Layer, LayerGraph
 from ipucnn.planning.judge import Planner
 from ipucnn.planning.pipeline_plan import NoFit, ParetoRow, PipelinePlan
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.simulator import simulate
 from ipucnn.planning.splits import equal_layers
 from ipucnn.planning.timeline import PASSES, timeline
@@ -88,7 +88,7 @@ def pareto_rows() -> tuple:
             ipus_per_replica=ipus,
             num_ipus=2 * ipus,
             recomputation=True,
-            available_memory_proportion=0.3,
+            available_memory_proportion=uniform(0.3),
             splits=tuple(f"conv_{i}" for i in range(1, ipus)),
             predicted_images_per_s=1000.5 * ipus,
             predicted_fill=0.3 + 0.1 * ipus,

@@ -14,7 +14,7 @@ import pytest
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
-from ipucnn.runs.interrupts import Interrupted
+from ipucnn.interrupts import Interrupted
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.session import ExecutionFinished, Progress
 from ipucnn.training.checkpoints import load_checkpoint

@@ -3,18 +3,19 @@
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Tuple
 
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
-from ipucnn.hardware import SYSTEMS, System, get_system
+from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
 from ipucnn.training.batching import next_power_of_two, overlap_length
 from ipucnn.training.program import Program
 
 # Micro-batches per execution that an inference pipeline is filled for, unless --steps-per-execution says otherwise:
 # what the public U-Net application's benchmark commands give.
 INFERENCE_STEPS = 400
-DEFAULT_SYSTEMS = ("m2000", "pod16", "pod64", "pod128", "pod256")
+SMALLEST_SYSTEM = "m2000"
 _STAGES = (1, 2, 4, 8, 16)
 
 
@@ -23,21 +24,18 @@ class Wanted:
     """What to predict for.
 
     Attributes:
+        config: of the run.
         program: that is measured.
         training: or inference.
         steps: micro-batches per execution of inference, None for ``INFERENCE_STEPS``.
-        system: name, None for the smallest of ``DEFAULT_SYSTEMS`` that has the IPUs.
-        optimizer_slots: see ``PlanSettings``; likewise the following.
+        system: name, None for the smallest from ``SMALLEST_SYSTEM`` on that has the IPUs.
     """
 
+    config: RunConfig
     program: Program
     training: bool
     steps: Optional[int] = None
     system: Optional[str] = None
-    optimizer_slots: int = 0
-    optimizer_state_offloading: bool = True
-    half_partials: bool = False
-    eight_bit_transfer: bool = False
 
 
 def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, Any]:
@@ -53,7 +51,7 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, 
     try:
         best, system = _best(graph, wanted, precision, notes)
     except UserError as error:
-        best, system = None, get_system(wanted.system or DEFAULT_SYSTEMS[0])
+        best, system = None, get_system(wanted.system or SMALLEST_SYSTEM)
         notes.append(error.message)
     result: Dict[str, Any] = {
         "system": system.name,
@@ -103,49 +101,35 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, 
 
 
 def _system(name: Optional[str], num_ipus: int, notes: List[str]) -> System:
-    if name is not None:
-        system = get_system(name)
-    else:
-        fitting = [SYSTEMS[s] for s in DEFAULT_SYSTEMS if SYSTEMS[s].num_ipus >= num_ipus]
-        system = fitting[0] if fitting else SYSTEMS[DEFAULT_SYSTEMS[-1]]
+    system = get_system(name) if name is not None else smallest_system(num_ipus, SMALLEST_SYSTEM)
     if system.num_ipus < num_ipus:
         notes.append(f"{num_ipus} IPUs, more than the {system.num_ipus} of {system.name}")
     return system
 
 
 def _settings(wanted: Wanted, precision: str, num_stages: int, notes: List[str]) -> PlanSettings:
-    p = wanted.program
-    count = p.gradient_accumulation_count if wanted.training else wanted.steps or INFERENCE_STEPS
-    schedule = p.pipeline_schedule
+    """The measured program, or the same in more stages than one, in another precision."""
+    own = plan_settings(replace(wanted.config, precision=precision), wanted.program.layout, wanted.training)
+    if not wanted.training:
+        own = replace(own, gradient_accumulation_count=wanted.steps or INFERENCE_STEPS)
+    if num_stages == own.num_stages:
+        return own
+    count = own.gradient_accumulation_count
     if wanted.training:
-        base = overlap_length(schedule, num_stages)
+        base = overlap_length(own.schedule, num_stages)
         legal = -(-count // base) * base
         if legal != count:
             notes.append(
                 f"{num_stages} stages need a gradient accumulation count of {legal} instead of {count}"
             )
             count = legal
-    mapping: Optional[Tuple[int, ...]] = None
-    if num_stages == p.num_stages and p.device_mapping != tuple(range(num_stages)):
-        mapping = p.device_mapping
-    elif schedule == "Sequential":
-        mapping = tuple(range(num_stages))
-    return PlanSettings(
-        micro_batch_size=p.micro_batch_size,
+    return own.restaged(
+        num_stages,
         gradient_accumulation_count=count,
-        num_replicas=p.num_replicas,
-        num_stages=num_stages,
-        schedule=schedule,
-        precision=precision,
-        recomputation=p.recomputation,
-        available_memory_proportion=min(p.available_memory_proportion, default=60.0) / 100.0,
-        training=wanted.training,
-        optimizer_slots=wanted.optimizer_slots,
-        optimizer_state_offloading=wanted.optimizer_state_offloading,
-        dbn_replica_group_size=p.dbn_replica_group_size if num_stages == 1 else 1,
-        half_partials=wanted.half_partials,
-        eight_bit_transfer=wanted.eight_bit_transfer,
-        device_mapping=mapping,
+        # Pipelines have no distributed batch norm.
+        dbn_replica_group_size=1,
+        # Segments on one IPU would not make the network any smaller.
+        device_mapping=tuple(range(num_stages)) if own.schedule == "Sequential" else None,
     )
 
 
@@ -159,15 +143,16 @@ def _best(
         planner = Planner(graph, system)
         if p.pipeline_splits:
             return planner.judge(p.pipeline_splits, settings, max(LIMITS)), system
-        found = planner.best_of(candidates(settings, p.recomputation, settings.available_memory_proportion))
+        own = settings.available_memory_proportion
+        found = planner.best_of(candidates(settings, p.recomputation, own))
         if found is None:
             notes.append(f"no splits into {p.num_stages} stages fit")
         return found, system
     # The IPU is the same in a system of any size, and so is what fits on it.
-    ipu_system = get_system(wanted.system or DEFAULT_SYSTEMS[0])
+    ipu_system = get_system(wanted.system or SMALLEST_SYSTEM)
     planner = Planner(graph, ipu_system)
     open_to = None if wanted.training else False
-    proportion = min(p.available_memory_proportion, default=0.0) / 100.0 or None
+    proportions = given_proportions(wanted.config, p.num_stages)
     uncertain: Optional[Candidate] = None
     for limit in LIMITS[:1], LIMITS[1:]:
         for stages in _STAGES:
@@ -175,7 +160,7 @@ def _best(
                 break
             trial: List[str] = []
             settings = _settings(wanted, precision, stages, trial)
-            uncertain = planner.best_of(candidates(settings, open_to, proportion), limit)
+            uncertain = planner.best_of(candidates(settings, open_to, proportions), limit)
             if uncertain is not None:
                 notes += trial
                 if stages > 1:

@@ -33,6 +33,7 @@ from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.runs.without_effect import check_effects
 from ipucnn.training.batching import divisors
+from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
 
@@ -110,7 +111,7 @@ class Benchmark:
         self.fused: Optional[int] = resolved.config.fused_micro_batches
         self._check_fused()
         self.baseline = read_report(settings.baseline) if settings.baseline is not None else None
-        self.optimizer = run_setup.optimizer_settings(config, self.program)
+        self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.learning_rate = self._learning_rate()
         started = time.perf_counter()
         self.setup = run_setup.prepare(resolved, self.seed, source=self._random_source())
@@ -389,16 +390,7 @@ class Benchmark:
         except UserError as error:
             result.notes.append(f"nothing predicted: {error.message}")
             return
-        wanted = Wanted(
-            self.program,
-            self.settings.training,
-            self.steps,
-            self.settings.system,
-            len(self.optimizer.slots),
-            config.optimizer_state_offloading,
-            config.half_partials,
-            config.eight_bit_transfer,
-        )
+        wanted = Wanted(config, self.program, self.settings.training, self.steps, self.settings.system)
         # IPUs are mostly used in 16 bits, which this session does not do.
         for precision in dict.fromkeys((config.precision, "16.16")):
             result.predicted.append(predict_ipu(graph, wanted, precision))

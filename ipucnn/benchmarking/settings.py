@@ -8,6 +8,7 @@ from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
 from ipucnn.config import values
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand
+from ipucnn.text import shown_value
 
 TRAINING, INFERENCE = "training", "inference"
 SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
@@ -106,7 +107,7 @@ def make_settings(
         )
     if compare_with is not None and compare_with.lower() not in RIVALS:
         raise ConfigurationError(
-            f"--compare-with {compare_with}: there is no such rival",
+            f"--compare-with {shown_value(compare_with)}: there is no such rival",
             did_you_mean(compare_with, RIVALS) or "use --compare-with keras",
         )
     if system is not None:
@@ -115,7 +116,8 @@ def make_settings(
         system = get_system(system).name
     if max_regression is not None and baseline is None:
         raise ConfigurationError(
-            f"--max-regression {max_regression} needs something to compare with", "add --baseline report.json"
+            f"--max-regression {shown_value(max_regression)} needs something to compare with",
+            "add --baseline report.json",
         )
     share = _share(max_regression) if max_regression is not None else BenchmarkSettings.max_regression
     return BenchmarkSettings(
@@ -142,7 +144,7 @@ def work_and_scope(training: Optional[bool], mode: Optional[str]) -> Tuple[str, 
     name = mode.lower().replace("_", "-")
     if name not in MODES:
         raise ConfigurationError(
-            f"--mode {mode}: there is no such mode",
+            f"--mode {shown_value(mode)}: there is no such mode",
             did_you_mean(mode, MODES) or f"use one of {', '.join(MODES)}",
         )
     if name in (DATA, END_TO_END):
@@ -174,7 +176,7 @@ def _share(text: str) -> float:
         share = -1.0
     if not 0 <= share < 1:
         raise ConfigurationError(
-            f"--max-regression {text}: must be a share below 1 or a percentage below 100%",
+            f"--max-regression {shown_value(text)}: must be a share below 1 or a percentage below 100%",
             "--max-regression 5%",
         )
     return share

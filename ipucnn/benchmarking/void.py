@@ -5,6 +5,7 @@ import re
 import traceback
 from typing import Iterator
 
+from ipucnn import interrupts
 from ipucnn.benchmarking.report import BenchmarkReport
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 
@@ -34,6 +35,8 @@ def void_on_error(result: BenchmarkReport) -> Iterator[None]:
         result.void, result.exit_code = f"out of memory: {what}", EXIT_INFEASIBLE
         result.hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
     except Exception as error:
+        # What a library made of an interruption says nothing about the benchmark.
+        interrupts.check()
         text = str(error.message if isinstance(error, tf.errors.OpError) else error)
         lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
         result.void, result.exit_code = f"{type(error).__name__}: {lines[0].strip()}", EXIT_BUG

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
+from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
 
@@ -36,6 +37,7 @@ COMPARE = typer.Option(
 EXECUTIONS = typer.Option(
     None,
     "--executions",
+    parser=spec.EXECUTIONS.flag("--executions"),
     metavar="INT",
     help="Measure at least so many executions.  [default: 10]",
     show_default=False,
@@ -44,6 +46,7 @@ EXECUTIONS = typer.Option(
 MIN_TIME = typer.Option(
     None,
     "--min-time",
+    parser=spec.SECONDS.flag("--min-time"),
     metavar="SECONDS",
     help="Measure at least so long.  [default: 10, or --max-time if that is less]",
     show_default=False,
@@ -52,6 +55,7 @@ MIN_TIME = typer.Option(
 MAX_TIME = typer.Option(
     None,
     "--max-time",
+    parser=spec.SECONDS.flag("--max-time"),
     metavar="SECONDS",
     help="End after so long; a third of it is kept for measuring.  [default: 150]",
     show_default=False,
@@ -242,6 +246,7 @@ def _end(report: Any, path: Path) -> None:
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
+    from ipucnn import interrupts
     from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
@@ -251,12 +256,11 @@ def _end(report: Any, path: Path) -> None:
         error.exit_code = report.exit_code
         raise error
     if report.interrupted:
-        stopped = UserError(
+        raise interrupts.Interrupted(
+            interrupts.noted() or EXIT_SIGINT,
             f"interrupted after {len(report.executions)} measured executions",
             "these count; the report has them" if report.executions else None,
         )
-        stopped.exit_code = EXIT_SIGINT
-        raise stopped
     slower = report.regression
     if slower is not None and slower["verdict"] == INCONCLUSIVE:
         why = slower["why_inconclusive"]

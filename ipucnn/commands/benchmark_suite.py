@@ -210,16 +210,17 @@ def _end(run: Any, interrupted: bool, again: str) -> None:
     Raises:
         UserError: interrupted, or a row failed; the exit code is then that of the first that did.
     """
+    from ipucnn import interrupts
     from ipucnn.errors import EXIT_SIGINT, UserError
 
     result = run.result
     if interrupted:
         done = len(result.rows) - len(result.pending)
-        stopped = UserError(
-            f"interrupted: {done} of {len(result.rows)} rows are finished", f"go on with {again}"
+        raise interrupts.Interrupted(
+            interrupts.noted() or EXIT_SIGINT,
+            f"interrupted: {done} of {len(result.rows)} rows are finished",
+            f"go on with {again}",
         )
-        stopped.exit_code = EXIT_SIGINT
-        raise stopped
     if result.failed:
         first = result.failed[0]
         count = f"{len(result.failed)} of {len(result.rows)} rows failed"

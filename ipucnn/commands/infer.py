@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
+from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
 
@@ -18,7 +19,14 @@ IMAGES = typer.Argument(
 SPLIT = typer.Option(
     None, "--split", metavar="eval|train", help="Classify the images of the data set instead of files."
 )
-TOP = typer.Option(None, "--top", min=1, help="Classes to show per image.", show_default="5")
+TOP = typer.Option(
+    None,
+    "--top",
+    parser=spec.TOP.flag("--top"),
+    metavar="N",
+    help="Classes to show per image.",
+    show_default="5",
+)
 OUTPUT = typer.Option(
     None,
     "--output",

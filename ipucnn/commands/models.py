@@ -106,15 +106,13 @@ def _record_row(record: ModelRecord) -> List[str]:
 
 def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[List[str]], Dict[str, Any]]:
     """Table rows and the JSON report of a model's layers."""
-    from ipucnn.config.values import parse_image_size
+    from ipucnn.config.options import BY_NAME
+    from ipucnn.config.spec import convert_value
     from ipucnn.models.build import BuildOptions, build_model, validate_input_shape
 
     height, width, channels = record.input_shape
     if image_size is not None:
-        try:
-            height, width = parse_image_size(image_size)
-        except ValueError as error:
-            raise ConfigurationError(f"--image-size {image_size}: {error}", "--image-size 32") from error
+        height, width = convert_value(BY_NAME["image_size"], image_size, "--image-size")
     shape = (height, width, channels)
     validate_input_shape(record, shape)
     from ipucnn.sessions.host.environment import import_tensorflow

@@ -6,6 +6,7 @@ from typing import List, Optional
 
 import typer
 
+from ipucnn.config import spec
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
@@ -17,7 +18,7 @@ PANEL = "Plan"
 STAGES = typer.Option(
     None,
     "--stages",
-    min=1,
+    parser=spec.STAGES.flag("--stages"),
     metavar="K",
     help="Pipeline stages to split into; without it, and without splits, the best use of --ipus is searched.",
     rich_help_panel=PANEL,
@@ -33,7 +34,7 @@ SYSTEM = typer.Option(
 CLASSES = typer.Option(
     None,
     "--classes",
-    min=1,
+    parser=spec.CLASSES.flag("--classes"),
     metavar="N",
     help="Classes of the network.  [default: the data set's]",
     rich_help_panel=PANEL,

@@ -2,6 +2,8 @@
 
 import typer
 
+from ipucnn.config import spec
+
 RUN = typer.Argument(
     ...,
     metavar="RUN",
@@ -26,6 +28,7 @@ WEIGHTS = typer.Option(
 TILE_SIZE = typer.Option(
     None,
     "--tile-size",
+    parser=spec.TILE_SIDE.flag("--tile-size"),
     metavar="N",
     help="Segmentation: height and width of the tiles that the network sees.",
     show_default="by the image's size",
@@ -33,6 +36,7 @@ TILE_SIZE = typer.Option(
 VIEWS = typer.Option(
     1,
     "--views",
+    parser=spec.VIEWS.flag("--views"),
     metavar="1|2|4|8",
     help="Segmentation: average the probabilities of so many rotated and mirrored versions of each image.",
 )

@@ -12,6 +12,7 @@ import typer.core
 
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import shown_value
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
@@ -88,7 +89,8 @@ def _boolean(name: str, value: Optional[str], param: Any, rest: List[str]) -> Tu
     word = "true" if value is None else value.lower()
     if word not in (*TRUE_WORDS, *FALSE_WORDS):
         raise ConfigurationError(
-            f"{name} {value}: must be True or False", f"{param.opts[0]} or {param.secondary_opts[0]}"
+            f"{name} {shown_value(value)}: must be True or False",
+            f"{param.opts[0]} or {param.secondary_opts[0]}",
         )
     wanted = (word in TRUE_WORDS) == (name in param.opts)
     return (param.opts if wanted else param.secondary_opts)[0], rest

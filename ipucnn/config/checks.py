@@ -1,8 +1,11 @@
 """Rules between options that need no arithmetic; batches and pipelines are checked by ``training.program``."""
 
+from collections import Counter
+
 from ipucnn.config.options import AUTO, SPECS, RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import expand
+from ipucnn.text import shown_value
 
 # What options that take a path call it in their help.
 _PATHS = ("DIR", "FILE", "PATH")
@@ -31,7 +34,7 @@ def check(config: RunConfig) -> None:
     if config.learning_rate is not None and "initial_learning_rate" in config.lr_schedule_params:
         raise ConfigurationError(
             f"learning-rate {config.learning_rate:g} (absolute) and initial_learning_rate "
-            f"{config.lr_schedule_params['initial_learning_rate']} (per sample) are both given",
+            f"{shown_value(config.lr_schedule_params['initial_learning_rate'])} (per sample) are both given",
             "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
         )
     if config.steps_per_execution is not None and config.logs_per_epoch != RunConfig().logs_per_epoch:
@@ -61,9 +64,9 @@ def check(config: RunConfig) -> None:
         raise ConfigurationError(
             "pipeline-splits: 'auto' stands for all of them, but others are given too", "give auto, or layers"
         )
-    repeated = [name for name in config.pipeline_splits if config.pipeline_splits.count(name) > 1]
+    repeated = [name for name, count in Counter(config.pipeline_splits).items() if count > 1]
     if repeated:
         raise ConfigurationError(
-            f"pipeline-splits: '{repeated[0]}' opens two stages",
+            f"pipeline-splits: '{shown_value(repeated[0])}' opens two stages",
             "name each layer once, in the network's order",
         )

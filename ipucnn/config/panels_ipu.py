@@ -4,12 +4,8 @@
 import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
-from ipucnn.config import values
+from ipucnn.config import bounds, values
 from ipucnn.config.spec import DEVICE, PLAN, option
-
-# What fields of the SDK's configuration hold (its driver/config.proto): int64 for bytes, int32 for IPUs.
-_INT64 = 2**63 - 1
-_INT32 = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +33,7 @@ class Pipeline:
         None,
         "IPU of each stage within the replica, e.g. 0 1 1 0.",
         minimum=0,
+        maximum=bounds.MAX_IPUS - 1,
         commands=PLAN,
         default_text="stage N on IPU N",
     )
@@ -52,7 +49,7 @@ class Pipeline:
         "IPUs of one replica: pipelines into as many stages.",
         aliases=("nb-ipus-per-replica",),
         minimum=1,
-        maximum=_INT32,
+        maximum=bounds.MAX_IPUS,
         commands=PLAN,
         default_text="as many as the stages need",
     )
@@ -60,7 +57,7 @@ class Pipeline:
         None,
         "IPUs in all: fills them with replicas.",
         minimum=1,
-        maximum=_INT32,
+        maximum=bounds.MAX_IPUS,
         commands=PLAN,
         default_text="replicas x IPUs per replica",
     )
@@ -73,6 +70,8 @@ class Pipeline:
         (),
         "Percent of an IPU's memory for convolutions and matrix products; one value, or one per stage.",
         parse=values.parse_percent,
+        minimum=1,
+        maximum=100,
         metavar="PERCENT...",
         commands=PLAN,
         host_effect=False,
@@ -90,7 +89,7 @@ class IpuOnly:
         None,
         "Number of the device to take, as gc-info -l lists it.",
         minimum=0,
-        maximum=_INT32,
+        maximum=bounds.MAX_COUNT,
         host_effect=False,
         commands=DEVICE,
         default_text="any free device with the IPUs",
@@ -123,14 +122,14 @@ class IpuOnly:
         0,
         "Bytes that may wait before a cross-replica sum is scheduled; 0 is at once.",
         minimum=0,
-        maximum=_INT64,
+        maximum=bounds.MAX_BYTES,
         host_effect=False,
     )
     max_reduce_many_buffer_size: int = option(
         0,
         "Bytes a cluster of reductions may reach before it is scheduled.",
         minimum=0,
-        maximum=_INT64,
+        maximum=bounds.MAX_BYTES,
         host_effect=False,
     )
     gather_conv_output: bool = option(
@@ -142,7 +141,7 @@ class IpuOnly:
         128,
         "Bytes from which a tensor may be kept in remote memory.",
         minimum=0,
-        maximum=_INT64,
+        maximum=bounds.MAX_BYTES,
         host_effect=False,
     )
     scheduling_algorithm: str = option(
@@ -232,5 +231,6 @@ class HostSession:
         None,
         "Micro-batches the host session computes as one.",
         minimum=1,
+        maximum=bounds.MAX_ACCUMULATION,
         default_text="from memory and cache",
     )

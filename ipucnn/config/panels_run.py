@@ -4,7 +4,7 @@
 import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
-from ipucnn.config import values
+from ipucnn.config import bounds, values
 from ipucnn.config.spec import DATA, DEVICE, NETWORK, PLAN, RUN, TRAIN, option
 
 
@@ -39,7 +39,7 @@ class General:
         None,
         "Seed of weights, data order, augmentation and dropout; drawn and recorded if not given.",
         minimum=0,
-        maximum=2**31 - 1,
+        maximum=bounds.MAX_COUNT,
         commands=(*RUN, "plan-splits"),
         default_text="drawn and recorded",
     )
@@ -113,6 +113,7 @@ class Data:
         48,
         "Images the input pipeline processes in parallel on the host.",
         minimum=1,
+        maximum=bounds.MAX_WORKERS,
         commands=(*RUN, "evaluate", "infer"),
     )
     eight_bit_transfer: bool = option(
@@ -162,6 +163,7 @@ class Model:
         None,
         "Filters of the U-Net's first block.",
         minimum=1,
+        maximum=bounds.MAX_CHANNELS,
         commands=NETWORK,
         default_text="the network's own",
     )
@@ -178,6 +180,7 @@ class Evaluation:
         None,
         "Micro-batch size of validation.",
         minimum=1,
+        maximum=bounds.MAX_MICRO_BATCH,
         commands=("train", "evaluate"),
         default_text="micro-batch-size",
     )
@@ -185,16 +188,23 @@ class Evaluation:
         None,
         "Replicas of validation.",
         minimum=1,
+        maximum=bounds.MAX_IPUS,
         commands=("train", "evaluate"),
         default_text="as many as the training's IPUs hold",
     )
     validation_freq: int = option(
-        1, "Validate every so many epochs.", aliases=("eval-freq",), minimum=1, commands=TRAIN
+        1,
+        "Validate every so many epochs.",
+        aliases=("eval-freq",),
+        minimum=1,
+        maximum=bounds.MAX_EPOCHS,
+        commands=TRAIN,
     )
     kfold: Optional[int] = option(
         None,
         "Cross-validation: train as many networks as there are folds, each evaluated on the fold it has not seen.",
         minimum=2,
+        maximum=bounds.MAX_COUNT,
         commands=TRAIN,
         default_text="the data set's own evaluation part",
     )
@@ -202,6 +212,7 @@ class Evaluation:
         None,
         "The one fold to train, from 1.",
         minimum=1,
+        maximum=bounds.MAX_COUNT,
         commands=TRAIN,
         default_text="all of them",
     )
@@ -230,6 +241,7 @@ class Evaluation:
         "Checkpoints per epoch, a number or a fraction such as 1/5.",
         parse=values.parse_fraction,
         minimum=0,
+        maximum=bounds.MAX_COUNT,
         metavar="N|A/B",
         commands=TRAIN,
     )
@@ -238,6 +250,7 @@ class Evaluation:
         "Epoch of the first checkpoint.",
         parse=values.parse_fraction,
         minimum=0,
+        maximum=bounds.MAX_EPOCHS,
         metavar="N|A/B",
         commands=TRAIN,
     )

@@ -4,7 +4,7 @@
 import dataclasses
 from typing import Any, ClassVar, Dict, Optional
 
-from ipucnn.config import values
+from ipucnn.config import bounds, values
 from ipucnn.config.spec import PLAN, TRAIN, option
 
 
@@ -15,7 +15,9 @@ class Training:
     PANEL: ClassVar[str] = "Training"
 
     training: bool = option(True, "Train; False only validates.", commands=TRAIN)
-    num_epochs: int = option(1, "Epochs to train for.", aliases=("epochs",), minimum=1, commands=TRAIN)
+    num_epochs: int = option(
+        1, "Epochs to train for.", aliases=("epochs",), minimum=1, maximum=bounds.MAX_EPOCHS, commands=TRAIN
+    )
     optimizer: str = option(
         "sgd", "Optimizer.", choices=("sgd", "lars", "adam", "adamw", "rmsprop"), commands=PLAN
     )
@@ -27,6 +29,7 @@ class Training:
         "Learning rate, absolute; excludes initial_learning_rate, which is per sample of the global batch.",
         aliases=("lr",),
         above=0,
+        maximum=bounds.MAX_RATE,
         default_text="lr-schedule-params' initial_learning_rate x global batch",
     )
     lr_schedule: str = option(
@@ -47,11 +50,16 @@ class Training:
         default_text="no warm-up",
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.", commands=TRAIN)
-    weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0)
+    weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0, maximum=bounds.MAX_RATE)
     l2_regularization: float = option(
-        0.0, "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).", minimum=0
+        0.0,
+        "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).",
+        minimum=0,
+        maximum=bounds.MAX_RATE,
     )
-    loss_scaling: float = option(0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0)
+    loss_scaling: float = option(
+        0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_FLOAT32
+    )
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"
     )
@@ -75,13 +83,18 @@ class Batching:
     PANEL: ClassVar[str] = "Batching"
 
     micro_batch_size: int = option(
-        1, "Samples one replica processes in one forward pass.", minimum=1, commands=PLAN
+        1,
+        "Samples one replica processes in one forward pass.",
+        minimum=1,
+        maximum=bounds.MAX_MICRO_BATCH,
+        commands=PLAN,
     )
     gradient_accumulation_count: Optional[int] = option(
         None,
         "Micro-batches per replica per weight update; excludes global-batch-size.",
         aliases=("gradient-accumulation",),
         minimum=1,
+        maximum=bounds.MAX_ACCUMULATION,
         commands=PLAN,
         default_text="1, or from global-batch-size",
     )
@@ -89,6 +102,7 @@ class Batching:
         None,
         "Samples per weight update, in place of gradient-accumulation-count.",
         minimum=1,
+        maximum=bounds.MAX_COUNT,
         commands=PLAN,
         default_text="micro-batch x accumulation x replicas",
     )
@@ -96,15 +110,25 @@ class Batching:
         "mean", "How the gradients of a weight update are combined.", choices=("sum", "mean", "running_mean")
     )
     num_replicas: int = option(
-        1, "Data-parallel copies of the model.", aliases=("replicas",), minimum=1, commands=PLAN
+        1,
+        "Data-parallel copies of the model.",
+        aliases=("replicas",),
+        minimum=1,
+        maximum=bounds.MAX_IPUS,
+        commands=PLAN,
     )
     dbn_replica_group_size: int = option(
-        1, "Replicas that share batch norm statistics (distributed batch norm); 1 is off.", minimum=1
+        1,
+        "Replicas that share batch norm statistics (distributed batch norm); 1 is off.",
+        minimum=1,
+        maximum=bounds.MAX_IPUS,
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,
         "Weight updates in an epoch; -1 or none: data set size / global batch.",
         parse=values.parse_updates,
+        minimum=-1,
+        maximum=bounds.MAX_COUNT,
         commands=TRAIN,
         default_text="data set size / global batch",
     )
@@ -113,6 +137,7 @@ class Batching:
         "Logs per epoch, a number or a fraction such as 1/3; 0 is one log in all.",
         parse=values.parse_fraction,
         minimum=0,
+        maximum=bounds.MAX_COUNT,
         metavar="N|A/B",
         commands=TRAIN,
     )
@@ -120,5 +145,6 @@ class Batching:
         None,
         "Micro-batches per replica in one execution, in place of logs-per-epoch.",
         minimum=1,
+        maximum=bounds.MAX_COUNT,
         default_text="from logs-per-epoch",
     )

@@ -7,9 +7,12 @@ only hold an anchor are allowed.  Built-in presets are called after their model,
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from ipucnn import documents
 from ipucnn.config import yaml_text
 from ipucnn.config.options import find_spec
 from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.filesystem import expand, read_text, shown
+from ipucnn.text import shown_value
 
 # Data sets of small images share a preset, MODEL@small, for networks made for ImageNet.
 SMALL_IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
@@ -36,39 +39,38 @@ class PresetFile:
     def __init__(self, text: str, source: str) -> None:
         self.source = source
         self._node = yaml_text.compose(text, source)
-        self._nodes: Dict[str, Any] = {}
-        for key_node, value_node in self._node.value if self._node is not None else []:
-            name = str(key_node.value)
-            if name in self._nodes:
+        self._nodes: Dict[str, documents.Node] = {}
+        for key, node in self._node.value if self._node is not None else []:
+            if key.value in self._nodes:
                 raise ConfigurationError(
-                    f"{source}, line {key_node.start_mark.line + 1}: preset '{name}' is there twice",
+                    f"{source}, line {key.line}: preset '{shown_value(key.value)}' is there twice",
                     "rename one of them",
                 )
-            self._nodes[name] = value_node
+            self._nodes[key.value] = node
 
     @property
     def names(self) -> List[str]:
         """The names whose value is a mapping, in the file's order."""
-        return [name for name, node in self._nodes.items() if node.id == "mapping"]
+        return [name for name, node in self._nodes.items() if node.kind == documents.MAPPING]
 
     @property
     def is_flat(self) -> bool:
         """Whether the file holds options rather than presets, as a run's ``config.yml`` does."""
         return bool(self._nodes) and all(
-            find_spec(name) is not None for name, node in self._nodes.items() if name != "<<"
+            find_spec(name) is not None for name in self._nodes if name != documents.MERGE
         )
 
     def get(self, name: str) -> Optional[Preset]:
         """The preset of that name, checked, or None."""
         node = self._nodes.get(name)
-        if node is None or node.id != "mapping":
+        if node is None or node.kind != documents.MAPPING:
             return None
         source = f"{self.source}, preset {name}"
         return Preset(name, self.source, yaml_text.convert(yaml_text.entries_of(node, self.source), source))
 
     def as_preset(self, name: str) -> Preset:
         """The whole flat file as one preset."""
-        entries = yaml_text.entries_of(self._node, self.source)
+        entries = yaml_text.entries_of(self._node, self.source) if self._node is not None else []
         return Preset(name, self.source, yaml_text.convert(entries, self.source))
 
 
@@ -79,26 +81,23 @@ def read_file(path: Path, option: str = "--config-path") -> PresetFile:
         option: that names it, for messages.
 
     Raises:
-        ConfigurationError: if it is not there or not YAML.
+        ConfigurationError: if it is not there, not a file of text, too large, or not YAML.
     """
-    try:
-        return PresetFile(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"{option} {path}: there is no such file", "give the path of a YAML file of presets"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{option} {path}: not readable: {error}", "give the path of a YAML file of presets"
-        ) from None
+    text = read_text(
+        path, documents.MAX_BYTES, option, ConfigurationError, "give the path of a YAML file of presets"
+    )
+    return PresetFile(text, shown(path))
 
 
-def built_in_files() -> List[PresetFile]:
-    """The preset files shipped with the package."""
-    return [
-        PresetFile(path.read_text(encoding="utf-8"), path.name)
-        for path in sorted(BUILT_IN_FOLDER.glob("*.yml"))
-    ]
+def built_in_files(holding: Optional[str] = None) -> List[PresetFile]:
+    """The preset files shipped with the package.
+
+    Args:
+        holding: only those that may have a preset of this name, which saves reading the others' YAML.
+    """
+    texts = [(path.name, path.read_text(encoding="utf-8")) for path in sorted(BUILT_IN_FOLDER.glob("*.yml"))]
+    # The name may be quoted, followed by a space, or in a mapping of another layout: it is in the text anyway.
+    return [PresetFile(text, name) for name, text in texts if holding is None or holding in text]
 
 
 def built_in_names() -> List[str]:
@@ -116,9 +115,8 @@ def candidates(model: str, dataset: Optional[str]) -> List[str]:
 
 def find_built_in(*names: str) -> Optional[Preset]:
     """The first of ``names`` that is a built-in preset, or None."""
-    files = built_in_files()
     for name in names:
-        for file in files:
+        for file in built_in_files(holding=name):
             preset = file.get(name)
             if preset is not None:
                 return preset
@@ -138,21 +136,22 @@ def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
         if preset is not None:
             return preset
         raise ConfigurationError(
-            f"--config {name}: no built-in preset of this name",
+            f"--config {shown_value(name)}: no built-in preset of this name",
             did_you_mean(name, built_in_names()) or "add --config-path FILE for a preset of your own",
         )
-    file = read_file(Path(path))
+    file = read_file(expand(path, "--config-path"))
     if name is None:
         if file.is_flat:
             return file.as_preset(path)
         raise ConfigurationError(
-            f"--config-path {path}: no preset named from it", f"add --config NAME, one of {_some(file.names)}"
+            f"--config-path {shown(path)}: no preset named from it",
+            f"add --config NAME, one of {_some(file.names)}",
         )
     preset = file.get(name)
     if preset is not None:
         return preset
     raise ConfigurationError(
-        f"--config {name}: no such preset in {path}",
+        f"--config {shown_value(name)}: no such preset in {shown(path)}",
         did_you_mean(name, file.names) or f"it has {_some(file.names)}",
     )
 
@@ -160,4 +159,6 @@ def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
 def _some(names: List[str], count: int = 8) -> str:
     if not names:
         return "(none: the file has no presets)"
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+    return ", ".join(map(shown_value, names[:count])) + (
+        f" and {len(names) - count} more" if len(names) > count else ""
+    )

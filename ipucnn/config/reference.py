@@ -5,6 +5,7 @@ from typing import List
 from ipucnn.config.options import PANELS, SPECS
 from ipucnn.config.signature import default_text
 from ipucnn.config.spec import OptionSpec
+from ipucnn.config.values import plain_number
 
 BEGIN = "<!-- options: begin (written by python -m ipucnn.config.reference) -->"
 END = "<!-- options: end -->"
@@ -40,12 +41,15 @@ def _row(spec: OptionSpec) -> str:
 
 def _bounds(spec: OptionSpec) -> str:
     bounds = []
-    if spec.minimum is not None:
-        bounds.append(f"at least {spec.minimum:g}")
-    if spec.above is not None:
-        bounds.append(f"above {spec.above:g}")
-    if spec.below is not None:
-        bounds.append(f"below {spec.below:g}")
+    sides = (
+        ("at least", spec.minimum),
+        ("above", spec.above),
+        ("at most", spec.maximum),
+        ("below", spec.below),
+    )
+    for word, bound in sides:
+        if bound is not None:
+            bounds.append(f"{word} {plain_number(bound)}")
     return (", " + ", ".join(bounds)) if bounds else ""
 
 

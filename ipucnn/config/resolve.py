@@ -12,6 +12,7 @@ from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import expand
+from ipucnn.text import shown_value
 
 DEFAULT = "default"
 FLAG = "flag"
@@ -105,7 +106,7 @@ def resolve(
 
     given = convert_flags(flags)
     if model is not None:
-        _add_model(given, model)
+        _add_model(given, convert_value(BY_NAME["model_name"], model, "MODEL"))
     elif "model_name" not in given:
         _check_swallowed_model(command, given)
     chosen = presets.load_preset(config_name, config_path)
@@ -174,7 +175,7 @@ def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
 def _check_plan_model(plan: Any, path: str, record: Any) -> None:
     if plan.model != record.name:
         raise ConfigurationError(
-            f"--plan {path} is for {plan.model}, but the network is {record.name}",
+            f"--plan {path} is for {shown_value(plan.model)}, but the network is {record.name}",
             f"ipucnn plan-splits {record.name} --save FILE, or train {plan.model}",
         )
 
@@ -243,7 +244,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
             value, have = get_model(value).name, get_model(have).name
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
-                f"{BY_NAME[name].flag} {value}: the run in {run} has {have}",
+                f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(have)}",
                 hint,
             )
     changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
@@ -324,7 +325,8 @@ def _add_model(given: Dict[str, Any], model: str) -> None:
     named = given.get("model_name")
     if named is not None and named.lower().replace("_", "-") != model.lower().replace("_", "-"):
         raise ConfigurationError(
-            f"two models are given: MODEL {model} and --model-name {named}", "give one of them"
+            f"two models are given: MODEL {shown_value(model)} and --model-name {shown_value(named)}",
+            "give one of them",
         )
     given["model_name"] = model
 

@@ -7,8 +7,9 @@ option reference are all derived from the :class:`OptionSpec` kept in the field'
 import dataclasses
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
-from ipucnn.config import values
+from ipucnn.config import bounds, values
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import shown_value
 
 METADATA_KEY = "ipucnn.option"
 
@@ -27,16 +28,17 @@ class Kind(NamedTuple):
     metavar: str
     is_list: bool = False
     is_dict: bool = False
+    is_number: bool = False
 
 
 KINDS: Dict[Any, Kind] = {
     bool: Kind(values.parse_bool, ""),
-    int: Kind(values.parse_int, "INT"),
-    float: Kind(values.parse_float, "FLOAT"),
+    int: Kind(values.parse_int, "INT", is_number=True),
+    float: Kind(values.parse_float, "FLOAT", is_number=True),
     str: Kind(values.parse_str, "TEXT"),
     Tuple[int, int]: Kind(values.parse_image_size, "SIZE"),
-    Tuple[int, ...]: Kind(values.parse_int, "INT...", is_list=True),
-    Tuple[float, ...]: Kind(values.parse_float, "FLOAT...", is_list=True),
+    Tuple[int, ...]: Kind(values.parse_int, "INT...", is_list=True, is_number=True),
+    Tuple[float, ...]: Kind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
     Tuple[str, ...]: Kind(values.parse_str, "TEXT...", is_list=True),
     Dict[str, Any]: Kind(values.parse_dict, "DICT", is_dict=True),
 }
@@ -64,7 +66,7 @@ class OptionSpec:
         kind: its type.
         optional: whether ``none`` is a value.
         minimum, maximum: inclusive bounds (of each element of a list).
-        above, below: exclusive bounds.
+        above, below: exclusive bounds.  A number has ``maximum`` or ``below``, and a lower bound; see ``bounds``.
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
         parse: overrides the kind's parser.
         to_yaml: turns the value into what YAML shows, where they differ.
@@ -96,6 +98,11 @@ class OptionSpec:
     in_yaml: bool = True
     default_text: str = ""
 
+    def __post_init__(self) -> None:
+        lower, upper = (self.minimum, self.above), (self.maximum, self.below)
+        if self.kind.is_number and None in (_first(lower), _first(upper)):
+            raise TypeError(f"the option {self.name} is a number: declare its bounds, see config/bounds.py")
+
     @property
     def is_bool(self) -> bool:
         return self.kind is KINDS[bool]
@@ -122,7 +129,12 @@ class OptionSpec:
                 raise values.BadValue("needs a value")
         parse = self.parse or self.kind.parse
         if self.kind.is_list:
-            return tuple(self._check(parse(item)) for item in values.split_list(value))
+            items = values.split_list(value)
+            if len(items) > bounds.MAX_VALUES:
+                raise values.BadValue(
+                    f"has {len(items):,} values", hint=f"give at most {bounds.MAX_VALUES:,} values"
+                )
+            return tuple(self._check(parse(item)) for item in items)
         return self._check(parse(value))
 
     def _check(self, value: Any) -> Any:
@@ -147,13 +159,18 @@ def convert_value(spec: OptionSpec, value: Any, shown: str, where: str = "") -> 
         return spec.convert(value)
     except values.BadValue as bad:
         colon = "" if shown.startswith("--") else ":"
-        given = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        listed = isinstance(value, (list, tuple)) and len(value) <= bounds.MAX_VALUES
+        given = shown_value(" ".join(map(shown_value, value)) if listed else value)
         hint = bad.hint
         if bad.nearest is not None:
             hint = f"the nearest legal value is {bad.nearest}: {shown}{colon} {bad.nearest}"
         raise ConfigurationError(
             f"{where}{shown}{colon} {given}: {bad.reason}", hint or f"{spec.flag} {spec.metavar}: {spec.help}"
         ) from None
+
+
+def _first(bounds_of_a_side: Tuple[Optional[float], ...]) -> Optional[float]:
+    return next((bound for bound in bounds_of_a_side if bound is not None), None)
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
@@ -187,3 +204,67 @@ def specs_of(panel: Type[Any]) -> List[OptionSpec]:
             )
         )
     return specs
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number besides the options of a run: of a command alone, or of a suite's row.
+
+    Attributes:
+        kind: int or float.
+        minimum, maximum: inclusive.
+    """
+
+    kind: Type[Any]
+    minimum: float
+    maximum: float
+
+    def convert(self, value: Any) -> Any:
+        """The number that a text or YAML value stands for.
+
+        Raises:
+            values.BadValue: naming the reason and the nearest legal value.
+        """
+        number = values.parse_int(value) if self.kind is int else values.parse_float(value)
+        values.check_bounds(number, self.minimum, self.maximum)
+        return number
+
+    def flag(self, name: str) -> Callable[[Any], Any]:
+        """What Typer's ``parser`` takes, for the option ``name``: a function from text to number.
+
+        Typer's own conversion would repeat a text of any length, and take quadratic time for it.
+        """
+
+        def parse(text: Any) -> Any:
+            try:
+                return self.convert(text)
+            except values.BadValue as bad:
+                least, most = values.plain_number(self.minimum), values.plain_number(self.maximum)
+                example = values.plain_number(min(max(10, self.minimum), self.maximum))
+                hint = f"give {what} from {least} to {most}, for example {name} {example}"
+                if bad.nearest is not None:
+                    hint = f"the nearest legal value is {bad.nearest}: {name} {bad.nearest}"
+                raise ConfigurationError(f"{name} {shown_value(text)}: {bad.reason}", hint) from None
+
+        what = "a whole number" if self.kind is int else "a number"
+        parse.number = self  # type: ignore[attr-defined]
+        parse.__name__ = what
+        return parse
+
+
+EXECUTIONS = Number(int, 1, 10**6)
+"""Measured executions of a benchmark, each of which is kept."""
+SECONDS = Number(float, 0, bounds.MAX_SECONDS)
+"""How long to measure."""
+EPOCH_IMAGES = Number(int, 1, bounds.MAX_COUNT)
+"""Images that a suite counts as an epoch."""
+STAGES = Number(int, 1, bounds.MAX_IPUS)
+"""Pipeline stages; each has a layer at least, so that networks have fewer."""
+CLASSES = Number(int, 1, bounds.MAX_CLASSES)
+"""Classes to plan a network for."""
+TOP = Number(int, 1, bounds.MAX_CLASSES)
+"""Most probable classes to show."""
+TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
+"""Height and width of a tile."""
+VIEWS = Number(int, 1, 8)
+"""Rotated and mirrored versions of an image; which numbers are legal, ``runs.tiling`` says."""

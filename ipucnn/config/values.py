@@ -4,18 +4,34 @@ Flags and YAML go through the same functions, so ``--precision 16.16``, ``precis
 and ``precision: '16.16'`` are one value, and so are ``1e-5`` (a string to YAML 1.1) and ``0.00001``.
 """
 
+import contextlib
 import json
 import math
 import re
 from fractions import Fraction
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from ipucnn import documents
+from ipucnn.config.bounds import (
+    LEAST_FRACTION,
+    MAX_COUNT,
+    MAX_FLOAT32,
+    MAX_GROUPS,
+    MAX_IMAGE_SIDE,
+    MAX_TEXT,
+    MAX_VALUES,
+)
+from ipucnn.documents import MAX_NUMBER_CHARACTERS
 from ipucnn.errors import did_you_mean
+from ipucnn.text import shown_value
 
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_LIMIT = re.compile(r"(\d+)|(\d+(?:\.\d+)?) ?%")
+_LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?) ?%")
+_DIGITS = re.compile(r"[-+]?[0-9]+")
+# Stands for a whole number of more digits than are read.
+_BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 1)
 
 
 class BadValue(ValueError):
@@ -47,28 +63,49 @@ def parse_bool(value: Any) -> bool:
 
 
 def parse_int(value: Any) -> int:
-    """A whole number; ``8.0`` is one, ``8.5`` is not."""
+    """A whole number; ``8.0`` is one, ``8.5`` is not.
+
+    A text of more digits than any option takes stands for a number beyond every bound.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        text = value.strip()
+        if re.fullmatch(r"[-+]?[0-9]([0-9_]*[0-9])?", text) and "__" not in text:
+            digits = text.replace("_", "")
+            if len(digits) <= MAX_NUMBER_CHARACTERS:
+                return int(digits)
+            return -_BEYOND if digits[0] == "-" else _BEYOND
     number = parse_float(value, "a whole number")
-    if isinstance(value, (int, str)):
-        text = str(value).strip().replace("_", "")
-        if re.fullmatch(r"[-+]?\d+", text):
-            return int(text)
+    if math.isinf(number):
+        return _BEYOND if number > 0 else -_BEYOND
     if number != int(number):
         raise BadValue("must be a whole number", nearest=max(1, round(number)))
     return int(number)
 
 
 def parse_float(value: Any, what: str = "a number") -> float:
-    """A finite number."""
+    """A number; one that is too large for a float is infinite, which every option's bounds refuse."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise BadValue(f"must be {what}")
+    if isinstance(value, str) and len(value) > MAX_NUMBER_CHARACTERS:
+        if not _DIGITS.fullmatch(value):
+            _check_length(value, what)
+        value = "-inf" if value[0] == "-" else "inf"
     try:
         number = float(value)
-    except (ValueError, OverflowError):
+    except OverflowError:
+        number = math.copysign(math.inf, int(value))
+    except ValueError:
         raise BadValue(f"must be {what}") from None
-    if not math.isfinite(number):
+    if math.isnan(number):
         raise BadValue(f"must be {what} that is finite")
     return number
+
+
+def _check_length(text: str, what: str, at_most: int = MAX_NUMBER_CHARACTERS) -> None:
+    if len(text) > at_most:
+        raise BadValue(f"must be {what}, and has more than {at_most:,} characters", hint="write it shorter")
 
 
 def parse_str(value: Any) -> str:
@@ -78,17 +115,40 @@ def parse_str(value: Any) -> str:
     text = str(value).strip()
     if not text:
         raise BadValue("must not be empty")
+    _check_length(text, "text", MAX_TEXT)
+    for character in text:
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            raise BadValue(
+                "must be text that UTF-8 can hold", hint="remove what is not UTF-8, and NUL characters"
+            )
     return text
 
 
 def parse_fraction(value: Any) -> float:
-    """A number or a fraction such as ``1/3``."""
-    if isinstance(value, str) and "/" in value:
+    """A number or a fraction such as ``1/3``, for what happens so many times per epoch, or after so many epochs."""
+    what = "a number or a fraction such as 1/4"
+    if not isinstance(value, str) or "/" not in value:
+        number = parse_float(value, what)
+    else:
+        above, _, below = value.replace(" ", "").partition("/")
+        if len(above) > MAX_NUMBER_CHARACTERS and len(below) < 10 and _DIGITS.fullmatch(above):
+            above = str(_BEYOND)
+        _check_length(above, what)
+        _check_length(below, what)
+        if not (_DIGITS.fullmatch(above) and below.isdigit() and below.isascii()) or not below.strip("0"):
+            raise BadValue(f"must be {what}")
         try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
-            raise BadValue("must be a number or a fraction such as 1/4") from None
-    return parse_float(value, "a number or a fraction such as 1/4")
+            number = float(Fraction(int(above), int(below)))
+        except OverflowError:
+            number = math.copysign(math.inf, int(above))
+        if not number and above.strip("+-0"):
+            number = math.copysign(LEAST_FRACTION / 2, int(above))
+    if 0 < number < LEAST_FRACTION:
+        raise BadValue(
+            f"must be 0, or at least {LEAST_FRACTION:g}: once in {1 / LEAST_FRACTION:,.0f} epochs",
+            nearest=f"{LEAST_FRACTION:g}",
+        )
+    return number
 
 
 def parse_updates(value: Any) -> int:
@@ -122,13 +182,18 @@ def parse_rounding(value: Any) -> str:
 
 def parse_limit(value: Any) -> str:
     """A number of samples (``500``) or a share of the set (``10%``)."""
-    match = _LIMIT.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
-    if match is None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    match = _LIMIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None and not is_int:
         raise BadValue("must be a number of samples such as 500, or a share such as 10%")
-    if match.group(1) is not None:
-        if int(match.group(1)) < 1:
+    if match is None or match.group(1) is not None:
+        number = parse_int(value)
+        if number < 1:
             raise BadValue("must be at least 1 sample", nearest=1)
-        return str(int(match.group(1)))
+        if number > MAX_COUNT:
+            raise BadValue(f"must be at most {MAX_COUNT} samples", nearest=MAX_COUNT)
+        return str(number)
+    _check_length(match.group(2), "a share")
     if not 0 < float(match.group(2)) <= 100:
         raise BadValue("must be a share above 0% and up to 100%", nearest="100%")
     return f"{float(match.group(2)):.15g}%"
@@ -142,13 +207,19 @@ def parse_image_size(value: Any) -> Tuple[int, int]:
     elif isinstance(value, (list, tuple)):
         parts = value
     try:
-        sides = [parse_int(part) for part in parts]
+        sides = [parse_int(part) for part in parts] if len(parts) in (1, 2) else []
     except BadValue:
         sides = []
-    if len(sides) not in (1, 2):
+    if not sides:
         raise BadValue("must be a side such as 224, or height x width such as 388x512")
     if min(sides) < 1:
         raise BadValue("must be at least 1 pixel on each side")
+    if max(sides) > MAX_IMAGE_SIDE:
+        nearest = [min(side, MAX_IMAGE_SIDE) for side in sides]
+        raise BadValue(
+            f"must be at most {MAX_IMAGE_SIDE} pixels on each side",
+            nearest=image_size_to_yaml((nearest[0], nearest[-1])),
+        )
     return sides[0], sides[-1]
 
 
@@ -163,15 +234,16 @@ def parse_dict(value: Any) -> Dict[str, Any]:
         value = _load_text(value)
     if not isinstance(value, Mapping):
         raise BadValue("must be a dictionary such as '{\"momentum\": 0.9}'")
-    return {str(key): numbers_in(item) for key, item in value.items()}
+    settings: Dict[str, Any] = numbers_in(value)
+    return settings
 
 
 def parse_poplar_options(value: Any) -> Dict[str, Any]:
     """Options of Poplar by name; each value is one that Poplar's text can say."""
     options = parse_dict(value)
     for name, setting in options.items():
-        if not isinstance(setting, (str, int, float)) or setting != setting:
-            shown = json.dumps(setting, default=str)
+        if not isinstance(setting, (str, int, float)):
+            shown = shown_value(json.dumps(setting, default=str))
             raise BadValue(
                 f"{name} is {shown}, and Poplar takes text, numbers, true and false",
                 hint=f"give {name} such a value, or drop it",
@@ -197,11 +269,12 @@ def parse_norm_layer(value: Any) -> Dict[str, Any]:
         if key not in allowed[name]:
             close = did_you_mean(key, allowed[name])
             known = "has no parameters" if not allowed[name] else "takes " + ", ".join(allowed[name])
-            raise BadValue(f"{name} has no parameter '{key}'", hint=close or f"{name} {known}")
+            raise BadValue(f"{name} has no parameter '{shown_value(key)}'", hint=close or f"{name} {known}")
         try:
             _check_norm_parameter(key, number)
         except BadValue as bad:
-            raise BadValue(f"{key} {number!r} {bad.reason}", hint=bad.hint) from None
+            hint = bad.hint if bad.nearest is None else f"the nearest legal value is {bad.nearest}"
+            raise BadValue(f"{key} {shown_value(number)} {bad.reason}", hint=hint) from None
     if "num_groups" in layer and "channels_per_group" in layer:
         raise BadValue("num_groups and channels_per_group exclude each other", hint="give one of them")
     return dict(layer, name=name)
@@ -209,22 +282,55 @@ def parse_norm_layer(value: Any) -> Dict[str, Any]:
 
 def _check_norm_parameter(key: str, number: Any) -> None:
     if key in ("num_groups", "channels_per_group"):
-        check_bounds(parse_int(number), minimum=1)
+        check_bounds(parse_int(number), minimum=1, maximum=MAX_GROUPS)
     elif key == "momentum":
         check_bounds(parse_float(number), minimum=0, below=1)
     else:
-        check_bounds(parse_float(number), above=0)
+        check_bounds(parse_float(number), above=0, maximum=1)
 
 
-def numbers_in(value: Any) -> Any:
-    """The value with text that is a number (``'1e-5'``) made one, also inside lists and dictionaries."""
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        return int(value) if re.fullmatch(r"[-+]?\d+", value.strip()) else float(value)
-    if isinstance(value, Mapping):
-        return {str(key): numbers_in(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [numbers_in(item) for item in value]
+def numbers_in(value: Any, name: str = "") -> Any:
+    """The value with text that is a number (``'1e-5'``) made one, also inside lists and dictionaries.
+
+    Args:
+        name: where it is, for messages: ``boundaries[3]``.
+
+    Raises:
+        BadValue: a number that 32 bits do not hold, NaN, text that UTF-8 does not, or too many values.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if not _NUMBER.fullmatch(text):
+            if text:
+                _in_setting(name, lambda: parse_str(text))
+            return value
+        value = (
+            parse_int(text)
+            if re.fullmatch(r"[-+]?[0-9]+", text)
+            else _in_setting(name, lambda: parse_float(text))
+        )
+    if isinstance(value, (Mapping, list, tuple)):
+        if len(value) > MAX_VALUES:
+            raise BadValue(f"{name or 'it'} has {len(value):,} values, and at most {MAX_VALUES:,} are taken")
+        if isinstance(value, Mapping):
+            return {
+                str(key): numbers_in(item, f"{name}.{shown_value(key)}" if name else shown_value(key))
+                for key, item in value.items()
+            }
+        return [numbers_in(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = value
+        _in_setting(name, lambda: check_bounds(parse_float(number), -MAX_FLOAT32, MAX_FLOAT32))
     return value
+
+
+def _in_setting(name: str, check: Callable[[], Any]) -> Any:
+    """What ``check`` gives; its refusal names the setting of a dictionary, of which nothing can be typed alone."""
+    try:
+        return check()
+    except BadValue as bad:
+        hint = bad.hint if bad.nearest is None else f"the nearest legal value is {bad.nearest}"
+        raise BadValue(f"{name} {bad.reason}", hint=hint) from None
 
 
 def split_list(value: Any) -> List[Any]:
@@ -256,29 +362,29 @@ def check_bounds(
 ) -> None:
     """Raises BadValue, with the nearest legal value where there is one, for a number out of its bounds."""
     if minimum is not None and value < minimum:
-        raise BadValue(f"must be at least {_plain(minimum)}", nearest=_plain(minimum))
+        raise BadValue(f"must be at least {plain_number(minimum)}", nearest=plain_number(minimum))
     if maximum is not None and value > maximum:
-        raise BadValue(f"must be at most {_plain(maximum)}", nearest=_plain(maximum))
+        raise BadValue(f"must be at most {plain_number(maximum)}", nearest=plain_number(maximum))
     if above is not None and value <= above:
-        raise BadValue(f"must be above {_plain(above)}")
+        raise BadValue(f"must be above {plain_number(above)}")
     if below is not None and value >= below:
-        raise BadValue(f"must be below {_plain(below)}")
+        raise BadValue(f"must be below {plain_number(below)}")
 
 
-def _plain(bound: float) -> str:
+def plain_number(bound: float) -> str:
     """A bound as it is typed: whole numbers whole, where ``g`` has six digits."""
-    return str(int(bound)) if bound == int(bound) else f"{bound:.15g}"
+    if abs(bound) < 1e18 and bound == int(bound):
+        return str(int(bound))
+    return str(bound) if isinstance(bound, int) else f"{bound:.17g}"
 
 
 def _load_text(text: str) -> Any:
-    # JSON first: it needs no YAML library, and {"a":1} without a space after the colon is JSON but not YAML.
     try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise BadValue("is neither JSON nor YAML", hint="quote it as '{\"name\": value, ...}'") from None
+        # JSON first: it needs no YAML library, and {"a":1} without a space after the colon is JSON but not YAML.
+        with contextlib.suppress(documents.NotJson):
+            return documents.load_json(text)
+        return documents.load(text)
+    except documents.BadDocument as bad:
+        if bad.reason.startswith(documents.UNREADABLE):
+            raise BadValue("is neither JSON nor YAML", hint="quote it as '{\"name\": value, ...}'") from None
+        raise BadValue(f"cannot be read: {bad.reason}", hint=bad.hint) from None

@@ -1,15 +1,12 @@
-"""Options as YAML: line numbers in messages, merges and anchors as public files use them."""
+"""Options as YAML, written and read, with the line of a wrong key or value."""
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
-import yaml
-
+from ipucnn import documents
 from ipucnn.config.options import BY_KEY, PANELS, SPECS, RunConfig, find_spec
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError, did_you_mean
-
-MERGE_TAG = "tag:yaml.org,2002:merge"
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from ipucnn.text import shown_value
 
 
 class Entry(NamedTuple):
@@ -33,6 +30,8 @@ def dump(config: RunConfig) -> str:
 
 def _dump_entry(key: str, value: Any) -> str:
     """``key: value`` with lists and dictionaries on one line."""
+    import yaml
+
     flow = None if isinstance(value, (list, dict)) else False
     return str(
         yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=100)
@@ -51,79 +50,29 @@ def load(text: str, source: str) -> Dict[str, Any]:
     return convert(entries_of(node, source), source)
 
 
-def compose(text: str, source: str) -> Any:
-    """The YAML node of a text's top-level mapping, or None for an empty text."""
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}, line {mark.line + 1}, column {mark.column + 1}" if mark else source
-        problem = getattr(error, "problem", None) or str(error).split("\n")[0]
-        raise ConfigurationError(
-            f"{where}: not readable as YAML: {problem}", "check the indentation and quotes there"
-        ) from error
-    if node is not None and not isinstance(node, yaml.MappingNode):
+def compose(text: str, source: str) -> Optional[documents.Node]:
+    """The YAML node of a text's top-level mapping, or None for an empty text.
+
+    Raises:
+        ConfigurationError: not readable, or not such a mapping.
+    """
+    with documents.naming(source):
+        node = documents.compose(text)
+    if node is not None and node.kind != documents.MAPPING:
         raise ConfigurationError(
             f"{source}: its top level is not a mapping of names", "write `key: value` lines"
         )
     return node
 
 
-def entries_of(node: Any, source: str) -> List[Entry]:
-    """The entries of a mapping node, merged (``<<``) ones first so that later ones win.
+def entries_of(node: documents.Node, source: str) -> List[Entry]:
+    """The entries of a mapping node in the order of ``documents.pairs``: later ones win.
 
-    Several ``<<`` in one mapping are taken in order, as public files rely on; any other key given twice
-    is an error, because one of the two would be silently dropped.
+    Raises:
+        ConfigurationError: with ``source`` and the line, for a key given twice and the like.
     """
-    first_line: Dict[str, int] = {}
-    for key_node, _ in node.value:
-        if key_node.tag == MERGE_TAG:
-            continue
-        line = key_node.start_mark.line + 1
-        if key_node.value in first_line:
-            raise ConfigurationError(
-                f"{source}, line {line}: '{key_node.value}' is given twice, "
-                f"first on line {first_line[key_node.value]}",
-                "keep one of the two",
-            )
-        first_line[key_node.value] = line
-    constructor = yaml.constructor.SafeConstructor()
-    try:
-        return [
-            Entry(
-                str(key_node.value),
-                constructor.construct_object(value_node, deep=True),
-                key_node.start_mark.line + 1,
-            )
-            for key_node, value_node in _merged(node, source, ())
-        ]
-    except yaml.constructor.ConstructorError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else node.start_mark.line + 1
-        raise ConfigurationError(
-            f"{source}, line {line}: {error.problem}", "only plain YAML is read: no tags"
-        ) from error
-
-
-def _merged(node: Any, source: str, within: Tuple[int, ...]) -> List[Tuple[Any, Any]]:
-    """Key and value nodes with ``<<`` resolved: merged ones first; of a list of merges the earliest wins.
-
-    The nodes are left as they are, unlike PyYAML's own flattening: presets share them.
-    """
-    if node.id != "mapping" or id(node) in within:
-        line = node.start_mark.line + 1
-        raise ConfigurationError(
-            f"{source}, line {line}: '<<' must merge other mappings",
-            "write `<<: *name` with the anchor of a mapping",
-        )
-    merged: List[Tuple[Any, Any]] = []
-    own: List[Tuple[Any, Any]] = []
-    for key_node, value_node in node.value:
-        if key_node.tag != MERGE_TAG:
-            own.append((key_node, value_node))
-            continue
-        for part in reversed(value_node.value) if value_node.id == "sequence" else [value_node]:
-            merged.extend(_merged(part, source, (*within, id(node))))
-    return merged + own
+    with documents.naming(source):
+        return [Entry(key.value, documents.plain(value), key.line) for key, value in documents.pairs(node)]
 
 
 def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
@@ -137,7 +86,7 @@ def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
         spec = find_spec(entry.key)
         if spec is None:
             raise ConfigurationError(
-                f"{source}, line {entry.line}: unknown key '{entry.key}'",
+                f"{source}, line {entry.line}: unknown key '{shown_value(entry.key)}'",
                 did_you_mean(entry.key, BY_KEY)
                 or "`ipucnn train --help` lists the options; keys are the same names",
             )

@@ -13,7 +13,9 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, available_bytes
+from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import read_bytes
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 
@@ -40,6 +42,7 @@ class DatasetInfo:
         augmentation: which training augmentation fits; a key of ``augmentation.AUGMENTATIONS``.
         tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
         own_split: which examples are for evaluation was decided here, not by who published the set.
+        max_image_pixels: what an image file may have at most; none is decoded that has more.
     """
 
     name: str
@@ -56,6 +59,7 @@ class DatasetInfo:
     augmentation: str = "none"
     tiled: bool = False
     own_split: bool = False
+    max_image_pixels: int = MAX_IMAGE_PIXELS
 
 
 @dataclass(frozen=True)
@@ -182,14 +186,9 @@ def fingerprint(source: DataSource) -> str:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file.  Raises DataError naming the file and the reason."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror or error}", "check that the file exists and is readable"
-        ) from error
+    """The bytes of a file.  Raises DataError naming the file and the reason: no FIFO or device is waited for, and
+    nothing is read that takes more than half of the memory."""
+    return read_bytes(Path(path), available_bytes() // 2, hint="check that the file exists and is readable")
 
 
 def channel_statistics(images: Any) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:

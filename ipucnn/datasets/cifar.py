@@ -9,9 +9,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn import json_text
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.unpickle import safe_unpickle
 from ipucnn.errors import DataError
+from ipucnn.filesystem import file_size, is_file
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
@@ -57,7 +60,7 @@ def find_layout(name: str, folder: Path) -> Optional[Layout]:
     for layout in LAYOUTS[name]:
         # An image folder has train/ and test/ too, and many folders hold a file "meta": files only, and for
         # cifar100's unspecific names two of them.
-        present = [n for n in (*layout.train, layout.test, layout.meta) if (folder / n).is_file()]
+        present = [n for n in (*layout.train, layout.test, layout.meta) if is_file(folder / n)]
         if len(present) >= (2 if name == "cifar100" else 1):
             return layout
     return None
@@ -78,11 +81,26 @@ def read_pickle(path: Path, label_key: str, num_classes: int) -> Tuple[Any, Any]
         or data.shape[1] != PIXELS
     ):
         raise DataError(f"{path}: 'data' is not an array of bytes with {PIXELS} columns", AGAIN)
-    try:
-        labels = np.asarray(labels, dtype=np.int64).reshape(-1)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{path}: '{label_key}' are not whole numbers", AGAIN) from error
-    return _checked(path, data, labels, num_classes)
+    return _checked(path, data, _whole_numbers(path, label_key, labels), num_classes)
+
+
+def _whole_numbers(path: Path, label_key: str, labels: Any) -> Any:
+    """int64 [n] of a list or an array of whole numbers.  Raises DataError: none is rounded, or taken for one."""
+    if isinstance(labels, np.ndarray):
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise DataError(
+                f"{path}: '{label_key}' is an array of {labels.dtype} {list(labels.shape)}, not a row of whole numbers",
+                AGAIN,
+            )
+        labels = labels.tolist()
+    if not isinstance(labels, (list, tuple)):
+        raise DataError(f"{path}: '{label_key}' is {json_text.brief(labels)}, not a list of whole numbers", AGAIN)
+    for number, label in enumerate(labels):
+        if type(label) is not int or not -(2**31) <= label < 2**31:
+            raise DataError(
+                f"{path}: '{label_key}' number {number} is {json_text.brief(label)}, not a whole number", AGAIN
+            )
+    return np.array(labels, np.int64)
 
 
 def read_binary(path: Path, num_label_bytes: int, num_classes: int) -> Tuple[Any, Any]:
@@ -116,7 +134,7 @@ def _class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
     """From the file that lists them; CIFAR-10's are known without it, CIFAR-100's become numbers."""
     known = CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
     path = folder / layout.meta
-    if not path.is_file():
+    if not is_file(path):
         return known
     if layout.binary:
         names: Any = read_file(str(path)).decode("latin1").split()
@@ -125,6 +143,8 @@ def _class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
         key = "label_names" if name == "cifar10" else "fine_label_names"
         content = content if isinstance(content, dict) else {}
         names = content.get(key, content.get(key.encode(), ()))
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, (str, bytes)) for n in names):
+            raise DataError(f"{path}: '{key}' is {json_text.brief(names)}, not a list of texts", AGAIN)
     names = tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
     if len(names) != NUM_CLASSES[name]:
         raise DataError(f"{path} lists {len(names)} class names, not {NUM_CLASSES[name]}", AGAIN)
@@ -146,11 +166,14 @@ def open_cifar(name: str, folder: Path) -> DataSource:
             return read_binary(folder / file_name, 1 if name == "cifar10" else 2, NUM_CLASSES[name])
         return read_pickle(folder / file_name, layout.label_key, NUM_CLASSES[name])
 
-    present: List[str] = [n for n in layout.train if (folder / n).is_file()]
+    present: List[str] = [n for n in layout.train if is_file(folder / n)]
     if not present:
         raise DataError(f"{folder} has no training file of {name} ({', '.join(layout.train)})", hint)
-    if not (folder / layout.test).is_file():
+    if not is_file(folder / layout.test):
         raise DataError(f"{folder} has no test file of {name} ({layout.test})", hint)
+    # What is read, what is made of it, and the parts as one array.
+    needed = 3 * sum(file_size(folder / n) for n in (*present, layout.test))
+    check_memory(needed, f"{name} in {folder}")
     parts = [read(file_name) for file_name in present]
     images, labels = (np.concatenate(column) for column in zip(*parts))
     train, evaluation = ArrayExamples(images, labels), ArrayExamples(*read(layout.test))

@@ -8,12 +8,15 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_file, open_regular
+from ipucnn.text import printable
 
 FILES: Dict[str, str] = {
     "train_images": "train-images-idx3-ubyte",
@@ -38,13 +41,14 @@ CLASS_NAMES: Dict[str, Tuple[str, ...]] = {
     ),
 }
 AUGMENTATION = {"mnist": "shift", "fashion_mnist": "shift_flip"}
+_PIECE_BYTES = 2**24
 AGAIN = "copy or download the file again"
 
 
 def find_file(folder: Path, stem: str) -> Optional[Path]:
     """The plain or gzipped file of that name, also under the name some tools unpack to (``idx3.ubyte``)."""
     for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return folder / name
     return None
 
@@ -57,44 +61,64 @@ def has_files(folder: Path) -> bool:
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     """The uint8 array of an idx file.
 
+    No more is read, or unpacked, than the header promises.
+
     Raises:
-        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, or
-            its length differs from what its header promises.
+        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, larger than half of
+            the memory, or its length differs from what its header promises.
     """
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        elif path.suffix == ".gz":
-            raise DataError(f"{path} is not a gzip file", AGAIN)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}", AGAIN) from error
+    name = printable(str(path))
+    with open_regular(path, hint=AGAIN) as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not is_packed and path.suffix == ".gz":
+            raise DataError(f"{name} is not a gzip file", AGAIN)
+        stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        try:
+            return _read_idx(stream, name, num_dimensions)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"cannot read {name}: {error}", AGAIN) from error
+
+
+def _read_idx(stream: Any, name: str, num_dimensions: int) -> np.ndarray:
     header_bytes = 4 + 4 * num_dimensions
-    if len(raw) < header_bytes:
+    header = stream.read(header_bytes)
+    if len(header) < header_bytes:
         raise DataError(
-            f"{path} is truncated: {len(raw)} bytes, not even its header of {header_bytes}", AGAIN
+            f"{name} is truncated: {len(header)} bytes, not even its header of {header_bytes}", AGAIN
         )
-    magic = struct.unpack(">I", raw[:4])[0]
+    magic = struct.unpack(">I", header[:4])[0]
     expected_magic = 0x0800 + num_dimensions
     if magic != expected_magic:
         raise DataError(
-            f"{path} is not an idx file of {num_dimensions}-dimensional bytes: "
+            f"{name} is not an idx file of {num_dimensions}-dimensional bytes: "
             f"it starts with {magic:#010x}, not {expected_magic:#010x}",
             "check that images and labels are not swapped, or download the file again",
         )
-    shape = struct.unpack(f">{num_dimensions}I", raw[4:header_bytes])
-    expected = header_bytes
+    shape = struct.unpack(f">{num_dimensions}I", header[4:])
     size = 1
     for dimension in shape:
         size *= dimension
-    expected += size
-    if len(raw) != expected:
-        what = "is truncated" if len(raw) < expected else "has trailing bytes"
+    shown = "x".join(map(str, shape))
+    if not size:
+        raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
+    check_memory(size, f"{name} of {shown} bytes")
+    data: Any = np.empty(size, np.uint8)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = stream.readinto(view[filled : filled + _PIECE_BYTES])
+        if not count:
+            raise DataError(
+                f"{name} is truncated: {header_bytes + filled} bytes where its header ({shown}) says "
+                f"{header_bytes + size}",
+                AGAIN,
+            )
+        filled += count
+    if stream.read(1):
         raise DataError(
-            f"{path} {what}: {len(raw)} bytes where its header ({'x'.join(map(str, shape))}) says {expected}",
-            AGAIN,
+            f"{name} has trailing bytes: more than the {header_bytes + size} that its header ({shown}) says", AGAIN
         )
-    return np.frombuffer(raw, np.uint8, offset=header_bytes).reshape(shape)
+    return data.reshape(shape)
 
 
 def _read_part(folder: Path, part: str, name: str) -> ArrayExamples:
@@ -112,8 +136,6 @@ def _read_part(folder: Path, part: str, name: str) -> ArrayExamples:
             f"{paths['images']} has {len(images)} images but {paths['labels']} has {len(labels)} labels",
             AGAIN,
         )
-    if images.size == 0:
-        raise DataError(f"{paths['images']} has no images", AGAIN)
     if labels.max() > 9:
         raise DataError(f"{paths['labels']} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
     return ArrayExamples(images[..., np.newaxis], labels.astype(np.int32))

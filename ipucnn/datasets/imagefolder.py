@@ -8,29 +8,33 @@ import numpy as np
 
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, FileExamples
 from ipucnn.errors import DataError
+from ipucnn.filesystem import Kind, asking, is_folder
+from ipucnn.text import printable
 
 EVAL_NAMES = ("val", "valid", "validation", "test")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MOST_NAMED = 10
 LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
 
 
 def find_eval(folder: Path) -> Optional[Path]:
     """The evaluation part: val, or as some sets name it."""
-    return next((folder / name for name in EVAL_NAMES if (folder / name).is_dir()), None)
+    return next((folder / name for name in EVAL_NAMES if is_folder(folder / name)), None)
 
 
 def is_image_folder(folder: Path) -> bool:
-    return (folder / "train").is_dir() and find_eval(folder) is not None
+    return is_folder(folder / "train") and find_eval(folder) is not None
 
 
 def _entries(folder: Path) -> List["os.DirEntry[str]"]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
-    except OSError as error:
-        raise DataError(
-            f"cannot read {folder}: {error.strerror or error}", "check its permissions"
-        ) from error
+    # Not filesystem.entries: scandir knows the kind of most files without a question for each.
+    with asking(folder), os.scandir(folder) as found:
+        return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+
+
+def _is(entry: "os.DirEntry[str]", kind: Kind) -> bool:
+    with asking(Path(entry.path)):
+        return entry.is_dir() if kind is Kind.FOLDER else entry.is_file()
 
 
 def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
@@ -39,16 +43,16 @@ def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
     labels: List[int] = []
     skipped = 0
     for entry in _entries(part):
-        if not entry.is_dir():
+        if not _is(entry, Kind.FOLDER):
             continue
-        files = [f for f in _entries(Path(entry.path)) if f.is_file()]
+        files = [f for f in _entries(Path(entry.path)) if _is(f, Kind.FILE)]
         images = [f.path for f in files if f.name.lower().endswith(EXTENSIONS)]
         skipped += len(files) - len(images)
         if not images:
             continue
         if entry.name not in classes:
             raise DataError(
-                f"{part} has the class '{entry.name}', which the training part lacks",
+                f"{part} has the class '{printable(entry.name)}', which the training part lacks",
                 "both parts need the same class folders",
             )
         paths += images
@@ -66,9 +70,9 @@ def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
         DataError: a part is absent or without images, or the evaluation part has a class of its own.
     """
     evaluation_part = find_eval(folder)
-    if not (folder / "train").is_dir() or evaluation_part is None:
+    if not is_folder(folder / "train") or evaluation_part is None:
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", LAYOUT)
-    names = [e.name for e in _entries(folder / "train") if e.is_dir()]
+    names = [e.name for e in _entries(folder / "train") if _is(e, Kind.FOLDER)]
     classes = {class_name: label for label, class_name in enumerate(names)}
     train, skipped_train = _scan(folder / "train", classes)
     evaluation, skipped_eval = _scan(evaluation_part, classes)
@@ -80,7 +84,8 @@ def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
         warnings.append(f"{folder}: {skipped_train + skipped_eval} files that are no images were passed over")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
-        warnings.append(f"{folder / 'train'}: no images in {', '.join(empty)}")
+        some = ", ".join(empty[:MOST_NAMED]) + (f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else "")
+        warnings.append(f"{folder / 'train'}: no images in {some}")
     info = DatasetInfo(
         name=name,
         task="classification",

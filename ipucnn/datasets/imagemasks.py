@@ -4,8 +4,6 @@ With ``DIR/train`` and ``DIR/val``, each with ``images`` and ``masks``, the part
 last fifth of the pairs, in the order of their names, is for evaluation.
 """
 
-import io
-import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -14,9 +12,13 @@ import numpy as np
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.grey import as_grey, pixels_of
 from ipucnn.datasets.imagefolder import EXTENSIONS, find_eval
+from ipucnn.datasets.images import opened
 from ipucnn.datasets.isbi2012 import SHARE_HELD_OUT
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.masks import mask_values, to_classes
 from ipucnn.errors import DataError
+from ipucnn.filesystem import entries, is_file, is_folder
+from ipucnn.text import printable
 
 LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
 CLASS_NAMES = ("background", "foreground")
@@ -25,7 +27,7 @@ _MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
 
 
 def _has_pairs(folder: Path) -> bool:
-    return (folder / "images").is_dir() and (folder / "masks").is_dir()
+    return is_folder(folder / "images") and is_folder(folder / "masks")
 
 
 def is_imagemasks(folder: Path) -> bool:
@@ -35,13 +37,9 @@ def is_imagemasks(folder: Path) -> bool:
 
 def _files(folder: Path, is_mask: bool) -> Dict[str, Path]:
     """The image files of a folder by the name that pairs them."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"cannot read {folder}: {error.strerror or error}", "check its permissions") from None
     found: Dict[str, Path] = {}
-    for path in entries:
-        if path.name.startswith(".") or path.suffix.lower() not in EXTENSIONS or not path.is_file():
+    for path in entries(folder):
+        if path.name.startswith(".") or path.suffix.lower() not in EXTENSIONS or not is_file(path):
             continue
         stem = path.stem
         if is_mask:
@@ -52,45 +50,32 @@ def _files(folder: Path, is_mask: bool) -> Dict[str, Path]:
     return found
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, max_pixels: int) -> Any:
     """uint8 [h, w].  As ``infer`` reads images: colour, more bits and several pages are refused."""
-    from PIL import Image
-
-    data = read_file(str(path))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tables that are cut off; what matters is raised
-            image = Image.open(io.BytesIO(data))
-            image.load()
-            count, page = int(getattr(image, "n_frames", 1)), as_grey(image)
-            pixels = np.array(page)
-    except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
-        raise DataError(f"image {path} cannot be decoded: {error}", IMAGE_HINT) from error
+    origin = f"image {printable(str(path))}"
+    with opened(read_file(str(path)), origin, max_pixels, IMAGE_HINT) as image:
+        image.load()
+        count, page = int(getattr(image, "n_frames", 1)), as_grey(image)
+        pixels = np.array(page)
     if page.mode != "L":
-        raise DataError(f"image {path} has {pixels_of(page.mode)}; images must be 8-bit grey", IMAGE_HINT)
+        raise DataError(f"{origin} has {pixels_of(page.mode)}; images must be 8-bit grey", IMAGE_HINT)
     if count > 1:
-        raise DataError(f"image {path} has {count} pages", "save each page as an image of its own")
+        raise DataError(f"{origin} has {count} pages", "save each page as an image of its own")
     return pixels
 
 
-def _read_mask(path: Path) -> Any:
+def _read_mask(path: Path, max_pixels: int) -> Any:
     """uint8 [h, w]; a colour or 16-bit mask is refused, for it would not keep its two values."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            image.load()
-            mode, pixels = image.mode, np.array(image)
-    except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
-        raise DataError(
-            f"mask {path} cannot be decoded: {error}", "masks are 8-bit grey PNG or TIFF"
-        ) from error
+    origin, hint = f"mask {printable(str(path))}", "masks are 8-bit grey PNG or TIFF"
+    with opened(read_file(str(path)), origin, max_pixels, hint) as image:
+        image.load()
+        mode, pixels = image.mode, np.array(image)
     if mode not in ("L", "1", "P"):
-        raise DataError(f"mask {path} has pixels of mode {mode}", "masks are 8-bit grey PNG or TIFF")
+        raise DataError(f"{origin} has pixels of mode {mode}", hint)
     return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels
 
 
-def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
+def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
     """Images [n, h, w, 1] and masks [n, h, w] with the values they are stored with, and warnings."""
     images, masks = _files(folder / "images", False), _files(folder / "masks", True)
     names = sorted(set(images) & set(masks))
@@ -103,13 +88,16 @@ def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
             passed_over.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
-        image, mask = _read(images[name]), _read_mask(masks[name])
+        image, mask = _read(images[name], max_pixels), _read_mask(masks[name], max_pixels)
         if image.shape != mask.shape:
             sizes = ["x".join(map(str, a.shape)) for a in (image, mask)]
             raise DataError(
                 f"{images[name]} is {sizes[0]} pixels, but {masks[name]} is {sizes[1]}",
                 "an image and its mask have one size",
             )
+        if not pairs:
+            # All are of this size; they are held twice while they become one array.
+            check_memory(4 * len(names) * image.size, f"{printable(str(folder))} with {len(names)} such images")
         if pairs and image.shape != pairs[0][0].shape:
             sizes = ["x".join(map(str, a.shape)) for a in (pairs[0][0], image)]
             raise DataError(
@@ -121,16 +109,16 @@ def _read_part(folder: Path) -> Tuple[Any, Any, List[str]]:
     return np.stack([p[0] for p in pairs])[..., np.newaxis], np.stack([p[1] for p in pairs]), passed_over
 
 
-def open_imagemasks(folder: Path) -> DataSource:
+def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSource:
     """Reads all pairs.  Images are 8-bit grey; masks have 0 (class 0) and one other value (class 1).
 
     Raises:
-        DataError: no pairs, sizes that differ, a file that is damaged or no 8-bit grey image, or a mask of
-            more than two values.
+        DataError: no pairs, sizes that differ, a file that is damaged or no 8-bit grey image, a mask of more than two
+            values, or more pairs than half of the memory holds.
     """
     own_split = _has_pairs(folder)
     if own_split:
-        images, masks, passed_over = _read_part(folder)
+        images, masks, passed_over = _read_part(folder, max_pixels)
         if len(images) < 2:
             raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
         held_out = max(1, len(images) // SHARE_HELD_OUT)
@@ -141,7 +129,7 @@ def open_imagemasks(folder: Path) -> DataSource:
             raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
         parts, passed_over = [], []
         for part in (folder / "train", evaluation):
-            images, masks, found = _read_part(part)
+            images, masks, found = _read_part(part, max_pixels)
             parts.append((images, masks))
             passed_over += found
         if parts[0][0].shape[1:] != parts[1][0].shape[1:]:

@@ -5,13 +5,17 @@ evaluation and inference, and releases Python's lock while it decodes and resize
 """
 
 import contextlib
+import ctypes
 import io
 import math
-from typing import Any, Tuple
+import warnings
+from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 
 from ipucnn.datasets.hashing import AUGMENT, uniform
+from ipucnn.datasets.image_headers import check_header
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 
 EVAL_MARGIN = 1.14
@@ -21,41 +25,121 @@ MAX_ASPECT = 4 / 3
 TRIES = 10
 SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I")
 MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
+FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
+"""Pillow's names of what is read, whatever a file is called."""
+TILE_WIDTH, TILE_LENGTH = 322, 323
+MAX_EXIF_TEXT = 2**16
 HINT = "convert it to JPEG or PNG, or remove it"
 
 Box = Tuple[float, float, float, float]
 
 
-def open_image(data: bytes, origin: str, channels: int) -> Any:
+@contextlib.contextmanager
+def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Iterator[Any]:
+    """A Pillow image of which the header was read and is within limits; its first page is decoded by ``load()``.
+
+    Whatever Pillow raises inside the block, and that is nearly anything for damaged files, says what is wrong with the
+    image.  Large images wait here until others were decoded (see ``limits``).
+
+    Args:
+        data: the encoded file.
+        origin: what it is, for messages: "image PATH".
+        max_pixels: of ``--max-image-pixels``.
+        hint: what to do about an image that cannot be decoded.
+
+    Raises:
+        DataError: no image, damaged, of too many pixels, or of pixels that cannot be converted.
+    """
+    size = check_header(data, origin)
+    if size is not None:
+        check_pixels(*size, max_pixels, origin)
+    Image = pillow()
+    try:
+        # What may be here is what docs/datasets.md lists: other formats are rare in data sets, and some of
+        # Pillow's readers start programs (PostScript) or trust what they read.
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        check_pixels(image.width, image.height, max_pixels, origin)
+        tile = _tile_of(image)
+        check_pixels(*tile, max_pixels, f"a tile of {origin}")
+        with decoding(max(image.width, tile[0]), max(image.height, tile[1]), origin):
+            yield image
+    except DataError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise DataError(f"{origin} is not an image in a known format", hint) from error
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint) from error
+
+
+def _tile_of(image: Any) -> Tuple[int, int]:
+    """(width, height) of the tiles of a TIFF, each of which is decoded whole, however small the image."""
+    tags = getattr(image, "tag_v2", None) if image.format == "TIFF" else None
+    sides = [tags.get(number, 0) if tags is not None else 0 for number in (TILE_WIDTH, TILE_LENGTH)]
+    return tuple(side if isinstance(side, int) else 0 for side in sides)  # type: ignore[return-value]
+
+
+_pillow: List[Any] = []
+
+
+def pillow() -> Any:
+    """Pillow's ``Image``, set up once: our own limit of pixels in place of its, and quiet about damaged files."""
+    if not _pillow:
+        from PIL import Image
+
+        # It warns on stderr beyond 89 million pixels, and raises beyond 179 million.
+        Image.MAX_IMAGE_PIXELS = None
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        _silence_libtiff()
+        _pillow.append(Image)
+    return _pillow[0]
+
+
+def _silence_libtiff() -> None:
+    """Stops libtiff from writing what is wrong with a file on stderr: Pillow raises, and the message is ours.
+
+    Where Pillow was built without a libtiff of its own to call, its lines remain.
+    """
+    with contextlib.suppress(Exception):
+        from PIL import _imaging  # noqa: F401 - loads the library
+
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in lines if "libtiff" in line}
+        for path in paths:
+            library = ctypes.CDLL(path)
+            library.TIFFSetErrorHandler(None)
+            library.TIFFSetWarningHandler(None)
+
+
+def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
     """A decoded Pillow image with 1 ("L") or 3 ("RGB") channels, upright.
 
     Args:
         data: the encoded file.
         origin: what it is, for messages: "image PATH".
         channels: 1 or 3.
+        max_pixels: what it may have at most.
 
     Raises:
-        DataError: no image, damaged, or absurdly large.
+        DataError: as :func:`opened`.
     """
     from PIL import Image, ImageOps
 
-    try:
-        image = Image.open(io.BytesIO(data))
-        if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise ValueError(f"{image.width}x{image.height} pixels are too many")  # Pillow only warns
+    with opened(data, origin, max_pixels) as image:
         image.load()
-    except Image.UnidentifiedImageError as error:
-        raise DataError(f"{origin} is not an image in a known format", HINT) from error
-    except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
-        raise DataError(f"{origin} cannot be decoded: {error}", HINT) from error
-    with contextlib.suppress(Exception):  # a damaged EXIF block says nothing; the pixels are fine
-        image = ImageOps.exif_transpose(image) or image
-    if image.mode in SIXTEEN_BIT:  # Pillow's own conversion clips 16 bits instead of scaling them
-        image = Image.fromarray((np.asarray(image, np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-    if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
-        layered = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
-    return image.convert("L" if channels == 1 else "RGB")
+        # As hexadecimal text in a PNG, EXIF data is not looked at before.
+        if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
+            with contextlib.suppress(Exception):  # a damaged EXIF block says nothing; the pixels are fine
+                image = ImageOps.exif_transpose(image) or image
+        if image.mode in SIXTEEN_BIT:  # Pillow's own conversion clips 16 bits instead of scaling them
+            image = Image.fromarray((np.asarray(image, np.int32).clip(0, 65535) >> 8).astype(np.uint8))
+        if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
+            layered = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
+        image = image.convert("L" if channels == 1 else "RGB")
+        if not image.width or not image.height:
+            raise DataError(f"{origin} has no pixels", "remove it")
+        return image
 
 
 def _resample(image: Any, size: Tuple[int, int], box: Box) -> Any:
@@ -82,21 +166,25 @@ def centre_box(width: int, height: int, size: Tuple[int, int], margin: float = 1
     )
 
 
-def decode_for_eval(data: bytes, origin: str, size: Tuple[int, int], channels: int) -> Any:
+def decode_for_eval(
+    data: bytes, origin: str, size: Tuple[int, int], channels: int, max_pixels: int = MAX_IMAGE_PIXELS
+) -> Any:
     """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop.
 
     Both steps are one resampling of the centre box.  Raises DataError.
     """
-    image = open_image(data, origin, channels)
+    image = open_image(data, origin, channels, max_pixels)
     return _resample(image, size, centre_box(image.width, image.height, size, EVAL_MARGIN))
 
 
-def decode_to_size(data: bytes, origin: str, size: Tuple[int, int], channels: int) -> Any:
+def decode_to_size(
+    data: bytes, origin: str, size: Tuple[int, int], channels: int, max_pixels: int = MAX_IMAGE_PIXELS
+) -> Any:
     """uint8 [h, w, channels]: unchanged pixels where the image has that size, else its centre resized.
 
     Raises DataError.
     """
-    image = open_image(data, origin, channels)
+    image = open_image(data, origin, channels, max_pixels)
     return _resample(image, size, centre_box(image.width, image.height, size))
 
 
@@ -119,13 +207,19 @@ def random_box(width: int, height: int, size: Tuple[int, int], seed: int, words:
 
 
 def decode_for_training(
-    data: bytes, origin: str, size: Tuple[int, int], channels: int, seed: int, words: Tuple[int, int, int]
+    data: bytes,
+    origin: str,
+    size: Tuple[int, int],
+    channels: int,
+    seed: int,
+    words: Tuple[int, int, int],
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> Any:
     """uint8 [h, w, channels]: a random resized crop, mirrored half of the time.
 
     A pure function of the image, ``seed`` and ``words`` (epoch, round, index).  Raises DataError.
     """
-    image = open_image(data, origin, channels)
+    image = open_image(data, origin, channels, max_pixels)
     array = _resample(image, size, random_box(image.width, image.height, size, seed, words))
     if uniform(seed, AUGMENT, *words, 4 * TRIES) < 0.5:
         array = np.ascontiguousarray(array[:, ::-1])

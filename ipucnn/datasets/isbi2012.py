@@ -10,9 +10,11 @@ from typing import Optional
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.masks import to_classes
 from ipucnn.datasets.tiff import read_volume
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_file
 
 IMAGES, LABELS, TEST = "train-volume", "train-labels", "test-volume"
 CLASS_NAMES = ("membrane", "cell")
@@ -23,7 +25,7 @@ _ENDINGS = (".tif", ".tiff")
 
 def find_volume(folder: Path, stem: str) -> Optional[Path]:
     """The file of that volume in a folder, or None."""
-    return next((folder / (stem + e) for e in _ENDINGS if (folder / (stem + e)).is_file()), None)
+    return next((folder / (stem + e) for e in _ENDINGS if is_file(folder / (stem + e))), None)
 
 
 def has_files(folder: Path) -> bool:
@@ -31,11 +33,11 @@ def has_files(folder: Path) -> bool:
     return any(find_volume(folder, stem) is not None for stem in (IMAGES, LABELS))
 
 
-def open_isbi2012(folder: Path) -> DataSource:
+def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSource:
     """Reads the two training volumes; the last fifth of the slices is for evaluation.
 
     Raises:
-        DataError: a volume is absent or damaged, they do not belong together, or the labels are no masks.
+        DataError: a volume is absent, damaged or too large, they do not belong together, or the labels are no masks.
     """
     paths = [find_volume(folder, stem) for stem in (IMAGES, LABELS)]
     for path, stem in zip(paths, (IMAGES, LABELS)):
@@ -43,7 +45,7 @@ def open_isbi2012(folder: Path) -> DataSource:
             raise DataError(
                 f"{folder} has no {stem}.tif", f"{IMAGES}.tif and {LABELS}.tif belong side by side"
             )
-    images, labels = (read_volume(path) for path in paths if path is not None)
+    images, labels = (read_volume(path, max_pixels) for path in paths if path is not None)
     if len(images) != len(labels):
         raise DataError(
             f"{paths[0]} has {len(images)} slices, but {paths[1]} has {len(labels)}", "get both files again"

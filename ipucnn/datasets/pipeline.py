@@ -254,9 +254,13 @@ def load_images(
     for path in paths:
         data, origin = read_file(str(path)), f"image {path}"
         if height is None or width is None:
-            image = image_files.decode_for_eval(data, origin, input_shape[:2], channels)
+            image = image_files.decode_for_eval(
+                data, origin, input_shape[:2], channels, info.max_image_pixels
+            )
         else:
-            image = image_files.decode_to_size(data, origin, (height, width), channels)
+            image = image_files.decode_to_size(
+                data, origin, (height, width), channels, info.max_image_pixels
+            )
         sized = prepare_size(image[np.newaxis], input_shape)
         loaded.append(prepare_range(sized, input_shape, input_range, info).numpy()[0])
     return np.stack(loaded)
@@ -300,9 +304,11 @@ def _decode_in_python(
         try:
             data, origin = examples.encoded(position), examples.describe(position)
             if random is None:
-                return image_files.decode_for_eval(data, origin, size, channels)
+                return image_files.decode_for_eval(data, origin, size, channels, info.max_image_pixels)
             words = (int(epoch), int(turn), position)
-            return image_files.decode_for_training(data, origin, size, channels, random[0], words)
+            return image_files.decode_for_training(
+                data, origin, size, channels, random[0], words, info.max_image_pixels
+            )
         except DataError as error:
             # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
             raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{error.hint or ''}\x1f") from error

@@ -1,6 +1,6 @@
 """Which data set a run uses, and opening it.  No TensorFlow until a TFDS set is opened."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import List, Optional, Tuple
 
@@ -9,7 +9,9 @@ from ipucnn.datasets.base import DataSource, limit_source
 from ipucnn.datasets.catalog import DATASETS, find_location, find_tfds
 from ipucnn.datasets.download import REMOTES
 from ipucnn.datasets.download import download as download_files
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+from ipucnn.filesystem import expand, is_file, is_folder
 
 EMBEDDED = {"classification": "digits", "segmentation": "membranes"}
 TFDS_PREFIX = "tfds:"
@@ -56,15 +58,15 @@ def choose_dataset(
         ConfigurationError: the name is unknown, or the set is for another task.
         DataError: the set was named but its files are not there.
     """
-    path = Path(path).expanduser()
+    path = expand(str(path), "--dataset-path")
     if name is None:
         return _choose_default(path, home, task, download)
     if name.lower().startswith(TFDS_PREFIX):
         return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
     known = _canonical(name)
     if known is None:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
+        folder = expand(name, "--dataset")
+        if is_folder(folder, "--dataset"):
             if isbi2012.has_files(folder):
                 _check_task(f"folder {folder}", "segmentation", task)
                 return Choice("isbi2012", folder, f"data set isbi2012 from {folder}", task)
@@ -89,7 +91,7 @@ def choose_dataset(
         return Choice(known, location, f"data set {known} from {location}", task)
     if download and known in REMOTES:
         return Choice(known, None, f"data set {known}, to be downloaded to {path}", task, path)
-    if not path.is_dir():
+    if not is_folder(path, "--dataset-path"):
         raise DataError(
             f"data folder {path} does not exist", "pass --dataset-path with the folder of the data"
         )
@@ -105,6 +107,7 @@ def open_dataset(
     seed: int = 0,
     image_shape: Optional[Tuple[int, int, int]] = None,
     num_classes: Optional[int] = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
 
@@ -115,13 +118,15 @@ def open_dataset(
         seed: of generated sets, and of which images a limit keeps.
         image_shape: (height, width, channels) of generated sets; membranes are grey whatever it says.
         num_classes: of the set "random".
+        max_image_pixels: what an image, or a page of a volume, may have at most.
 
     Raises:
-        DataError: files are absent or damaged.
+        DataError: files are absent or damaged, or the set takes more than half of the memory.
         MissingError: an optional package or the network is needed.
         ConfigurationError: a limit is not a number.
     """
-    source = _open(choice, download, seed, image_shape, num_classes)
+    source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels)
+    source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     return limit_source(source, limit_train, limit_eval, seed)
 
 
@@ -131,6 +136,7 @@ def _open(
     seed: int,
     image_shape: Optional[Tuple[int, int, int]],
     num_classes: Optional[int],
+    max_image_pixels: int,
 ) -> DataSource:
     name, location = choice.name, choice.location
     if name == "digits":
@@ -156,7 +162,7 @@ def _open(
             location = download_files(name, choice.download_to)
     if location is None:
         raise DataError(f"data set {name} is not here", _how_to_get(name))
-    if (location / "dataset_info.json").is_file():
+    if is_file(location / "dataset_info.json"):
         from ipucnn.datasets.tfds import open_tfds
 
         return open_tfds(name, location)
@@ -165,9 +171,9 @@ def _open(
     if name in cifar.LAYOUTS:
         return cifar.open_cifar(name, location)
     if name == "isbi2012":
-        return isbi2012.open_isbi2012(location)
+        return isbi2012.open_isbi2012(location, max_image_pixels)
     if name == "imagemasks":
-        return imagemasks.open_imagemasks(location)
+        return imagemasks.open_imagemasks(location, max_image_pixels)
     return imagefolder.open_imagefolder(location, name)
 
 

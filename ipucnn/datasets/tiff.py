@@ -1,62 +1,59 @@
 """Volumes: multi-page TIFF files of 8-bit grey slices, all of one size.  No TensorFlow."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ipucnn.datasets.base import read_file
 from ipucnn.datasets.grey import pixels_of
+from ipucnn.datasets.images import opened
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels
 from ipucnn.errors import DataError
+from ipucnn.text import printable
 
 HINT = "save it as an 8-bit grey multi-page TIFF"
 
 
-def read_volume(path: Path) -> Any:
+def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
     """uint8 [slices, h, w] of a multi-page TIFF; a page of one bit becomes 0 and 255.
 
+    Args:
+        path: the file.
+        max_pixels: what a page may have at most.
+
     Raises:
-        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, or pages of different sizes.
+        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, pages of different sizes, or more of them than
+            half of the memory holds.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of what it then fails on
-        return _read(path)
-
-
-def _read(path: Path) -> Any:
-    from PIL import Image
-
-    try:
-        volume = Image.open(path)
-    except Image.UnidentifiedImageError:
-        raise DataError(f"{path} is not an image", HINT) from None
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror or error}", "check that the file exists and is readable"
-        ) from None
-    except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
-        raise DataError(f"{path} cannot be decoded: {error}", HINT) from error
-    with volume:
+    origin = printable(str(path))
+    with opened(read_file(str(path)), origin, max_pixels, HINT) as volume:
         if volume.format != "TIFF":
-            raise DataError(f"{path} is a {volume.format} file, not a TIFF", HINT)
-        slices = []
+            raise DataError(f"{origin} is a {volume.format} file, not a TIFF", HINT)
         try:
             count = int(volume.n_frames)
-        except Exception as error:
-            raise DataError(f"{path}: its list of pages is damaged: {error}", "get the file again") from error
+        except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
+            raise DataError(f"{origin}: its list of pages is damaged: {error}", "get the file again") from error
+        height, width = volume.height, volume.width
+        # What is stored here, and as much again for the parts that training and evaluation get.
+        check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
+        slices: Any = np.empty((count, height, width), np.uint8)
         for page in range(count):
-            slices.append(_read_page(volume, page, f"{path}, page {page + 1} of {count}"))
-            if slices[-1].shape != slices[0].shape:
-                sizes = " and ".join("x".join(map(str, s.shape)) for s in (slices[0], slices[-1]))
-                raise DataError(f"{path} has pages of different sizes: {sizes}", HINT)
-    return np.stack(slices)
+            where = f"{origin}, page {page + 1} of {count}"
+            pixels = _read_page(volume, page, where, (height, width), max_pixels)
+            slices[page] = pixels
+    return slices
 
 
-def _read_page(volume: Any, page: int, origin: str) -> Any:
+def _read_page(volume: Any, page: int, origin: str, size: Any, max_pixels: int) -> Any:
     try:
         volume.seek(page)
+        check_pixels(volume.width, volume.height, max_pixels, origin)
         if volume.mode not in ("L", "1"):
             raise DataError(f"{origin} has {pixels_of(volume.mode)}; slices must be 8-bit grey", HINT)
+        if (volume.height, volume.width) != size:
+            sizes = f"{size[0]}x{size[1]} and {volume.height}x{volume.width}"
+            raise DataError(f"{origin}: there are pages of different sizes: {sizes}", HINT)
         volume.load()
         pixels = np.array(volume)
     except DataError:

@@ -15,9 +15,15 @@ TIMEOUT_S = 180.0
 
 # Run by the same Python; writes one line of JSON after a mark, as libraries print to stdout as well.
 _MARK = "ipucnn-probe:"
+# The current folder, which ``-c`` puts first on the path, is anybody's: what lies there is not to be imported.
 _CODE = f"""
-import json
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import json, os
 answer = {{}}
+# Keras 3 imports matplotlib, which would take its settings from there.
+exists = os.path.exists
+os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
 import tensorflow as tf
 answer["tensorflow"] = tf.__version__
 from tensorflow import keras

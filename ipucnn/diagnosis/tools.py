@@ -28,6 +28,16 @@ class Ran:
     signal_name: Optional[str] = None
 
 
+def find(program: str) -> Optional[str]:
+    """The absolute path of a program, from the absolute folders of PATH; None if it is in none of them.
+
+    A relative folder (``.``, or nothing between two colons) is the one the user happens to be in, where anybody may
+    have put a program of that name.
+    """
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
+    return shutil.which(program, path=os.pathsep.join(folders)) if folders else None
+
+
 def run(
     command: Sequence[str], timeout_s: float = TIMEOUT_S, variables: Optional[Mapping[str, str]] = None
 ) -> Ran:
@@ -37,11 +47,12 @@ def run(
         command: program, then arguments.
         variables: of its environment; None: this process's.
     """
-    if shutil.which(command[0]) is None:
+    program = command[0] if os.path.isabs(command[0]) else find(command[0])
+    if program is None:
         return Ran(False, problem="not found")
     try:
         process = subprocess.Popen(
-            command,
+            [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ import numpy as np
 
 import ipucnn
 from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.cost import cut_bytes, layer_times
+from ipucnn.planning.cost import cut_bytes, program_times
 from ipucnn.planning.judge import LIMITS, Candidate, Planner
 from ipucnn.planning.memory_model import MemoryModel, segments_on_one_ipu
 from ipucnn.planning.pipeline_plan import (
@@ -142,9 +142,9 @@ def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
 
 def _profile(planner: Planner, candidate: Candidate) -> Tuple[ProfileLayer, ...]:
     graph = planner.graph
-    times = layer_times(graph, candidate.settings, planner.system.ipu)
-    cumulative: Any = np.cumsum(times.forward_s + times.backward_s)
     starts = stage_starts(graph, candidate.splits)
+    times = program_times(graph, starts, candidate.settings, planner.system.ipu)
+    cumulative: Any = np.cumsum(times.forward_s + times.backward_s)
     stage_of: Any = np.searchsorted(starts, np.arange(len(graph.layers)), side="right") - 1
     return tuple(
         ProfileLayer(
@@ -204,9 +204,8 @@ def _restaged(settings: PlanSettings, num_stages: int) -> PlanSettings:
     mapping = None
     if settings.schedule == "Sequential" and not segments_on_one_ipu(settings):
         mapping = tuple(range(num_stages))
-    return replace(
-        settings,
-        num_stages=num_stages,
+    return settings.restaged(
+        num_stages,
         gradient_accumulation_count=count,
         device_mapping=mapping,
         recomputation=settings.recomputation and num_stages > 1,

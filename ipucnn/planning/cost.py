@@ -15,7 +15,7 @@ from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
 from ipucnn.planning.graph import Layer, LayerGraph
 from ipucnn.planning.ops import SPLITS, UNITS, Products, plan_products
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, StageProportions
 
 __all__ = [
     "PASSES",
@@ -25,6 +25,7 @@ __all__ = [
     "layer_times",
     "needs_gradient",
     "output_bytes",
+    "program_times",
     "transfer_s",
     "transfers_s",
 ]
@@ -223,7 +224,7 @@ def _planned(
     arithmetic: str,
     element_bytes: int,
     weight_bytes: int,
-    proportion: float,
+    proportions: StageProportions,
     training: bool,
     ipu: IPU,
     constants: CostConstants,
@@ -231,27 +232,30 @@ def _planned(
     """work, splits, units, temporary bytes, see ``LayerTimes``; split searches once per distinct operation."""
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
-    distinct: Dict[_Key, int] = {}
-    where: List[Tuple[int, int, int]] = []
+    # Per bound of temporary bytes: its distinct products, and where each is: (layer, pass, number of the product).
+    distinct: Dict[float, Dict[_Key, int]] = {}
+    where: Dict[float, List[Tuple[int, int, int]]] = {}
     for i, layer in enumerate(graph.layers):
         if layer.op_class in PRODUCT_CLASSES:
             flows = layer.inputs[0] in with_gradient
             keys = _product_keys(layer, by_name[layer.inputs[0]], batch, flows, training)
             for pass_, key in enumerate(keys):
                 if key is not None:
-                    where.append((i, pass_, distinct.setdefault(key, len(distinct))))
+                    share = _proportion(proportions, layer, pass_)
+                    known = distinct.setdefault(share, {})
+                    where.setdefault(share, []).append((i, pass_, known.setdefault(key, len(known))))
     shape = (len(graph.layers), len(PASSES))
     work = _other_work(graph, batch, element_bytes, weight_bytes, training, ipu.num_tiles)
     splits: np.ndarray = np.zeros((*shape, len(SPLITS)), dtype=int)
     units: np.ndarray = np.full(shape, -1)
     temporary = np.zeros(shape)
-    if where:
-        names = [field.name for field in fields(Products)]
-        columns = dict(zip(names, np.array(list(distinct), dtype=float).T))
+    names = [field.name for field in fields(Products)]
+    for share, known in distinct.items():
+        columns = dict(zip(names, np.array(list(known), dtype=float).T))
         columns["weight_gradient"] = columns["weight_gradient"].astype(bool)
-        bound_bytes = proportion * ipu.sram_per_tile_bytes
+        bound_bytes = share * ipu.sram_per_tile_bytes
         plans = plan_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
-        at_layer, at_pass, of = np.array(where).T
+        at_layer, at_pass, of = np.array(where[share]).T
         work[at_layer, at_pass] += plans.work[of]
         splits[at_layer, at_pass] = plans.split[of]
         units[at_layer, at_pass] = plans.unit[of]
@@ -261,20 +265,33 @@ def _planned(
     return work, splits, units, temporary
 
 
+def _proportion(proportions: StageProportions, layer: Layer, pass_: int) -> float:
+    """The availableMemoryProportion that Poplar plans a product with."""
+    if layer.op_class == "matmul":
+        return proportions.backward_matmul if pass_ else proportions.matmul
+    return proportions.backward_convolution if pass_ else proportions.convolution
+
+
 def layer_times(
     graph: LayerGraph,
     settings: PlanSettings,
     ipu: IPU,
     constants: CostConstants = DEFAULT_CONSTANTS,
+    proportions: Optional[StageProportions] = None,
 ) -> LayerTimes:
-    """Predicted time of each layer for one micro-batch on one IPU."""
+    """Predicted time of each layer for one micro-batch on one IPU.
+
+    Args:
+        proportions: availableMemoryProportion; None: that of the first stage, which is that of all stages unless the
+            settings say otherwise.
+    """
     work, splits, units, temporary = _planned(
         graph,
         settings.micro_batch_size,
         settings.arithmetic,
         settings.element_bytes,
         settings.weight_bytes,
-        settings.available_memory_proportion,
+        proportions or settings.proportions_of(0),
         settings.training,
         ipu,
         constants,
@@ -283,6 +300,30 @@ def layer_times(
     norms = np.array([shared and layer.op_class == "norm" for layer in graph.layers], dtype=float)
     forward, backward = _seconds(work, norms, ipu.clock_hz, constants)
     return LayerTimes(forward, backward, work, splits, units, temporary, norms, ipu.clock_hz)
+
+
+def program_times(
+    graph: LayerGraph,
+    starts: Sequence[int],
+    settings: PlanSettings,
+    ipu: IPU,
+    constants: CostConstants = DEFAULT_CONSTANTS,
+) -> LayerTimes:
+    """``layer_times`` with each stage's own availableMemoryProportion.
+
+    Args:
+        starts: first layer of each stage.
+    """
+    joined = layer_times(graph, settings, ipu, constants)
+    for stage, first in enumerate(starts if settings.has_own_proportions else ()):
+        own = layer_times(graph, settings, ipu, constants, settings.proportions_of(stage))
+        names = ("forward_s", "backward_s", "work", "splits", "units", "temporary_bytes")
+        arrays = {
+            name: np.concatenate([getattr(joined, name)[:first], getattr(own, name)[first:]])
+            for name in names
+        }
+        joined = replace(joined, **arrays)
+    return joined
 
 
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:

@@ -18,7 +18,7 @@ from ipucnn.planning.memory import program_memory
 from ipucnn.planning.memory_model import segments_on_one_ipu
 from ipucnn.planning.planner import plan
 from ipucnn.planning.predict import Prediction, predict
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.planning.stages import Solution, StageTables, item_starts, tick_s
 from ipucnn.planning.tables import stage_tables
 from ipucnn.planning.verdict import FITS_BELOW, FITS_NOT_ABOVE, StageMemory
@@ -65,7 +65,7 @@ class Candidate:
 
 
 def candidates(
-    settings: PlanSettings, recomputation: Optional[bool] = None, proportion: Optional[float] = None
+    settings: PlanSettings, recomputation: Optional[bool] = None, proportions: Optional[Proportions] = None
 ) -> List[List[PlanSettings]]:
     """The settings to choose from where recomputation or availableMemoryProportion (None) is left open.
 
@@ -75,9 +75,9 @@ def candidates(
     again = [recomputation] if recomputation is not None else [False, True]
     if not settings.training or settings.num_stages == 1:
         again = [False]
-    proportions = PROPORTIONS if proportion is None else (proportion,)
+    tried = [uniform(share) for share in PROPORTIONS] if proportions is None else [proportions]
     return [
-        [replace(settings, recomputation=on, available_memory_proportion=share) for share in proportions]
+        [replace(settings, recomputation=on, available_memory_proportion=own) for own in tried]
         for on in again
     ]
 
@@ -108,19 +108,18 @@ class Planner:
         """
         one_ipu = segments_on_one_ipu(settings)
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
-        own = replace(
-            settings,
-            num_stages=1,
+        own = settings.restaged(
+            settings.num_stages if settings.has_own_proportions else 1,
             num_replicas=1,
-            device_mapping=None,
             # Neither memory nor the time of a micro-batch depends on how many are accumulated, only on whether.
             gradient_accumulation_count=min(2, settings.gradient_accumulation_count),
         )
         key = (own, one_ipu, shared)
         if key not in self._tables:
-            asked = replace(own, device_mapping=(0,) if one_ipu else None)
-            if not one_ipu and settings.schedule == "Sequential":
-                asked = replace(own, num_stages=2, device_mapping=(0, 1))
+            asked = own
+            if settings.schedule == "Sequential":
+                count = own.num_stages if one_ipu else max(2, own.num_stages)
+                asked = own.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
             tables = stage_tables(self.graph, asked, self.system, max_fill=max(LIMITS))
             if shared:
                 tables = replace(tables, cut_s=np.zeros(tables.num_items + 1))
@@ -219,12 +218,13 @@ class Planner:
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
         """A bound on the throughput of any splits: work shared out evenly, no transfers, full ticks alone."""
         tables = self.tables(settings, max(LIMITS))
-        forward, backward = float(tables.forward_s.sum()), float(tables.backward_s.sum())
         count = settings.num_stages
+        forward_s, backward_s = tables.least_seconds(count)
+        forward, backward = float(forward_s.sum()), float(backward_s.sum())
         if settings.schedule == "Sequential":
             tick = forward + backward
         else:
-            tick = max((forward + backward) / count, float((tables.forward_s + tables.backward_s).max()))
+            tick = max((forward + backward) / count, float((forward_s + backward_s).max()))
         if settings.training:
             again = forward if settings.recomputation and count > 1 else 0.0
             # The last stage isn't recomputed, but its forward pass takes a tick at most: hence the ones added.

@@ -16,16 +16,16 @@ What is there at the fullest moment, the backward pass of a micro-batch (the for
 A tensor that skips over the stage is live in it, but needs no stash of its own.
 """
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost import PRODUCT_CLASSES, layer_times, output_bytes
+from ipucnn.planning.cost import PRODUCT_CLASSES, LayerTimes, layer_times, output_bytes
 from ipucnn.planning.graph import Layer, LayerGraph
 from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, StageProportions
 from ipucnn.planning.verdict import StageMemory
 
 __all__ = ["MemoryModel", "segments_on_one_ipu"]
@@ -61,9 +61,7 @@ class MemoryModel:
         kept: bytes that the backward passes of a range need.
         kept_inside: those of them that were made in it.
         inputs: bytes made before a range, or by the host, that its layers read.
-        work: largest sum of ``alive`` and ``temporaries`` of a layer.
         alive: (layers,) bytes around a layer at work: made before or by it and read by it or later.
-        temporaries: (layers,) bytes of a layer's largest pass.
         resident: by category, tables of what is on the IPU at any time.
         crossing: (n + 1,) bytes that cross each cut; 0 at both ends.
         arriving: (n,) bytes that the stage before, or the host, sends to a range that opens at an item.
@@ -113,9 +111,10 @@ class MemoryModel:
             # An element-wise operation overwrites an input that nobody reads later.
             if layer.op_class in _IN_PLACE and any(last_read[index[name]] == i for name in layer.inputs):
                 self.alive[i] -= outputs[i]
-        times = layer_times(graph, settings, ipu, constants)
-        self.temporaries = times.temporary_bytes.max(axis=1) * ipu.num_tiles
-        self.work = range_maximum(np.maximum.reduceat(self.alive + self.temporaries, starts))
+        self._times: Callable[[StageProportions], LayerTimes] = lambda proportions: layer_times(
+            graph, settings, ipu, constants, proportions
+        )
+        self._working: Dict[StageProportions, Tuple[np.ndarray, np.ndarray]] = {}
 
         counts = np.array([(layer.num_parameters, layer.num_trainable) for layer in layers], dtype=float)
         self._weights, self._trainable = (range_sum(np.add.reduceat(column, starts)) for column in counts.T)
@@ -128,6 +127,20 @@ class MemoryModel:
         self._code = distinct_sum(list(code_at.values()), self._code_bytes, n)
         self.resident = self._resident()
         self._resident_total: np.ndarray = np.sum(list(self.resident.values()), axis=0)
+
+    def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+        """What the layers at work take under the availableMemoryProportion of a stage.
+
+        Returns:
+            (layers,) bytes of the temporaries of a layer's largest pass, and a table of the largest sum of them and
+            ``alive`` in each range.
+        """
+        own = self.settings.proportions_of(stage, num_stages)
+        if own not in self._working:
+            temporaries = self._times(own).temporary_bytes.max(axis=1) * self.ipu.num_tiles
+            largest = np.maximum.reduceat(self.alive + temporaries, self.item_starts[:-1])
+            self._working[own] = temporaries, range_maximum(largest)
+        return self._working[own]
 
     def _code_of(self, signature: Tuple[object, ...]) -> float:
         """Bytes of the code of an operation in all its passes."""
@@ -157,19 +170,20 @@ class MemoryModel:
         settings = self.settings
         training = settings.training
         depth = settings.stash_multiplier * (num_stages - 1 - stage) if training else 0
+        at_work = self.working(num_stages, stage)[1]
         if segments_on_one_ipu(settings):
             # Segments pass tensors on in place.  The inputs of one that recomputes wait as its checkpoint.
             if training and settings.recomputation:
                 stash = np.broadcast_to(self.crossing[:-1, None], self.kept.shape)
-                work = self.kept_inside + self.work
+                work = self.kept_inside + at_work
             else:
-                stash, work = self.kept, self.work
+                stash, work = self.kept, at_work
             work = work + self.arriving[0]
         else:
             if training and settings.recomputation and stage < num_stages - 1:
-                stash, work = depth * self.inputs, self.inputs + self.kept_inside + self.work
+                stash, work = depth * self.inputs, self.inputs + self.kept_inside + at_work
             else:
-                stash, work = depth * self.kept, self.kept + self.work
+                stash, work = depth * self.kept, self.kept + at_work
             work = work + (self.arriving[:, None] + self.crossing[None, :])
         return {"stash": _IMBALANCE * stash, "work": _IMBALANCE * work}
 
@@ -189,8 +203,9 @@ class MemoryModel:
         values = {name: float(table[a, b]) for name, table in self.tables(num_stages, stage).items()}
         work = values.pop("work")
         first, last = self.item_starts[a], self.item_starts[b]
-        fullest = first + int(np.argmax((self.alive + self.temporaries)[first:last]))
-        temporaries = _IMBALANCE * float(self.temporaries[fullest])
+        own = self.working(num_stages, stage)[0]
+        fullest = first + int(np.argmax((self.alive + own)[first:last]))
+        temporaries = _IMBALANCE * float(own[fullest])
         return StageMemory(
             **{f"{name}_bytes": value for name, value in values.items()},
             live_activations_bytes=work - temporaries,
@@ -198,9 +213,12 @@ class MemoryModel:
             capacity_bytes=float(self.ipu.sram_bytes),
         )
 
-    def one_ipu(self) -> Tuple[float, np.ndarray, np.ndarray]:
-        """Memory of recomputation segments on one IPU: what is there whatever the cuts, a table of what a segment takes
-        while it is at work, and (n + 1,) bytes of the checkpoint of a segment that opens at an item.
+    def one_ipu(self) -> Tuple[float, np.ndarray]:
+        """Memory of recomputation segments on one IPU, besides what a segment takes while it is at work (``segment``).
+
+        Returns:
+            Bytes of what is there wherever the cuts are, and (n + 1,) bytes of the checkpoint of a segment that opens
+            at an item.
         """
         tables = self.tables(2, 0)
         n = self.num_items
@@ -210,7 +228,11 @@ class MemoryModel:
             checkpoints[:n] = tables["stash"][:, n]
         else:
             fixed += float(tables["stash"][0, n])
-        return fixed, tables["work"], checkpoints
+        return fixed, checkpoints
+
+    def segment(self, num_stages: int, stage: int) -> np.ndarray:
+        """(n, n + 1): bytes that items a .. b - 1 take as a segment on one IPU while it is at work."""
+        return self._activations(num_stages, stage)["work"]
 
     def joint_code_bytes(self, ranges: Sequence[Tuple[int, int]]) -> float:
         """Code of several ranges of items on one IPU."""

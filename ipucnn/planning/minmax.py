@@ -43,8 +43,8 @@ class _Loads:
     def __init__(self, tables: StageTables, num_stages: int, schedule: str) -> None:
         self.tables, self.num_stages, self.n = tables, num_stages, tables.num_items
         self.weight = tables.transfer_directions
-        self.forward: np.ndarray = np.cumsum([0.0, *tables.forward_s])
-        self.backward: np.ndarray = np.cumsum([0.0, *tables.backward_s])
+        # Sums of the items before each, as each stage: a stage's seconds depend on its position, too.
+        self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
         self.alternates = schedule == "Interleaved" and tables.training
         num_classes = 2 if self.alternates and num_stages > 2 else 1
         own = np.unique(tables.cut_s[1 : self.n]) if num_stages > 1 else np.zeros(1)
@@ -59,8 +59,9 @@ class _Loads:
         self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
     ) -> Tuple[np.ndarray, np.ndarray]:
         """(a, b) of items i .. j - 1 as a stage; ``swap`` gives (b, a)."""
-        ahead = self.forward[j] - self.forward[i]
-        back = self.backward[j] - self.backward[i]
+        forward, backward = self.sums[stage]
+        ahead = forward[j] - forward[i]
+        back = backward[j] - backward[i]
         if self.tables.recomputes(self.num_stages, stage):
             back = back + ahead
         if self.alternates and stage % 2:
@@ -242,7 +243,7 @@ class _Search:
         """Searches to the end or the limit; returns the lower bound."""
         top = tuple(len(own) - 1 for own in self.loads.levels)
         zero = (0,) * len(top)
-        total = float(self.loads.forward[-1] + self.loads.backward[-1]) * 2
+        total = max(float(forward[-1] + backward[-1]) for forward, backward in self.loads.sums) * 2
         self.evaluate(_Box(-1.0, max(total, 1e-300), zero, top))
         while self.heap:
             bound, _, box, corner = self.heap[0]

@@ -68,7 +68,7 @@ def _fits(planner: Planner, choices: Sequence[Sequence[PlanSettings]], num_stage
                 {settings.recomputation, True} if settings.num_stages == 1 else (settings.recomputation,)
             ):
                 mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
-                own = replace(settings, num_stages=num_stages, device_mapping=mapping, recomputation=again)
+                own = settings.restaged(num_stages, device_mapping=mapping, recomputation=again)
                 if planner.fits(own, limit):
                     return True
     return False

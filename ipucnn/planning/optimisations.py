@@ -13,13 +13,12 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System
-from ipucnn.planning.cost import LayerTimes, layer_times
 from ipucnn.planning.graph import Layer, LayerGraph
 from ipucnn.planning.judge import PROPORTIONS
 from ipucnn.planning.memory import program_memory
 from ipucnn.planning.predict import predict, stage_starts
-from ipucnn.planning.settings import PlanSettings
-from ipucnn.planning.verdict import FITS_BELOW, StageMemory
+from ipucnn.planning.settings import PlanSettings, largest, percentages, smallest, uniform
+from ipucnn.planning.verdict import FITS_BELOW
 
 __all__ = ["NOT_MODELLED", "Optimisation", "Outcome", "crops_moved", "dropout_mask_bytes", "optimisations"]
 
@@ -69,7 +68,6 @@ def optimisations(
     settings: PlanSettings,
     system: System,
     *,
-    proportions: Sequence[float] = (),
     loss_scaling: float = 0.0,
     exchange_target: Optional[str] = None,
 ) -> Tuple[Outcome, List[Optimisation]]:
@@ -77,7 +75,6 @@ def optimisations(
 
     Args:
         splits: legal ones, each of their stages on an IPU of its own.
-        proportions: availableMemoryProportion of each stage; empty: that of the settings for all.
         loss_scaling: 0 is none.
         exchange_target: of Poplar's internal exchange; None: its own default, cycles.
 
@@ -93,14 +90,13 @@ def optimisations(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",
         )
-    shares = tuple(proportions) or (settings.available_memory_proportion,) * settings.num_stages
 
     def judge(**changes: Any) -> Outcome:
-        return _outcome(graph, splits, replace(settings, **changes), system, shares)
+        return _outcome(graph, splits, replace(settings, **changes), system)
 
     base = judge()
     return base, [
-        _pipelining(graph, settings, system, max(shares)),
+        _pipelining(graph, settings, system),
         _switch(
             2, "reduced precision", "--precision", settings.precision, "32.32", "16.16", judge, "precision"
         ),
@@ -116,7 +112,7 @@ def optimisations(
             judge,
             "recomputation",
         ),
-        _one_proportion(graph, splits, settings, system, shares),
+        _one_proportion(graph, splits, settings, system),
         _switch(
             6,
             "schedule",
@@ -128,8 +124,8 @@ def optimisations(
             "schedule",
         ),
         _exchange(exchange_target),
-        _dropout(graph, splits, settings, system, shares),
-        _own_proportions(graph, splits, settings, system, shares),
+        _dropout(graph, splits, settings, system),
+        _own_proportions(graph, splits, settings, system),
         _switch(
             10,
             "offloaded optimizer state",
@@ -138,7 +134,7 @@ def optimisations(
             judge,
             "optimizer_state_offloading",
         ),
-        _crops(graph, splits, settings, system, shares),
+        _crops(graph, splits, settings, system),
     ]
 
 
@@ -147,41 +143,19 @@ def _outcome(
     splits: Sequence[str],
     settings: PlanSettings,
     system: System,
-    shares: Sequence[float],
     more_bytes: Sequence[float] = (),
 ) -> Outcome:
-    """What is predicted where each stage has an availableMemoryProportion of its own.
+    """What is predicted for a program.
 
     Args:
         more_bytes: on each IPU beyond what the model has.
     """
-    memory: List[StageMemory] = []
-    times: Optional[LayerTimes] = None
-    bounds = [*stage_starts(graph, splits), len(graph.layers)]
-    for stage, share in enumerate(shares):
-        memory.append(_memory(graph, splits, settings, system, share)[stage])
-        found = layer_times(graph, replace(settings, available_memory_proportion=share), system.ipu)
-        times = found if times is None else _joined(times, found, bounds[stage])
-    prediction = predict(graph, splits, settings, system, times=times)
+    memory = program_memory(graph, splits, settings, system.ipu)
+    prediction = predict(graph, splits, settings, system)
     if more_bytes:
         memory = [replace(one, stash_bytes=one.stash_bytes + more) for one, more in zip(memory, more_bytes)]
     fullest = max(memory, key=lambda one: one.fill)
     return Outcome(fullest.fill, prediction.images_per_s, fullest.verdict)
-
-
-def _memory(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System, share: float
-) -> List[StageMemory]:
-    return program_memory(graph, splits, replace(settings, available_memory_proportion=share), system.ipu)
-
-
-def _joined(first: LayerTimes, second: LayerTimes, at: int) -> LayerTimes:
-    """The times of the first up to a layer, and of the second from it on."""
-    forward, backward = (
-        np.concatenate([a[:at], b[at:]])
-        for a, b in ((first.forward_s, second.forward_s), (first.backward_s, second.backward_s))
-    )
-    return replace(first, forward_s=forward, backward_s=backward)
 
 
 def _on_off(on: bool) -> Tuple[str, bool, bool]:
@@ -202,18 +176,17 @@ def _switch(
     return Optimisation(number, name, option, here, shown, judge(**{field: instead}))
 
 
-def _pipelining(graph: LayerGraph, settings: PlanSettings, system: System, share: float) -> Optimisation:
-    """The same IPUs with a whole network on each."""
+def _pipelining(graph: LayerGraph, settings: PlanSettings, system: System) -> Optimisation:
+    """The same IPUs with a whole network on each, of stages with proportions of their own the largest for all."""
     count = settings.num_stages
-    alone = replace(
-        settings,
-        num_stages=1,
+    alone = settings.restaged(
+        1,
+        available_memory_proportion=largest(settings.available_memory_proportion),
         num_replicas=settings.num_replicas * count,
         gradient_accumulation_count=math.ceil(settings.gradient_accumulation_count / count),
         recomputation=False,
-        device_mapping=None,
     )
-    outcome = _outcome(graph, (), alone, system, (share,))
+    outcome = _outcome(graph, (), alone, system)
     accumulated = f"{settings.gradient_accumulation_count} to {alone.gradient_accumulation_count}"
     note = f"without it recomputation is off, too, and micro-batches are accumulated {accumulated}"
     instead = f"1 stage, {count} replicas"
@@ -239,50 +212,55 @@ def _exchange(target: Optional[str]) -> Optimisation:
     )
 
 
-def _percent(shares: Sequence[float]) -> str:
-    words = [f"{100 * share:g}" for share in shares]
-    return f"{words[0]}%" if len(set(words)) == 1 else " ".join(words) + "%"
+def _percent(settings: PlanSettings) -> str:
+    return " ".join(f"{value:g}" for value in percentages(settings.available_memory_proportion)) + "%"
 
 
 def _one_proportion(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System, shares: Sequence[float]
+    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System
 ) -> Optimisation:
     """Poplar's default for all stages; from that, the smallest that is tried."""
-    share = PROPORTIONS[0] if min(shares) < PROPORTIONS[0] else PROPORTIONS[-1]
-    outcome = _outcome(graph, splits, settings, system, (share,) * len(shares))
+    (least,) = smallest(settings.available_memory_proportion)
+    share = PROPORTIONS[0] if least.limited(PROPORTIONS[0]) != uniform(PROPORTIONS[0])[0] else PROPORTIONS[-1]
+    instead = replace(settings, available_memory_proportion=uniform(share))
+    outcome = _outcome(graph, splits, instead, system)
     name, option = "convolution options", "--available-memory-proportion"
-    return Optimisation(5, name, option, _percent(shares), _percent((share,)), outcome)
+    return Optimisation(5, name, option, _percent(settings), _percent(instead), outcome)
 
 
 def _own_proportions(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System, shares: Sequence[float]
+    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System
 ) -> Optimisation:
     """Each stage the largest proportion with which its IPU surely fits; from those, the largest for all."""
     name, option = "options of each stage", "--available-memory-proportion, one per stage"
-    if len(set(shares)) > 1:
-        chosen = (max(shares),) * len(shares)
+    if settings.has_own_proportions:
+        chosen = largest(settings.available_memory_proportion)
     else:
         fills = [
             [
                 one.fill
                 for one in program_memory(
-                    graph, splits, replace(settings, available_memory_proportion=share), system.ipu
+                    graph, splits, replace(settings, available_memory_proportion=uniform(share)), system.ipu
                 )
             ]
             for share in PROPORTIONS
         ]
         chosen = tuple(
-            next(
-                (share for share, row in zip(PROPORTIONS, fills) if row[stage] < FITS_BELOW), PROPORTIONS[-1]
-            )
-            for stage in range(len(shares))
+            uniform(
+                next(
+                    (share for share, row in zip(PROPORTIONS, fills) if row[stage] < FITS_BELOW),
+                    PROPORTIONS[-1],
+                )
+            )[0]
+            for stage in range(settings.num_stages)
         )
-    outcome = _outcome(graph, splits, settings, system, chosen)
+    instead = replace(settings, available_memory_proportion=chosen)
+    outcome = _outcome(graph, splits, instead, system)
     note = ""
-    if chosen == shares:
+    if instead == settings:
         tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
         note = f"of {tried}% no stage has room for more"
-    return Optimisation(9, name, option, _percent(shares), _percent(chosen), outcome, note)
+    return Optimisation(9, name, option, _percent(settings), _percent(instead), outcome, note)
 
 
 def dropout_mask_bytes(graph: LayerGraph, splits: Sequence[str], settings: PlanSettings) -> List[float]:
@@ -302,11 +280,11 @@ def _is_dropout(layer: Layer) -> bool:
 
 
 def _dropout(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System, shares: Sequence[float]
+    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System
 ) -> Optimisation:
     """The masks beside everything else; their time is not modelled."""
     masks = dropout_mask_bytes(graph, splits, settings)
-    outcome = _outcome(graph, splits, settings, system, shares, masks)
+    outcome = _outcome(graph, splits, settings, system, masks)
     stage = int(np.argmax(masks))
     note = f"masks of {masks[stage] / 2**20:.1f} MiB on IPU {stage}; their time is not modelled"
     outcome = replace(outcome, predicted_images_per_s=None)
@@ -340,16 +318,14 @@ def crops_moved(graph: LayerGraph, splits: Sequence[str], early: bool) -> Tuple[
     return moved, tuple(opened)
 
 
-def _crops(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System, shares: Sequence[float]
-) -> Optimisation:
+def _crops(graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System) -> Optimisation:
     name, option = "crops before they are sent", "order of the network's layers"
     early, late = (crops_moved(graph, splits, first)[0] for first in (True, False))
     if early.layers == late.layers:
         return Optimisation(11, name, option, "no crops", "no crops", None, "the network has none")
     here_early = graph.layers == early.layers
     moved, opened = crops_moved(graph, splits, not here_early)
-    outcome = _outcome(moved, opened, settings, system, shares)
+    outcome = _outcome(moved, opened, settings, system)
     words = ("where they begin", "where they end")
     here, instead = words if here_early else words[::-1]
     note = "crops are copies here; the stock crop is in place, and keeps all of the skip alive, too"

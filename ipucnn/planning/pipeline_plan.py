@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
+from ipucnn import documents
 from ipucnn.errors import DataError
+from ipucnn.filesystem import read_text, shown
 from ipucnn.planning.records import from_plain, to_plain
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import POPLAR_OPTION, PlanSettings, Proportions, percentages
+from ipucnn.text import shown_value
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -26,7 +29,7 @@ __all__ = [
     "read_plan",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class ParetoRow:
     ipus_per_replica: int
     num_ipus: int
     recomputation: bool
-    available_memory_proportion: float
+    available_memory_proportion: Proportions
     splits: Tuple[str, ...]
     predicted_images_per_s: float
     predicted_fill: float
@@ -281,7 +284,11 @@ class PipelinePlan:
                 options["device-mapping"] = list(settings.mapping)
             options["pipeline-schedule"] = settings.schedule
             options["recomputation"] = settings.recomputation
-        options["available-memory-proportion"] = [100 * settings.available_memory_proportion]
+        options["available-memory-proportion"] = list(percentages(settings.available_memory_proportion))
+        own = settings.available_memory_proportion[0]
+        if own.matmul != own.convolution:
+            # Only the options of all matrix products can say it; values of single stages are for both.
+            options["matmul-options"] = {POPLAR_OPTION: f"{own.matmul:g}"}
         options["precision"] = settings.precision
         return options
 
@@ -300,7 +307,7 @@ class PipelinePlan:
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version != SCHEMA_VERSION:
             raise DataError(
-                f"{where} has schema_version {version!r}, this ipucnn reads {SCHEMA_VERSION}",
+                f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         return from_plain(PipelinePlan, data, where)
@@ -326,12 +333,8 @@ class PipelinePlan:
         Raises:
             DataError: with ``source`` and what is wrong.
         """
-        import yaml
-
-        try:
-            data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        except yaml.YAMLError as error:
-            raise DataError(f"{source} is not readable as YAML: {str(error).splitlines()[0]}") from None
+        with documents.naming(source, DataError):
+            data = documents.load(text)
         return PipelinePlan.from_dict(data, source)
 
 
@@ -344,13 +347,6 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
     Raises:
         DataError: not there, not readable, or not a plan.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(
-            f"{what} {path}: there is no such file",
-            "make it: ipucnn plan-splits MODEL --stages K --save FILE",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{what} {path}: not readable: {error}", "give a file that --save wrote") from None
-    return PipelinePlan.from_yaml(text, str(path))
+    hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
+    text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
+    return PipelinePlan.from_yaml(text, shown(path))

@@ -19,7 +19,7 @@ import numpy as np
 
 from ipucnn.hardware import IPU, System
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost import LayerTimes, layer_times, transfers_s
+from ipucnn.planning.cost import LayerTimes, program_times, transfers_s
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings
 
@@ -253,7 +253,7 @@ def predict(
     if len(starts) != settings.num_stages or any(a >= b for a, b in zip(starts, starts[1:])):
         raise ValueError(f"splits {list(splits)} do not open {settings.num_stages - 1} stages in order")
     if times is None:
-        times = layer_times(graph, settings, system.ipu, constants)
+        times = program_times(graph, starts, settings, system.ipu, constants)
     stages = _stage_times(graph, starts, times, settings, system.ipu)
     forward, backward, receive = (
         np.array([getattr(stage, name) for stage in stages])

@@ -1,13 +1,17 @@
 """Frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in."""
 
 import dataclasses
-import math
+import sys
 import typing
 from typing import Any, Dict, List, Type, TypeVar
 
 from ipucnn.errors import DataError, did_you_mean
+from ipucnn.text import shown_value
 
 __all__ = ["from_plain", "to_plain"]
+
+# Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.
+MAX_INTEGER = 2**63 - 1
 
 Record = TypeVar("Record")
 
@@ -43,7 +47,9 @@ def from_plain(kind: Type[Record], data: Any, where: str) -> Record:
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
-            raise DataError(f"{where} has an unknown key '{key}'", did_you_mean(str(key), fields))
+            raise DataError(
+                f"{where} has an unknown key '{shown_value(key)}'", did_you_mean(str(key), fields)
+            )
     values: Dict[str, Any] = {}
     for name, declared in fields.items():
         if name in data:
@@ -77,11 +83,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     wanted = (int, float) if hint is float else hint
     if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
         raise DataError(f"{where} is {_short(value)}, wanted {hint.__name__}")
-    if hint is float and not math.isfinite(value):
-        raise DataError(f"{where} is {value}, wanted a finite number")
+    if hint is int and abs(value) > MAX_INTEGER:
+        raise DataError(f"{where} is {shown_value(value)}, wanted a whole number of at most 64 bits")
+    if hint is float and not (abs(value) <= sys.float_info.max):
+        raise DataError(f"{where} is {shown_value(value)}, wanted a finite number")
     return float(value) if hint is float else value
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = shown_value(repr(value) if isinstance(value, str) else value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -15,7 +15,7 @@ from ipucnn.planning.memory_model import segments_on_one_ipu
 from ipucnn.planning.no_fit import infeasible_search
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.predict import predict
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
 __all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "micro_batches", "search"]
@@ -45,7 +45,7 @@ class SearchSpace:
         num_ipus: at most, all replicas together.
         micro_batch_sizes, schedules: to try.
         recomputation: None: both.
-        proportion: availableMemoryProportion; None: the best of ``judge.PROPORTIONS``.
+        proportions: availableMemoryProportion of all stages; None: the best of ``judge.PROPORTIONS``.
         num_replicas: None: as many as the IPUs hold, and fewer.
         global_batch_size: of every configuration, exactly; None: ``gradient_accumulation_count``.
         global_batch_from: who set it, for messages.
@@ -57,7 +57,7 @@ class SearchSpace:
     micro_batch_sizes: Tuple[int, ...] = MICRO_BATCHES
     schedules: Tuple[str, ...] = ("Grouped", "Interleaved", "Sequential")
     recomputation: Optional[bool] = None
-    proportion: Optional[float] = None
+    proportions: Optional[Proportions] = None
     num_replicas: Optional[int] = None
     global_batch_size: Optional[int] = None
     global_batch_from: str = "--global-batch-size"
@@ -140,12 +140,12 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     limit = max(LIMITS)
 
     def options(asked: SearchSpace) -> Iterator[PlanSettings]:
-        proportion = asked.proportion or min(PROPORTIONS)
+        proportions = asked.proportions or uniform(min(PROPORTIONS))
         for shape in asked.shapes():
             counts = [c for c in (asked.count(shape, r) for r in asked.replicas(shape)) if c is not None]
             if counts and shape.num_stages <= len(planner.starts):
                 again = True if shape.schedule == "Sequential" else asked.recomputation
-                for (settings,) in candidates(shape, again, proportion):
+                for (settings,) in candidates(shape, again, proportions):
                     yield replace(settings, gradient_accumulation_count=max(counts))
 
     def fits(asked: SearchSpace) -> bool:
@@ -187,7 +187,7 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
     """Every configuration that fits but those seen to be worse than another; whether any was legal at all."""
     found: List[Candidate] = []
     any_legal = False
-    proportions = PROPORTIONS if space.proportion is None else (space.proportion,)
+    tried = [uniform(share) for share in PROPORTIONS] if space.proportions is None else [space.proportions]
     for shape in space.shapes():
         legal = [(r, space.count(shape, r)) for r in space.replicas(shape)]
         counts = [(r, count) for r, count in legal if count is not None]
@@ -195,7 +195,7 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
         if not counts or shape.num_stages > len(planner.starts):
             continue
         segments = shape.schedule == "Sequential"
-        groups = [candidates(shape, True if segments else space.recomputation, p) for p in proportions]
+        groups = [candidates(shape, True if segments else space.recomputation, p) for p in tried]
         for (settings,) in (choice for group in groups for choice in group):
             one = replace(settings, gradient_accumulation_count=counts[0][1])
             if not planner.fits(one, limit) or _is_dominated(planner, one, counts, found):

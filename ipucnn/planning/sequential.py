@@ -1,7 +1,7 @@
 """Exact search for the Sequential schedule: stages run one after the other, on an IPU each or all on one."""
 
 import heapq
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -14,11 +14,9 @@ __all__ = ["search_one_ipu", "search_sequential"]
 def search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
     """Stages on an IPU each: the shortest path over cuts, O(stages x n^2).
 
-    The work is the same wherever the cuts are; they decide the transfers and what is not recomputed.
+    The cuts decide the transfers, what is not recomputed, and which stage's speed an item has.
     """
     n, k = tables.num_items, num_stages
-    forward: np.ndarray = np.cumsum([0.0, *tables.forward_s])
-    backward: np.ndarray = np.cumsum([0.0, *tables.backward_s])
     transfer: np.ndarray = tables.transfer_directions * tables.cut_s
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
@@ -27,6 +25,7 @@ def search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
         # Columns j = stage + 1 .. n - (k - 1 - stage): later stages need an item each.
         i = slice(stage, n - (k - 1 - stage))
         j = np.arange(stage + 1, n - (k - 1 - stage) + 1)
+        forward, backward = tables.sums(k, stage)
         ahead = forward[None, j] - forward[i, None]
         cost = ahead + (backward[None, j] - backward[i, None]) + transfer[j]
         if tables.recomputes(k, stage):
@@ -132,8 +131,73 @@ class _OneIpu:
         return best
 
 
+class _OwnSpeeds:
+    """Segments on one IPU of which each has its own seconds: a shortest path under the capacity.
+
+    A path to (stage, item) is described by its seconds, its checkpoint bytes and its largest segment.  Paths are taken
+    up in the order of their seconds with the least that the rest can take, and one that is worse in everything than
+    another to the same place is dropped: the first that reaches the end is a fastest split that fits.
+    """
+
+    def __init__(self, tables: StageTables, num_stages: int) -> None:
+        self.tables, self.k, self.n = tables, num_stages, tables.num_items
+        assert tables.checkpoint_bytes is not None
+        self.checkpoint = np.asarray(tables.checkpoint_bytes)
+        self.memory = [tables.memory(num_stages, stage) for stage in range(num_stages)]
+        self.cost_s = [self._cost_s(stage) for stage in range(num_stages)]
+        self.num_evaluations = 0
+        # Of the stages from each on, opening at each item: least seconds, checkpoint bytes and largest segment.
+        rest = np.full(self.n + 1, np.inf)
+        rest[self.n] = 0.0
+        self.rests = [(rest, rest, rest)]
+        for stage in range(num_stages - 1, -1, -1):
+            seconds, checkpoints, largest = self.rests[0]
+            fits = self.memory[stage] <= tables.capacity_bytes
+            own = (
+                np.where(fits, self.cost_s[stage] + seconds, np.inf).min(axis=1),
+                np.where(fits, self.checkpoint[: self.n, None] + checkpoints, np.inf).min(axis=1),
+                np.where(fits, np.maximum(self.memory[stage], largest), np.inf).min(axis=1),
+            )
+            self.rests.insert(0, tuple(np.append(values, np.inf) for values in own))  # type: ignore[arg-type]
+
+    def _cost_s(self, stage: int) -> np.ndarray:
+        """(n, n + 1) seconds of items i .. j - 1 as that stage."""
+        forward, backward = self.tables.sums(self.k, stage)
+        ahead = forward[None, :] - forward[:-1, None]
+        cost: np.ndarray = ahead + backward[None, :] - backward[:-1, None]
+        return cost + ahead if self.tables.recomputes(self.k, stage) else cost
+
+    def run(self) -> Tuple[int, ...]:
+        """The best starts; empty if nothing fits."""
+        capacity = self.tables.capacity_bytes
+        done: Dict[Tuple[int, int], List[Tuple[float, float]]] = {}
+        heap: List[Tuple[float, Tuple[int, ...], float, float, float]]
+        heap = [(float(self.rests[0][0][0]), (0,), 0.0, 0.0, 0.0)]
+        while heap:
+            _, path, seconds, checkpoints, largest = heapq.heappop(heap)
+            stage, item = len(path) - 1, path[-1]
+            if stage == self.k:
+                return path[:-1]
+            known = done.setdefault((stage, item), [])
+            if any(a <= checkpoints and b <= largest for a, b in known):
+                continue
+            known.append((checkpoints, largest))
+            self.num_evaluations += 1
+            checkpoints += float(self.checkpoint[item])
+            rest_s, rest_checkpoints, rest_largest = self.rests[stage + 1]
+            most = np.maximum(largest, self.memory[stage][item])
+            needed = checkpoints + rest_checkpoints + np.maximum(most, rest_largest)
+            for end in np.flatnonzero(needed <= capacity):
+                own_s = seconds + float(self.cost_s[stage][item, end])
+                label = (own_s + float(rest_s[end]), (*path, int(end)), own_s, checkpoints, float(most[end]))
+                heapq.heappush(heap, label)
+        return ()
+
+
 def search_one_ipu(tables: StageTables, num_stages: int) -> MinMaxResult:
     """Stages as recomputation segments on one IPU."""
-    search = _OneIpu(tables, num_stages)
+    own_speeds = len(tables.stage_s) == num_stages
+    search: Union[_OwnSpeeds, _OneIpu]
+    search = _OwnSpeeds(tables, num_stages) if own_speeds else _OneIpu(tables, num_stages)
     starts = search.run()
     return MinMaxResult(starts, np.inf, search.num_evaluations)

@@ -1,14 +1,90 @@
-"""What a plan is made for: everything besides the network and the machine that cost and memory depend on."""
+"""What a plan is made for: everything besides the network and the machine that cost and memory depend on.
 
-from dataclasses import dataclass
-from typing import Optional, Tuple
+:func:`plan_settings` is the one way from a run's configuration to it: plan-splits, training, benchmarks and the hints
+of a run that ran out of memory ask the planner the same question about the same program.
+"""
 
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Optional, Sequence, Tuple
+
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.training.optimizers import settings_of_run
+from ipucnn.training.program import Layout, stage_proportions
 
-__all__ = ["PRECISIONS", "SCHEDULES", "PlanSettings"]
+__all__ = [
+    "POPLAR_OPTION",
+    "PRECISIONS",
+    "SCHEDULES",
+    "PlanSettings",
+    "Proportions",
+    "StageProportions",
+    "given_proportions",
+    "largest",
+    "percentages",
+    "plan_settings",
+    "smallest",
+    "uniform",
+]
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 PRECISIONS = ("16.16", "16.32", "32.32")
+
+# Poplar's availableMemoryProportion where none is given.
+_DEFAULT_PROPORTION = 0.6
+POPLAR_OPTION = "availableMemoryProportion"
+
+
+@dataclass(frozen=True)
+class StageProportions:
+    """availableMemoryProportion of one pipeline stage.
+
+    It is the share of a tile's memory that the temporary data of one operation may take, in (0, 1].
+
+    Attributes:
+        convolution, matmul: of the forward pass.
+        backward_convolution, backward_matmul: of the backward pass.
+    """
+
+    convolution: float
+    matmul: float
+    backward_convolution: float
+    backward_matmul: float
+
+    def __post_init__(self) -> None:
+        for share in astuple(self):
+            if not 0 < share <= 1:
+                raise ConfigurationError(f"available_memory_proportion is {share}", "it is in (0, 1]")
+
+    def limited(self, share: float) -> "StageProportions":
+        """The same, but at most ``share``."""
+        return StageProportions(*(min(own, share) for own in astuple(self)))
+
+    @property
+    def largest(self) -> float:
+        """Of all operations."""
+        return float(max(astuple(self)))
+
+
+Proportions = Tuple[StageProportions, ...]
+
+
+def uniform(share: float) -> Proportions:
+    """One availableMemoryProportion for all operations of all stages."""
+    return (StageProportions(share, share, share, share),)
+
+
+def smallest(proportions: Sequence[StageProportions]) -> Proportions:
+    """For all stages what the stage with the least has, operation by operation."""
+    return (StageProportions(*(min(column) for column in zip(*map(astuple, proportions)))),)
+
+
+def largest(proportions: Sequence[StageProportions]) -> Proportions:
+    """For all stages what the stage with the most has, operation by operation."""
+    return (StageProportions(*(max(column) for column in zip(*map(astuple, proportions)))),)
+
+
+_DEFAULT = uniform(_DEFAULT_PROPORTION)
 
 
 @dataclass(frozen=True)
@@ -23,9 +99,10 @@ class PlanSettings:
         schedule: "Grouped", "Interleaved" or "Sequential".
         precision: compute and weights: "16.16", "16.32" (fp32 master weights) or "32.32".
         recomputation: every stage but the last redoes its forward pass in the backward pass.
-        available_memory_proportion: of a tile's memory that a convolution's temporary data may take.
+        available_memory_proportion: of each stage; one entry: the same for all stages.  Entries that are all the
+            same become one.
         training: forward and backward with updates, or forward alone.
-        optimizer_slots: state tensors per weight: 0 SGD, 1 momentum, LARS, RMSprop, 2 Adam.
+        optimizer_slots: state tensors per weight, see ``OptimizerSettings.slots``.
         optimizer_state_offloading: that state is to live in streaming memory outside the chip; see
             :attr:`offloads_optimizer_state`.
         dbn_replica_group_size: replicas that share batch norm statistics; 1: none.
@@ -42,7 +119,7 @@ class PlanSettings:
     schedule: str = "Grouped"
     precision: str = "16.16"
     recomputation: bool = False
-    available_memory_proportion: float = 0.6
+    available_memory_proportion: Proportions = _DEFAULT
     training: bool = True
     optimizer_slots: int = 1
     optimizer_state_offloading: bool = False
@@ -68,9 +145,13 @@ class PlanSettings:
                 raise ConfigurationError(
                     f"{name} is '{getattr(self, name)}'", f"it is one of {', '.join(choices)}"
                 )
-        if not 0 < self.available_memory_proportion <= 1:
+        if len(set(self.available_memory_proportion)) == 1:
+            object.__setattr__(self, "available_memory_proportion", self.available_memory_proportion[:1])
+        elif len(self.available_memory_proportion) != self.num_stages:
             raise ConfigurationError(
-                f"available_memory_proportion is {self.available_memory_proportion}", "it is in (0, 1]"
+                f"available_memory_proportion has {len(self.available_memory_proportion)} entries for "
+                f"{self.num_stages} stages",
+                "give one, or one per stage",
             )
         if self.device_mapping is not None:
             used = set(self.device_mapping)
@@ -79,6 +160,34 @@ class PlanSettings:
                     f"device_mapping is {list(self.device_mapping)} for {self.num_stages} stages",
                     "give one IPU per stage, counted from 0 without gaps",
                 )
+
+    def proportions_of(self, stage: int, num_stages: Optional[int] = None) -> StageProportions:
+        """availableMemoryProportion of a stage.
+
+        Args:
+            num_stages: in a pipeline of so many stages; None: of these.  Proportions that were given stage by stage say
+                nothing about other numbers of stages: the smallest holds for all of those.
+        """
+        own = self.available_memory_proportion
+        if len(own) == 1:
+            return own[0]
+        return own[stage] if num_stages in (None, self.num_stages) else smallest(own)[0]
+
+    @property
+    def has_own_proportions(self) -> bool:
+        """Whether stages differ in their availableMemoryProportion."""
+        return len(self.available_memory_proportion) > 1
+
+    def restaged(self, num_stages: int, **changes: Any) -> "PlanSettings":
+        """The same for another number of stages; see :meth:`proportions_of`.
+
+        Args:
+            changes: of other fields; without a device mapping among them each stage is where it is by default.
+        """
+        if num_stages != self.num_stages and self.has_own_proportions:
+            changes.setdefault("available_memory_proportion", smallest(self.available_memory_proportion))
+        changes.setdefault("device_mapping", None)
+        return replace(self, num_stages=num_stages, **changes)
 
     @property
     def mapping(self) -> Tuple[int, ...]:
@@ -138,3 +247,74 @@ class PlanSettings:
     def stash_multiplier(self) -> int:
         """FIFO depth between a stage's forward and backward pass per later stage (Poplar's pipeline_fifo_inserter)."""
         return {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[self.schedule]
+
+
+def percentages(proportions: Proportions) -> Tuple[float, ...]:
+    """Those of convolutions as ``--available-memory-proportion`` takes them.
+
+    Returns:
+        Percent: one value, one per stage, or those of the forward and the backward pass of each stage in turn.
+    """
+    pairs = [(_percent(own.convolution), _percent(own.backward_convolution)) for own in proportions]
+    if all(forward == backward for forward, backward in pairs):
+        return tuple(forward for forward, _ in pairs)
+    return tuple(value for pair in pairs for value in pair)
+
+
+def _percent(share: float) -> float:
+    """A share in percent, without what a division by 100 left in the last digits."""
+    return float(f"{100 * share:.12g}")
+
+
+def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportions]:
+    """The availableMemoryProportion that a configuration gives its stages, as the Poplar session sets it; None: none.
+
+    Values for single stages are options of those stages, and go before those of ``--convolution-options`` and
+    ``--matmul-options``; these go before a single value for everything.
+
+    Raises:
+        ConfigurationError: values for another number of stages.
+    """
+    own = stage_proportions(config.available_memory_proportion, num_stages)
+    if own:
+        return tuple(StageProportions(forward, forward, backward, backward) for forward, backward in own)
+    shared = config.available_memory_proportion[0] / 100 if config.available_memory_proportion else None
+    convolution, matmul = (
+        float(options[POPLAR_OPTION]) if POPLAR_OPTION in options else shared
+        for options in (config.convolution_options, config.matmul_options)
+    )
+    if convolution is None and matmul is None:
+        return None
+    convolution = _DEFAULT_PROPORTION if convolution is None else convolution
+    matmul = _DEFAULT_PROPORTION if matmul is None else matmul
+    return (StageProportions(convolution, matmul, convolution, matmul),)
+
+
+def plan_settings(config: RunConfig, layout: Layout, training: bool = True) -> PlanSettings:
+    """The program of a configuration, as the planner sees it.
+
+    Args:
+        layout: from ``make_layout``, or that of the Program.
+        training: or inference.
+
+    Raises:
+        ConfigurationError: parameters that the optimizer does not have, or proportions for another number of stages.
+    """
+    batching, mapping = layout.batching, layout.device_mapping
+    settings = PlanSettings(
+        micro_batch_size=batching.micro_batch_size,
+        gradient_accumulation_count=batching.gradient_accumulation_count,
+        num_replicas=batching.num_replicas,
+        num_stages=layout.num_stages,
+        schedule=config.pipeline_schedule,
+        precision=config.precision,
+        recomputation=config.recomputation,
+        available_memory_proportion=given_proportions(config, layout.num_stages) or _DEFAULT,
+        training=training,
+        optimizer_slots=len(settings_of_run(config, batching.global_batch_size).slots),
+        optimizer_state_offloading=config.optimizer_state_offloading,
+        dbn_replica_group_size=config.dbn_replica_group_size,
+        half_partials=config.half_partials,
+        eight_bit_transfer=config.eight_bit_transfer,
+    )
+    return settings if settings.mapping == mapping else replace(settings, device_mapping=mapping)

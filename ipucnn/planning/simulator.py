@@ -53,8 +53,10 @@ class _Pipeline:
         self.tables, self.starts, self.count = tables, list(starts), num_micro_batches
         num_stages, ends = len(self.starts), [*starts[1:], tables.num_items]
         self.last = num_stages - 1
-        self.forward_s = [float(np.sum(tables.forward_s[i:j])) for i, j in zip(starts, ends)]
-        self.backward_s = [float(np.sum(tables.backward_s[i:j])) for i, j in zip(starts, ends)]
+        own = [tables.seconds(num_stages, stage) for stage in range(num_stages)]
+        self.forward_s, self.backward_s = (
+            [float(np.sum(seconds[way][i:j])) for seconds, i, j in zip(own, starts, ends)] for way in (0, 1)
+        )
         for stage in range(num_stages):
             if tables.recomputes(num_stages, stage):
                 self.backward_s[stage] += self.forward_s[stage]

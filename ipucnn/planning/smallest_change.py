@@ -7,16 +7,17 @@ from ipucnn.hardware import System
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import PROPORTIONS, Planner
 from ipucnn.planning.memory import program_memory
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.settings import PlanSettings, Proportions, percentages
 from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.training.batching import overlap_length
-from ipucnn.training.program import Program
 
-__all__ = ["Change", "hint_for", "settings_of", "smallest_change"]
+__all__ = ["Change", "hint_for", "smallest_change"]
 
 # Dynamic programs spent on the splits of a change; the hint needs splits that fit, not a proof.
 _EVALUATIONS = 4
 _MOST_STAGES = 16
+
+_PROPORTION = "--available-memory-proportion"
 
 # What ran out of memory by an unknown amount is taken to have missed it by a tenth.
 _UNKNOWN_OVERUSE = 1.1
@@ -38,40 +39,6 @@ class Change:
     splits: Tuple[str, ...]
     predicted_fill: float
     predicted_fill_before: float
-
-
-def settings_of(
-    program: Program,
-    *,
-    training: bool = True,
-    optimizer_slots: int = 1,
-    optimizer_state_offloading: bool = True,
-    half_partials: bool = False,
-    eight_bit_transfer: bool = False,
-    default_proportion: float = PROPORTIONS[0],
-) -> PlanSettings:
-    """A Program as the planner sees it; what a Program does not say is an argument.
-
-    Args:
-        default_proportion: availableMemoryProportion where the program gives none.
-    """
-    proportions = program.available_memory_proportion
-    return PlanSettings(
-        micro_batch_size=program.micro_batch_size,
-        gradient_accumulation_count=program.gradient_accumulation_count,
-        num_replicas=program.num_replicas,
-        num_stages=program.num_stages,
-        schedule=program.pipeline_schedule,
-        precision=program.precision,
-        recomputation=program.recomputation,
-        available_memory_proportion=max(proportions) / 100 if proportions else default_proportion,
-        training=training,
-        optimizer_slots=optimizer_slots,
-        optimizer_state_offloading=optimizer_state_offloading,
-        half_partials=half_partials,
-        eight_bit_transfer=eight_bit_transfer,
-        device_mapping=program.device_mapping,
-    )
 
 
 def smallest_change(
@@ -162,13 +129,19 @@ def _changes(settings: PlanSettings, splits: Tuple[str, ...], max_ipus: int) -> 
 def _more_stages(settings: PlanSettings, stages: int, flags: List[str]) -> Iterator[_Trial]:
     more = _with_stages(settings, stages)
     own = list(flags)
+    if more.available_memory_proportion != settings.available_memory_proportion:
+        own += _proportion_flags(more)  # a value per stage is for the stages as they are
     if flags or more.gradient_accumulation_count != settings.gradient_accumulation_count:
         own += ["--gradient-accumulation-count", str(more.gradient_accumulation_count)]
     if more.schedule != settings.schedule:
         own += ["--pipeline-schedule", more.schedule]
     yield own, more, None
     for others, changed, _ in _without_effect_on_results(more, ()):
-        yield [*own, *others], changed, None
+        if _PROPORTION in own and _PROPORTION in others:
+            start = own.index(_PROPORTION)
+            yield [*own[:start], *own[start + 2 :], *others], changed, None
+        else:
+            yield [*own, *others], changed, None
 
 
 def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) -> Iterator[_Trial]:
@@ -177,15 +150,16 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
     if piped and not settings.recomputation:
         least, least_flags = replace(settings, recomputation=True), ["--recomputation"]
         yield least_flags, least, splits
-    for share in (p for p in PROPORTIONS if p < settings.available_memory_proportion):
-        flags = ["--available-memory-proportion", f"{100 * share:g}"]
-        yield flags, replace(settings, available_memory_proportion=share), splits
+    limited = [_limited(settings, share) for share in PROPORTIONS]
+    for own in (proportions for proportions in limited if proportions is not None):
+        changed = replace(settings, available_memory_proportion=own)
+        flags = _proportion_flags(changed)
+        yield flags, changed, splits
         if least_flags:
-            yield ["--recomputation", *flags], replace(least, available_memory_proportion=share), splits
-    share = min(PROPORTIONS[-1], settings.available_memory_proportion)
-    if share < settings.available_memory_proportion:
-        least = replace(least, available_memory_proportion=share)
-        least_flags = [*least_flags, "--available-memory-proportion", f"{100 * share:g}"]
+            yield ["--recomputation", *flags], replace(least, available_memory_proportion=own), splits
+    if limited[-1] is not None:
+        least = replace(least, available_memory_proportion=limited[-1])
+        least_flags = [*least_flags, *_proportion_flags(least)]
     offloading = replace(settings, optimizer_state_offloading=True)
     if offloading.offloads_optimizer_state and not settings.offloads_optimizer_state:
         yield ["--optimizer-state-offloading"], offloading, splits
@@ -200,6 +174,22 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
         flags = ["--pipeline-schedule", "Interleaved"]
         yield flags, replace(settings, schedule="Interleaved"), splits
         yield [*least_flags, *flags], replace(least, schedule="Interleaved"), None
+
+
+def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
+    """availableMemoryProportion of at most ``share`` in each stage; None where that changes nothing.
+
+    None, too, where convolutions and matrix products have their own by options that go before the one proposed here.
+    """
+    own = settings.available_memory_proportion
+    if any(stage.convolution != stage.matmul for stage in own):
+        return None
+    limited = tuple(stage.limited(share) for stage in own)
+    return None if limited == own else limited
+
+
+def _proportion_flags(settings: PlanSettings) -> List[str]:
+    return [_PROPORTION, *(f"{value:g}" for value in percentages(settings.available_memory_proportion))]
 
 
 def _smaller(size: int) -> List[int]:
@@ -228,13 +218,7 @@ def _with_stages(settings: PlanSettings, stages: int) -> PlanSettings:
     if settings.training:
         base = overlap_length(schedule, stages)
         count = -(-count // base) * base
-    return replace(
-        settings,
-        num_stages=stages,
-        schedule=schedule,
-        gradient_accumulation_count=count,
-        device_mapping=None,
-    )
+    return settings.restaged(stages, schedule=schedule, gradient_accumulation_count=count)
 
 
 def _try(

@@ -5,7 +5,7 @@ opens a stage at item c.
 """
 
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class StageTables:
     Attributes:
         forward_s: (n,) seconds of an item's forward pass of one micro-batch; those of a run add up.
         backward_s: (n,) likewise, without recomputation; 0 for inference.
+        stage_s: the same two for each stage of a pipeline of so many stages, where an item takes longer in one stage
+            than in another; none: they are the same in all.  Other numbers of stages have the two above.
         cut_s: (n + 1,) seconds in which everything that crosses cut c moves from one IPU to the next, in one
             direction, tensors that skip over the cut included; 0 at 0 and n.
         capacity_bytes: that a stage may take on its IPU.
@@ -51,6 +53,7 @@ class StageTables:
     recompute: bool = False
     training: bool = True
     checkpoint_bytes: Optional[np.ndarray] = None
+    stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
     _allowed: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -62,12 +65,9 @@ class StageTables:
             value = getattr(self, name)
             if value is None and name == "checkpoint_bytes":
                 continue
-            array = np.asarray(value, dtype=np.float64)
-            if array.shape != (length,) or length < 1:
-                raise ValueError(f"{name} has shape {array.shape}, wanted ({length},)")
-            if not np.isfinite(array).all() or (array < 0).any():
-                raise ValueError(f"{name} must be finite and not negative")
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, _checked(name, value, length))
+        own = tuple((_checked("stage_s", f, n), _checked("stage_s", b, n)) for f, b in self.stage_s)
+        object.__setattr__(self, "stage_s", own)
         if self.cut_s[0] or self.cut_s[n]:
             raise ValueError("nothing crosses the cuts before the first and behind the last item")
         if self.one_ipu and self.cut_s.any():
@@ -86,6 +86,22 @@ class StageTables:
     def transfer_directions(self) -> int:
         """How often a cut is crossed for a micro-batch: forward, and backward in training."""
         return 2 if self.training else 1
+
+    def seconds(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+        """(n,) seconds of the items' forward and backward passes as that stage."""
+        if num_stages == len(self.stage_s):
+            return self.stage_s[stage]
+        return self.forward_s, self.backward_s
+
+    def least_seconds(self, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
+        """(n,) likewise, of the stage in which each item is fastest."""
+        own = [self.seconds(num_stages, stage) for stage in range(num_stages)]
+        return np.min([f for f, _ in own], axis=0), np.min([b for _, b in own], axis=0)
+
+    def sums(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+        """(n + 1,) seconds of all items before each, forward and backward, as that stage."""
+        forward, backward = self.seconds(num_stages, stage)
+        return np.append(0.0, np.cumsum(forward)), np.append(0.0, np.cumsum(backward))
 
     def memory(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1) bytes of items i .. j - 1 as stage ``stage`` of ``num_stages``; inf where j <= i."""
@@ -108,6 +124,20 @@ class StageTables:
     def recomputes(self, num_stages: int, stage: int) -> bool:
         """Whether that stage repeats its forward pass."""
         return self.recompute and self.training and stage < num_stages - 1
+
+
+def _checked(name: str, value: Any, length: int) -> np.ndarray:
+    """``value`` as an array of that many numbers.
+
+    Raises:
+        ValueError: of another shape, negative or not finite.
+    """
+    array = np.asarray(value, dtype=np.float64)
+    if array.shape != (length,) or length < 1:
+        raise ValueError(f"{name} has shape {array.shape}, wanted ({length},)")
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise ValueError(f"{name} must be finite and not negative")
+    return array
 
 
 @dataclass(frozen=True)
@@ -188,10 +218,9 @@ def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
     """
     num_stages, n = len(starts), tables.num_items
     bounds = [*starts, n]
-    forward: np.ndarray = np.cumsum([0.0, *tables.forward_s])
-    backward: np.ndarray = np.cumsum([0.0, *tables.backward_s])
     ahead, back = [], []
     for stage in range(num_stages):
+        forward, backward = tables.sums(num_stages, stage)
         i, j = bounds[stage], bounds[stage + 1]
         own = float(forward[j] - forward[i])
         ahead.append(own)

@@ -31,6 +31,9 @@ def draw_evaluation(result: Dict[str, Any], path: Path, suffix: str) -> None:
         path: the file to write, whatever its name.
         suffix: ".png", ".pdf" or ".svg".
     """
+    from ipucnn.sessions.host.environment import import_matplotlib
+
+    import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -7,7 +7,7 @@ from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.timeline import Timeline, timeline
 from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.reports.console import console, human_count
-from ipucnn.reports.plan_units import command_line, train_options
+from ipucnn.reports.plan_units import command_line, proportion, train_options
 
 __all__ = ["print_plan"]
 
@@ -127,7 +127,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
         (
             "settings",
             f"{how}precision {settings.precision}, input {shape}, {plan.num_classes} classes, available memory "
-            f"proportion {settings.available_memory_proportion:.0%}",
+            f"proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
 

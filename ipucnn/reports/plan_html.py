@@ -20,7 +20,7 @@ from ipucnn.reports.plan_tables import (
     verdict_class,
     verdict_mark,
 )
-from ipucnn.reports.plan_units import command_line, images, milliseconds, percent
+from ipucnn.reports.plan_units import command_line, images, milliseconds, percent, proportion
 
 __all__ = ["render"]
 
@@ -98,7 +98,7 @@ def _subtitle(plan: PipelinePlan) -> str:
         f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size} x "
         f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)",
         f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}",
-        f"availableMemoryProportion {settings.available_memory_proportion:g}",
+        f"availableMemoryProportion {proportion(settings.available_memory_proportion)}",
         f"{settings.num_ipus} of {plan.system.num_ipus} IPUs ({plan.system.ipu})",
     ]
     return (

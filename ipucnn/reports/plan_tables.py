@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence, Tuple
 from ipucnn.planning.pipeline_plan import ComparisonRow, ParetoRow, PipelinePlan, StagePlan
 from ipucnn.reports.console import human_count
 from ipucnn.reports.markup import Markup, element, join
-from ipucnn.reports.plan_units import images, mebibytes, milliseconds, percent
+from ipucnn.reports.plan_units import images, mebibytes, milliseconds, percent, proportion
 
 __all__ = ["comparison_table", "pareto_table", "stage_table", "verdict_class", "verdict_mark"]
 
@@ -133,7 +133,7 @@ def _pareto_cells(number: int, row: ParetoRow) -> List[object]:
         row.gradient_accumulation_count,
         row.num_replicas,
         "on" if row.recomputation else "off",
-        f"{row.available_memory_proportion:g}",
+        proportion(row.available_memory_proportion),
         images(row.predicted_images_per_s),
         percent(row.predicted_fill),
         verdict_mark(row.verdict),

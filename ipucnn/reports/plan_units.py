@@ -1,9 +1,11 @@
 """A plan's figures and options as text."""
 
+import json
 import shlex
 from typing import Any, Dict
 
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.settings import Proportions, percentages
 
 __all__ = ["command_line", "images", "mebibytes", "milliseconds", "percent", "train_options"]
 
@@ -21,6 +23,14 @@ def mebibytes(bytes_: float) -> str:
     """Three digits or whole MiB; an IPU's memory is told in MiB by its maker."""
     value = bytes_ / 2**20
     return f"{value:,.0f} MiB" if value >= 100 else f"{value:.3g} MiB"
+
+
+def proportion(proportions: Proportions) -> str:
+    """availableMemoryProportion: of all stages, or of each."""
+    text = " ".join(f"{value:g}" for value in percentages(proportions)) + "%"
+    if any(own.matmul != own.convolution for own in proportions):
+        text += f" (matrix products {100 * proportions[0].matmul:g}%)"
+    return text
 
 
 def percent(share: float) -> str:
@@ -44,6 +54,8 @@ def command_line(plan: PipelinePlan) -> str:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue
-        values = value if isinstance(value, list) else [value]
+        values = (
+            value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        )
         words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
     return " ".join(words)

@@ -14,10 +14,10 @@ import numpy as np
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import DataError
-from ipucnn.filesystem import entries, is_file
+from ipucnn.filesystem import entries
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
 from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 
 
 @dataclass
@@ -95,20 +95,18 @@ def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
             )
     for name, slot in state.slots.items():
         slot.assign(checkpoint.slots[name])
-    try:
-        at, run = checkpoint.meta["position"], checkpoint.meta["run"]
-        state.weight_updates = int(checkpoint.meta["weight_updates"])
-        state.losses, state.hits = list(at["losses"]), list(at["hits"])
-        state.events_done = int(at["events_done"])
-        history = run["history"].splitlines(keepends=True)
-        for line in history:
-            json.loads(line)
-        return RunState(history, run["best"], run["last_validation"])
-    except (KeyError, TypeError, ValueError) as error:
+    if not {"position", "run"} <= set(checkpoint.meta):
         raise DataError(
-            f"{what} cannot be continued: its position is not readable ({error})",
+            f"{what} cannot be continued: it does not say where its run stood",
             "start from its weights alone with: --weights " + what,
-        ) from None
+        )
+    at, run = checkpoint.meta["position"], checkpoint.meta["run"]
+    state.weight_updates = checkpoint.meta["weight_updates"]
+    state.losses, state.hits = list(at["losses"]), list(at["hits"])
+    state.events_done = at["events_done"]
+    # Not splitlines, which also splits where text has other separators than line feeds.
+    history = [line + "\n" for line in run["history"].split("\n")[:-1]]
+    return RunState(history, run["best"], run["last_validation"])
 
 
 def differences(
@@ -156,10 +154,10 @@ def list_checkpoints(folder: Path, state: Any) -> Tuple[List[Path], List[str]]:
     Raises:
         DataError: one of them is of another model.
     """
-    names = [
-        path for path in entries(folder) if is_checkpoint_name(path.name) and path.name not in (LAST, BEST)
-    ]
-    names = names or [folder / name for name in (LAST, BEST) if is_file(folder / name)][:1]
+    names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
+    names = [path for path in names if path.name not in (LAST, BEST)] or [
+        path for name in (LAST, BEST) for path in names if path.name == name
+    ][:1]
     good, bad = [], []
     for path in names:
         try:
@@ -218,9 +216,8 @@ def has_checkpoints(folder: Path) -> bool:
 def _weight_updates(path: Path) -> float:
     """Where a checkpoint was written, without reading the rest; infinity if that cannot be read."""
     try:
-        with np.load(str(path), allow_pickle=False) as archive:
-            return int(json.loads(archive["meta"].tobytes().decode("utf-8"))["weight_updates"])
-    except Exception:  # a damaged archive makes zipfile and NumPy raise almost anything
+        return float(read_meta(path)["weight_updates"])
+    except DataError:
         return float("inf")
 
 

@@ -71,7 +71,7 @@ def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str)
             renamed[BY_NAME[option].flag] = spec.flag
     smaller = BY_NAME[size].flag if command in BY_NAME[size].commands else ""
     advice = f"use a smaller {smaller}, or --device cpu" if smaller else "use --device cpu"
-    ask = _asking(model, name, program, config, training=False, renamed=renamed)
+    ask = _asking(model, name, program, one_stage, training=False, renamed=renamed)
     return lambda overuse: ask(overuse) or advice
 
 
@@ -91,27 +91,17 @@ def _asking(
     """
 
     def ask(overuse: Optional[float]) -> Optional[str]:
-        from ipucnn.hardware import SYSTEMS, get_system
+        from ipucnn.hardware import smallest_system
         from ipucnn.planning.extract import graph_of
-        from ipucnn.planning.smallest_change import hint_for, settings_of, smallest_change
-        from ipucnn.runs.splits import DEFAULT_SYSTEM, optimizer_slots
+        from ipucnn.planning.settings import plan_settings
+        from ipucnn.planning.smallest_change import hint_for, smallest_change
 
         only: Optional[Collection[str]] = renamed
         try:
             program = make()
-            pods = (system for system in SYSTEMS.values() if system.name.startswith("pod"))
-            system = next(
-                (pod for pod in pods if pod.num_ipus >= program.num_ipus), get_system(DEFAULT_SYSTEM)
-            )
+            system = smallest_system(program.num_ipus)
             graph = graph_of(model, name)
-            settings = settings_of(
-                program,
-                training=training,
-                optimizer_slots=optimizer_slots(config.optimizer, config.optimizer_params),
-                optimizer_state_offloading=config.optimizer_state_offloading,
-                half_partials=config.half_partials,
-                eight_bit_transfer=config.eight_bit_transfer,
-            )
+            settings = plan_settings(config, program.layout, training)
             change = smallest_change(
                 graph, settings, program.pipeline_splits, system, overuse=overuse, only=only
             )

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
+from ipucnn import json_text
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
@@ -29,6 +30,7 @@ from ipucnn.filesystem import (
     temporary_of,
     write_text,
 )
+from ipucnn.json_text import is_count, is_number, is_text, list_of, optional, read_json
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
@@ -46,6 +48,58 @@ ELSEWHERE = "choose another --run-dir"
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
 _CURVES = "events.out.tfevents."
+
+
+def _is_validation(value: Any) -> bool:
+    """Whether figures are those of a validation, as the end report shows them."""
+    if not json_text.metrics(value):
+        return False
+    needed = ["accuracy", "samples", "loss"]
+    needed += ["iou"] if "dice" in value else []
+    needed += ["dice", "dice_all_foreground"] if "dice_background" in value else []
+    return all(is_number(value.get(name)) or isinstance(value.get(name), float) for name in needed)
+
+
+def _is_compilation(value: Any) -> bool:
+    """Whether a mapping says what was compiled, on IPUs or on the host, as the end report shows it."""
+    device = value.get("device") if isinstance(value, dict) else None
+    if not isinstance(device, dict) or not is_text(device.get("kind")):
+        return False
+    numbers = ["compile_s", "num_parameters", "macs_per_sample", "fused_micro_batches"]
+    if device["kind"] == "ipu":
+        return (
+            all(is_number(value.get(name)) for name in numbers)
+            and isinstance(value.get("cached"), bool)
+            and json_text.metrics(value.get("stages_s"))
+        )
+    return all(is_number(value.get(name)) for name in [*numbers, "num_graph_operations", "num_layers"])
+
+
+_figures = optional(_is_validation)
+_REPORT_FIELDS: json_text.Fields = {
+    "model": ("a text", json_text.is_text),
+    "dataset": (
+        "name, location, train and evaluation",
+        json_text.all_of(
+            {"name": is_text, "location": is_text, "train": is_count, "evaluation": is_count},
+            {"class_names": list_of(is_text), "validated_pixels": optional(json_text.is_mapping)},
+        ),
+    ),
+    "program": ("a mapping", json_text.is_mapping),
+    "compilation": ("what was compiled, and how long that took", _is_compilation),
+    "measured": (
+        "throughput and times",
+        json_text.all_of(
+            {"images_per_s": is_number, "flop_per_s": is_number, "train_s": is_number, "wall_s": is_number},
+            {"first_weight_update": is_count},
+        ),
+    ),
+    "trained_samples": ("a number", is_count),
+    "validation": ("a mapping of figures", _figures),
+    "best_validation": ("a mapping of figures", _figures),
+    "checkpoints": ("a list of texts", list_of(is_text)),
+}
+"""What a report must have to be shown; a report that lacks any of it is none, and the run goes on to write it."""
 
 
 def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
@@ -415,10 +469,7 @@ class RunFolder:
     def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
         """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
         path = self.path / ENVIRONMENT
-        try:
-            before = json.loads(read_text(path, _MOST_BYTES))
-        except (DataError, ValueError, RecursionError):
-            before = []
+        before = read_json(path)
         known = [entry for entry in before if isinstance(entry, dict)] if isinstance(before, list) else []
         processes = [*known, facts]
         write_text(path, json.dumps(processes, indent=2) + "\n")
@@ -426,12 +477,10 @@ class RunFolder:
 
     def read_report(self) -> Optional[Dict[str, Any]]:
         """``report.json``, which a finished run has; None for one that did not finish."""
-        try:
-            report = json.loads(read_text(self.path / REPORT, _MOST_BYTES))
-        except (DataError, ValueError, RecursionError):
+        report = read_json(self.path / REPORT)
+        if not isinstance(report, dict) or json_text.wrong_field(report, _REPORT_FIELDS, _REPORT_FIELDS):
             return None
-        needed = ("model", "dataset", "program", "compilation", "measured", "validation", "checkpoints")
-        return report if isinstance(report, dict) and all(key in report for key in needed) else None
+        return report
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
@@ -449,7 +498,7 @@ class RunFolder:
         """The resolved configuration of the run.
 
         Raises:
-            DataError: there is none: not a run folder.
+            DataError: there is none (not a run folder), or it is damaged.
         """
         path = self.path / CONFIG
         if not exists(path, "run folder"):
@@ -457,7 +506,7 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no {CONFIG}",
                 "give a folder that `ipucnn train` wrote, for example runs/efficientnet-b0-digits",
             )
-        text = read_text(path, MOST_CONFIG_BYTES)
+        text = read_text(path, MOST_CONFIG_BYTES, hint="restore it, or train again with --overwrite")
         if "model-name:" not in text:
             raise DataError(
                 f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"

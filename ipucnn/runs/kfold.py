@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from ipucnn import json_text
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -29,25 +30,44 @@ from ipucnn.filesystem import (
     read_text,
     write_text,
 )
+from ipucnn.interrupts import Interrupted
+from ipucnn.json_text import read_json
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import (
     CONFIG,
     ELSEWHERE,
     FOLDS,
-    MOST_CONFIG_BYTES,
     TIMINGS,
     RunFolder,
     check_new,
     claim_default,
     latest_run_dir,
 )
-from ipucnn.runs.interrupts import Interrupted
 from ipucnn.runs.load import open_run
 from ipucnn.runs.train import TrainingRun
 
 SCHEMA_VERSION = 1
 MOST_TIMINGS_BYTES = 2**28
 _NOT_FIGURES = ("samples",)
+_FOLDS_FIELDS: json_text.Fields = {
+    "schema_version": ("the version", lambda value: value == SCHEMA_VERSION),
+    "kfold": ("a number of folds", json_text.is_count),
+    "folds": (
+        "a list of folds",
+        json_text.list_of(
+            json_text.all_of(
+                {
+                    "fold": json_text.is_count,
+                    "run": json_text.is_text,
+                    "held_out": json_text.list_of(json_text.is_count),
+                    "validation": json_text.optional(json_text.metrics),
+                    "train_s": json_text.is_number,
+                }
+            )
+        ),
+    ),
+}
+"""What ``folds.json`` must have for its folds to count as finished."""
 
 
 def is_cross_validation(resolved: Resolved) -> bool:
@@ -176,6 +196,8 @@ class CrossValidation:
         rows = [self._rows[fold] for fold in sorted(self._rows)]
         figures = [row["validation"] for row in rows if row["validation"] is not None]
         names = [name for name in (figures[0] if figures else {}) if name not in _NOT_FIGURES]
+        # Rows of folds that were finished before come from a file.
+        names = [name for name in names if all(json_text.is_number(row.get(name)) for row in figures)]
         mean, deviation = {}, {}
         for name in names:
             mean[name], deviation[name] = mean_and_deviation([float(row[name]) for row in figures])
@@ -308,20 +330,15 @@ class CrossValidation:
         config = self.resolved.config
         if config.overwrite and len(self.folds) > 1:
             return {}
-        try:
-            former = json.loads(read_text(self.root / FOLDS, MOST_CONFIG_BYTES))
-            same = former["schema_version"] == SCHEMA_VERSION and former["kfold"] == self.num_folds
-        except (DataError, ValueError, KeyError, TypeError, RecursionError):
+        former = read_json(self.root / FOLDS)
+        if not isinstance(former, dict) or json_text.wrong_field(former, _FOLDS_FIELDS, _FOLDS_FIELDS):
             return {}
-        return former if same else {}
+        return former if former["kfold"] == self.num_folds else {}
 
     @staticmethod
     def _rows_of(former: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
         """The folds finished before."""
-        try:
-            return {int(row["fold"]): row for row in former["folds"]}
-        except (ValueError, KeyError, TypeError):
-            return {}
+        return {row["fold"]: row for row in former.get("folds", ())}
 
     def _check_same_data(self, former: Dict[str, Any]) -> None:
         """Refuses to go on with, or to join, folds of another data set.
@@ -392,12 +409,19 @@ def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:
 
 def _train_s(run: TrainingRun) -> float:
     """Seconds in weight updates, of all processes that trained the run."""
+    seconds = []
     try:
-        lines = read_text(run.folder.path / TIMINGS, MOST_TIMINGS_BYTES).splitlines()
-        rows = [json.loads(line) for line in lines]
-        return math.fsum(float(row["wall_s"]) for row in rows if row["event"] == "execution")
-    except (DataError, ValueError, KeyError, TypeError, RecursionError):
-        return float(run.final_report["measured"]["train_s"])
+        lines = read_text(run.folder.path / TIMINGS, MOST_TIMINGS_BYTES).split("\n")[:-1]
+        rows = [json_text.parse_json(line) for line in lines]
+    except (DataError, ValueError):
+        rows = [None]
+    for row in rows:
+        if not json_text.all_of({"wall_s": json_text.is_number, "event": json_text.is_text})(row):
+            return float(run.final_report["measured"]["train_s"])
+        if row["event"] == "execution":
+            seconds.append(float(row["wall_s"]))
+    return math.fsum(seconds)
+
 
 
 def _forget_graphs() -> None:

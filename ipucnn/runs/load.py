@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from ipucnn import filesystem
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import DataError
+from ipucnn.filesystem import Kind
 from ipucnn.runs.folder import BEST, CHECKPOINTS, FOLDS, LAST, RunFolder
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 
@@ -50,15 +52,16 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     Raises:
         DataError: not a run, no checkpoint, a damaged one, or a cross-validation, which has a run for each fold.
     """
-    path = Path(path).expanduser()
-    if path.is_file():
+    path = filesystem.expand(str(path), error=DataError)
+    kind = filesystem.kind_of(path)
+    if kind not in (Kind.ABSENT, Kind.FOLDER):
         checkpoint = load_checkpoint(path)
         folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
         return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
-    if not path.exists():
+    if kind is Kind.ABSENT:
         raise DataError(f"run folder {path} does not exist", "train one with: ipucnn train toy_model")
     folder = RunFolder(path)
-    if (path / FOLDS).is_file():
+    if filesystem.is_file(path / FOLDS):
         raise _is_cross_validation(path, command)
     config = folder.read_config()
     if config.kfold is not None and config.fold is None:
@@ -67,9 +70,9 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:
         candidate = folder.checkpoints / name
-        if candidate.is_file():
+        if filesystem.exists(candidate):
             return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
-    there = sorted(p.name for p in folder.checkpoints.glob("*.npz")) if folder.checkpoints.is_dir() else []
+    there = [p.name for p in filesystem.entries(folder.checkpoints) if p.name.endswith(".npz")]
     wanted = " or ".join(names)
     hint = f"there are: {', '.join(there)}" if there else _why_none(folder, config)
     raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
@@ -77,7 +80,8 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
 
 def _is_cross_validation(path: Path, command: str) -> DataError:
     """What is wrong with naming the folder of all folds."""
-    folds = sorted((p for p in path.glob("fold-*") if p.is_dir()), key=lambda p: (len(p.name), p.name))
+    found = (p for p in filesystem.entries(path) if p.name.startswith("fold-") and filesystem.is_folder(p))
+    folds = sorted(found, key=lambda p: (len(p.name), p.name))
     if not folds:
         return DataError(
             f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"
@@ -123,7 +127,7 @@ def load_starting_weights(model: Any, path: Path) -> Tuple[str, ...]:
     """
     from ipucnn.models.weight_names import named_weights
 
-    checkpoint = open_run(path).checkpoint if path.is_dir() else load_checkpoint(path)
+    checkpoint = open_run(path).checkpoint if filesystem.is_folder(path) else load_checkpoint(path)
     weights = named_weights(model)
     skip = _new_head(weights, checkpoint)
     assign_weights(weights, checkpoint, what=str(path), skip=skip)

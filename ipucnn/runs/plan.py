@@ -16,7 +16,7 @@ from ipucnn.planning.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan, read_plan
 from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
-from ipucnn.runs.plan_request import ONE_PROPORTION, PlanRequest, check_system
+from ipucnn.runs.plan_request import PlanRequest, check_system
 
 __all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_optimisations", "make_plan"]
 
@@ -87,11 +87,11 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
         others = {"planned": planner.names(candidate.solution.starts), **others}
     limit = LIMITS[0]
     if request.splits is None and candidate.memory_limit > limit:
-        choices = candidates(candidate.settings, request.recomputation, request.proportion)
+        choices = candidates(candidate.settings, request.recomputation, request.proportions)
         most = request.system.num_ipus // candidate.settings.num_replicas
         details["no_fit"] = why_no_fit(planner, choices, limit, max(most, candidate.settings.num_stages))
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
-    choices = candidates(request.settings, request.recomputation, request.proportion)
+    choices = candidates(request.settings, request.recomputation, request.proportions)
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
         most = request.system.num_ipus // candidate.settings.num_replicas
         details["no_fit"] = why_no_fit(
@@ -135,16 +135,11 @@ def make_optimisations(
     check_system(request)
     planner = Planner(graph, request.system)
     candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
-    shares = tuple(share / 100 for share in config.available_memory_proportion)
-    if len(shares) == request.settings.num_stages:
-        # Stages are predicted one by one here, each with its own.
-        request.assumed = [line for line in request.assumed if not line.startswith(ONE_PROPORTION)]
     base, found = optimisations(
         graph,
         candidate.splits,
         candidate.settings,
         request.system,
-        proportions=shares if len(shares) == request.settings.num_stages else (),
         loss_scaling=config.loss_scaling,
         exchange_target=config.internal_exchange_optimization_target,
     )
@@ -174,7 +169,7 @@ def _what_would_fit(plan: PipelinePlan) -> str:
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
-    choices = candidates(request.settings, request.recomputation, request.proportion)
+    choices = candidates(request.settings, request.recomputation, request.proportions)
     found = planner.best_of(choices)
     if found is None:
         most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
@@ -189,7 +184,7 @@ def _judged(planner: Planner, request: PlanRequest) -> Candidate:
     assert request.splits is not None
     judged = [
         planner.judge(request.splits, settings, LIMITS[0])
-        for group in candidates(request.settings, request.recomputation, request.proportion)
+        for group in candidates(request.settings, request.recomputation, request.proportions)
         for settings in group
     ]
 

@@ -5,28 +5,16 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import Resolved
+from ipucnn.datasets.catalog import DATASETS
 from ipucnn.errors import ConfigurationError
-from ipucnn.hardware import SYSTEMS, System, get_system
+from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.planning.search import SearchSpace, default_count, micro_batches
-from ipucnn.planning.settings import SCHEDULES, PlanSettings
+from ipucnn.planning.settings import SCHEDULES, PlanSettings, Proportions, given_proportions, plan_settings
 from ipucnn.runs.setup import input_shape_for, network_options
-from ipucnn.runs.splits import DEFAULT_SYSTEM, optimizer_slots
-from ipucnn.training.batching import nearest_multiples, next_power_of_two, overlap_length
+from ipucnn.training.batching import Batching, nearest_multiples, next_power_of_two, overlap_length
 from ipucnn.training.program import Layout, make_layout
 
 __all__ = ["PlanRequest", "check_system", "make_request"]
-
-# (height, width, channels) and classes of the data sets that are what they are without a look at files.
-_DATASETS: Dict[str, Tuple[Tuple[int, int, int], int]] = {
-    "digits": ((8, 8, 1), 10),
-    "mnist": ((28, 28, 1), 10),
-    "fashion_mnist": ((28, 28, 1), 10),
-    "cifar10": ((32, 32, 3), 10),
-    "cifar100": ((32, 32, 3), 100),
-}
-
-ONE_PROPORTION = "available memory proportion"
-"""How the assumption begins that all stages have one."""
 
 
 @dataclass
@@ -38,7 +26,7 @@ class PlanRequest:
         build: what of the options decides its layers, for the record.
         settings: of one program; of a search, those that hold for all configurations.
         recomputation: None: whichever is faster.
-        proportion: availableMemoryProportion, None: whichever is fastest.
+        proportions: availableMemoryProportion of the stages; None: whichever is fastest, the same for all.
         splits: to judge; None to choose them.
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
@@ -51,7 +39,7 @@ class PlanRequest:
     settings: PlanSettings
     system: System
     recomputation: Optional[bool]
-    proportion: Optional[float]
+    proportions: Optional[Proportions]
     splits: Optional[Tuple[str, ...]] = None
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
@@ -83,15 +71,17 @@ def make_request(
     options = network_options(resolved.record, config, shape, num_classes)
     splits = _given_splits(resolved)
     count = _num_stages(resolved, stages, splits)
-    base = _base_settings(resolved, config, assumed)
+    if resolved.preset is not None:
+        assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
+    config = _with_legal_proportions(resolved, config, count, assumed)
     request = PlanRequest(
         record=resolved.record,
         options=options,
         build=_build(options),
-        settings=base,
-        system=wanted_system or get_system(DEFAULT_SYSTEM),
+        settings=_unstaged(config),
+        system=wanted_system or smallest_system(1),
         recomputation=_recomputation(resolved, recomputation),
-        proportion=_proportion(config, assumed),
+        proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
     )
@@ -102,6 +92,14 @@ def make_request(
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
     return request
+
+
+def _unstaged(config: RunConfig) -> PlanSettings:
+    """Settings of one replica in one stage: what a search starts from, and what a number of stages replaces."""
+    if len(config.available_memory_proportion) > 1:
+        config = replace(config, available_memory_proportion=())
+    layout = Layout(Batching(config.micro_batch_size, 1, 1), 1, (0,), 1, ())
+    return plan_settings(config, layout, config.training)
 
 
 def _build(options: Any) -> Dict[str, Any]:
@@ -115,12 +113,12 @@ def _input(
     """Shape of the network's input and number of classes; no data is looked at."""
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
-    known = _DATASETS.get(name)
+    known = DATASETS.get(name)
     own = name == record.home_dataset or config.host_generated_data
     if own:
         shape, number = record.input_shape, record.num_classes
-    elif known is not None:
-        shape, number = input_shape_for(record, known[0]), known[1]
+    elif known is not None and known.image_shape is not None:
+        shape, number = input_shape_for(record, known.image_shape), known.num_classes
     else:
         shape, number = None, None
     channels = record.input_shape[2] if shape is None else shape[2]
@@ -183,23 +181,6 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     return None
 
 
-def _base_settings(resolved: Resolved, config: RunConfig, assumed: List[str]) -> PlanSettings:
-    """What doesn't depend on stages and batch."""
-    if resolved.preset is not None:
-        assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
-    return PlanSettings(
-        micro_batch_size=config.micro_batch_size,
-        schedule=config.pipeline_schedule,
-        precision=config.precision,
-        training=config.training,
-        optimizer_slots=optimizer_slots(config.optimizer, config.optimizer_params),
-        optimizer_state_offloading=config.optimizer_state_offloading,
-        dbn_replica_group_size=config.dbn_replica_group_size,
-        half_partials=config.half_partials,
-        eight_bit_transfer=config.eight_bit_transfer,
-    )
-
-
 def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
     if text is None:
         return resolved.config.recomputation if resolved.given("recomputation") else None
@@ -210,13 +191,33 @@ def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
     return values[word]
 
 
-def _proportion(config: RunConfig, assumed: List[str]) -> Optional[float]:
-    proportions = config.available_memory_proportion
-    if not proportions:
-        return None
-    if len(set(proportions)) > 1:
-        assumed.append(f"{ONE_PROPORTION} {max(proportions):g} % for all stages: the model knows one for all")
-    return max(proportions) / 100
+def _with_legal_proportions(
+    resolved: Resolved, config: RunConfig, count: Optional[int], assumed: List[str]
+) -> RunConfig:
+    """The configuration without a preset's availableMemoryProportion of other stages than those asked for.
+
+    Raises:
+        ConfigurationError: values that were typed, for another number of stages or for none.
+    """
+    values = config.available_memory_proportion
+    if len(values) < 2:
+        return config
+    try:
+        given_proportions(config, count or 1)
+    except ConfigurationError:
+        if "available_memory_proportion" not in resolved.typed:
+            stages = "one stage" if count == 1 else f"{count} stages" if count else "a search"
+            assumed.append(
+                f"no available memory proportion: the preset's {len(values)} values are not for {stages}"
+            )
+            return replace(config, available_memory_proportion=())
+        if count is None:
+            raise ConfigurationError(
+                f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
+                "give one value, or --stages",
+            ) from None
+        raise
+    return config
 
 
 def _ask_stages(
@@ -239,33 +240,24 @@ def _ask_stages(
             )
         accumulation = legal
     ipus = max(mapping) + 1
-    layout: Layout = make_layout(
-        replace(
-            config,
-            pipeline_splits=(),
-            device_mapping=mapping,
-            ipus_per_replica=None,
-            gradient_accumulation_count=accumulation,
-            recomputation=False,
-            available_memory_proportion=(),
-        )
+    config = replace(
+        config,
+        pipeline_splits=(),
+        device_mapping=mapping,
+        ipus_per_replica=None,
+        gradient_accumulation_count=accumulation,
+        recomputation=config.recomputation and count > 1,
     )
+    layout = make_layout(config)
     request.assumed += [warning for warning in layout.warnings if "powers of two" not in warning]
-    batch = layout.batching
-    request.settings = replace(
-        request.settings,
-        gradient_accumulation_count=batch.gradient_accumulation_count,
-        num_replicas=batch.num_replicas,
-        num_stages=count,
-        device_mapping=mapping if mapping != _default_mapping(schedule, count) else None,
-    )
+    request.settings = plan_settings(config, layout, config.training)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
             "Sequential stages on one IPU",
             "drop it, or give --splits to judge",
         )
-    needed = batch.num_replicas * next_power_of_two(ipus)
+    needed = layout.batching.num_replicas * next_power_of_two(ipus)
     request.system = _system_of(needed, system, request.assumed)
 
 
@@ -286,14 +278,9 @@ def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> S
     """The system asked for, or the smallest Mk2 POD from 16 IPUs on that has the IPUs (else the largest)."""
     if system is not None:
         return system
-    pods = _pods()
-    found = next((pod for pod in pods if pod.num_ipus >= num_ipus), pods[-1])
+    found = smallest_system(num_ipus)
     assumed.append(f"system {found.title}")
     return found
-
-
-def _pods() -> List[System]:
-    return [pod for pod in SYSTEMS.values() if pod.name.startswith("pod")]
 
 
 def check_system(request: PlanRequest) -> None:
@@ -307,11 +294,11 @@ def check_system(request: PlanRequest) -> None:
     if request.space is not None:
         needed = request.space.num_ipus
     if needed > system.num_ipus:
-        larger = next((pod.name for pod in _pods() if pod.num_ipus >= needed), None)
+        larger = smallest_system(needed)
         raise ConfigurationError(
             f"{needed} IPUs are needed, and {system.title} has {system.num_ipus}",
-            f"use --system {larger}, or fewer replicas or stages"
-            if larger
+            f"use --system {larger.name}, or fewer replicas or stages"
+            if larger.num_ipus >= needed
             else "use fewer replicas or stages",
         )
 
@@ -323,7 +310,7 @@ def _ask_search(
     ipus = config.ipus
     if ipus is None:
         ipus = config.num_replicas if "num_replicas" in resolved.typed else 0
-        known = system or get_system(DEFAULT_SYSTEM)
+        known = system or smallest_system(1)
         ipus = max(known.num_ipus, ipus)
         request.assumed.append(f"at most {ipus} IPUs")
     request.system = _system_of(ipus, system, request.assumed)
@@ -331,13 +318,13 @@ def _ask_search(
     if "micro_batch_size" not in resolved.typed:
         sizes |= set(micro_batches(config.global_batch_size))
     request.space = SearchSpace(
-        base=replace(request.settings, num_stages=1),
+        base=request.settings,
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
         # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
         schedules=(config.pipeline_schedule,) if "pipeline_schedule" in resolved.typed else SCHEDULES,
         recomputation=request.recomputation,
-        proportion=request.proportion,
+        proportions=request.proportions,
         num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
         global_batch_size=config.global_batch_size,
         global_batch_from="--global-batch-size"

@@ -1,12 +1,17 @@
 """Where a result comes from: versions, machine, command line, revision of the sources."""
 
+import hashlib
 import os
 import platform
+import re
 import shlex
-import subprocess
+import stat
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
+
+from ipucnn.errors import DataError
+from ipucnn.filesystem import read_bytes, shown
 
 # Environment variables that change what TensorFlow computes or where.
 VARIABLES = (
@@ -24,27 +29,98 @@ VARIABLES = (
 DECIDES_BYTES = ("ipucnn", "tensorflow", "keras", "numpy", "cpu", "threads")
 
 
-def git_state(folder: Path) -> Optional[Dict[str, Any]]:
-    """Revision of the git working tree a folder lies in and whether files differ from it; None if there is none."""
+# What is read of a folder that may be anybody's: so many bytes, and nothing that does not look like this.
+_HEAD_BYTES = 4096
+_PACKED_REFS_BYTES = 8 * 2**20
+_REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REFERENCE = re.compile(r"ref: (refs(?:/[A-Za-z0-9_+=@,#%-][A-Za-z0-9._+=@,#%-]*)+)")
 
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *args], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
 
+def git_revision(folder: Path) -> Optional[str]:
+    """The revision that is checked out in the git working tree a folder lies in; None if there is none.
+
+    Git's files are read, and git is not run: it obeys the configuration in the folder, which may name programs.
+    Whether files differ from the revision is therefore not told.
+    """
     try:
-        return {
-            "revision": git("rev-parse", "HEAD"),
-            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
-    except (OSError, subprocess.SubprocessError):
+        place = _git_folder(folder)
+        return None if place is None else _head(place)
+    except (DataError, OSError, ValueError):
         return None
 
 
-def package_git_state() -> Optional[Dict[str, Any]]:
-    """:func:`git_state` of ipucnn's own sources; None where it is installed without them."""
-    root = Path(__file__).resolve().parents[2]
-    return git_state(root) if (root / ".git").exists() else None
+def _git_folder(folder: Path) -> Optional[Path]:
+    """The ``.git`` of the nearest folder that has one, followed where it is a file (worktrees, submodules)."""
+    here = Path(os.path.realpath(folder))
+    for place in (here, *here.parents):
+        git = place / ".git"
+        try:
+            mode = os.lstat(git).st_mode
+        except OSError:
+            continue
+        if stat.S_ISDIR(mode):
+            return git
+        text = _line(git)
+        return place / text[len("gitdir: ") :] if text.startswith("gitdir: ") else None
+    return None
+
+
+def _head(git: Path) -> Optional[str]:
+    head = _line(git / "HEAD")
+    if _REVISION.fullmatch(head):
+        return head
+    found = _REFERENCE.fullmatch(head)
+    if found is None or ".." in head:
+        return None
+    name = found.group(1)
+    # A worktree has a HEAD of its own, and its branches where its repository has them.
+    common = git / _line(git / "commondir") if _is_plain(git / "commondir") else git
+    for place in (git, common):
+        if _is_plain(place / name):
+            revision = _line(place / name)
+            return revision if _REVISION.fullmatch(revision) else None
+    if not _is_plain(common / "packed-refs"):
+        return None
+    packed = read_bytes(common / "packed-refs", _PACKED_REFS_BYTES).decode("utf-8", "replace")
+    for line in packed.splitlines():
+        revision, _, reference = line.partition(" ")
+        if reference == name and _REVISION.fullmatch(revision):
+            return revision
+    return None
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a path is a regular file itself: a link could lead to a device that acts when it is opened."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _line(path: Path) -> str:
+    """The one line of a small regular file."""
+    if not _is_plain(path):
+        raise DataError(f"{shown(path)} is not a file")
+    return read_bytes(path, _HEAD_BYTES).decode("utf-8", "surrogateescape").rstrip("\r\n")
+
+
+def sources() -> Dict[str, Any]:
+    """What tells ipucnn's own sources: their revision (None where they are installed) and a SHA-256 over them.
+
+    The hash is over the names and contents of all ``.py`` files of the package, so that two runs of a modified
+    working tree can be told apart.
+    """
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    has_git = os.path.lexists(package.parent / ".git")
+    return {
+        "revision": git_revision(package.parent) if has_git else None,
+        "sources_sha256": digest.hexdigest(),
+    }
 
 
 def environment() -> Dict[str, Any]:
@@ -58,7 +134,7 @@ def environment() -> Dict[str, Any]:
 
     return {
         "ipucnn": __version__,
-        "git": {"ipucnn": package_git_state(), "working_directory": git_state(Path.cwd())},
+        "git": {"ipucnn": sources(), "working_directory": {"revision": git_revision(Path.cwd())}},
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

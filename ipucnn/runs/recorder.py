@@ -9,11 +9,11 @@ from typing import Any, Dict, Iterator, Sequence
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import EXIT_SIGTERM
+from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import CheckpointSaved, Notes, RunEvent, Validated
 from ipucnn.runs.folder import BEST, LAST, METRICS, TIMINGS
-from ipucnn.runs.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs.report import training_report
 from ipucnn.sessions.session import CheckpointDue, ExecutionFinished, Progress, Stopped, ValidationDue
 
@@ -201,3 +201,10 @@ class Recorder:
         run.folder.write_report(run.final_report)
         if config.clean_dir:
             run.folder.clean(run.final_report["checkpoints"])
+        if self._session.any_instance(self._guard.is_set):
+            # It came too late to save anything, but what follows, the next fold above all, is not wanted.
+            raise Interrupted(
+                self._guard.exit_code or EXIT_SIGTERM,
+                f"interrupted when everything was done and saved in {run.folder.path}",
+                None,
+            )

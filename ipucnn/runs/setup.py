@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.training.optimizers import OptimizerSettings, make_settings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import make_schedule
 
@@ -236,21 +235,6 @@ def network_options(
     )
     check_options(record, options)
     return options
-
-
-def optimizer_settings(config: RunConfig, program: Program) -> OptimizerSettings:
-    """The optimizer of a configuration, checked.
-
-    Raises:
-        ConfigurationError: parameters that it does not have.
-    """
-    return make_settings(
-        config.optimizer,
-        config.optimizer_params,
-        global_batch_size=program.global_batch_size,
-        weight_decay=config.weight_decay,
-        l2_regularization=config.l2_regularization,
-    )
 
 
 def learning_rates(config: RunConfig, program: Program) -> Callable[[Any], Any]:

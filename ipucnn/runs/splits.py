@@ -6,13 +6,7 @@ from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.planning.splits import check_splits
 from ipucnn.training.program import Program
 
-__all__ = ["check_named_splits", "choose_splits", "optimizer_slots", "plan_differences", "settle_splits"]
-
-# Where nothing says which machine a run will have.
-DEFAULT_SYSTEM = "pod16"
-
-# Poplar's availableMemoryProportion where none is given.
-DEFAULT_PROPORTION = 0.6
+__all__ = ["check_named_splits", "choose_splits", "plan_differences", "settle_splits"]
 
 
 def settle_splits(program: Program, model: Any, resolved: Any, saved: Optional[Dict[str, Any]]) -> Program:
@@ -71,28 +65,16 @@ def choose_splits(model: Any, name: str, program: Program, config: RunConfig) ->
     Raises:
         ConfigurationError: more stages than the model can be cut into.
     """
-    from ipucnn.hardware import get_system
+    from ipucnn.hardware import smallest_system
     from ipucnn.planning.extract import graph_of
     from ipucnn.planning.judge import Planner
-    from ipucnn.planning.settings import PlanSettings
+    from ipucnn.planning.settings import plan_settings
     from ipucnn.planning.splits import check_stages
 
-    graph, system = graph_of(model, name), get_system(DEFAULT_SYSTEM)
+    # Nothing says which machine a run will have.
+    graph, system = graph_of(model, name), smallest_system(program.num_ipus)
     check_stages(program.num_stages, graph)
-    proportions = program.available_memory_proportion
-    settings = PlanSettings(
-        micro_batch_size=program.micro_batch_size,
-        gradient_accumulation_count=program.gradient_accumulation_count,
-        num_stages=program.num_stages,
-        schedule=program.pipeline_schedule,
-        precision=program.precision,
-        recomputation=program.recomputation,
-        available_memory_proportion=max(proportions) / 100 if proportions else DEFAULT_PROPORTION,
-        optimizer_slots=optimizer_slots(config.optimizer, config.optimizer_params),
-        optimizer_state_offloading=config.optimizer_state_offloading,
-        half_partials=config.half_partials,
-        device_mapping=program.device_mapping,
-    )
+    settings = plan_settings(config, program.layout)
     planner = Planner(graph, system)
     found = planner.best_of([[settings]])
     if found is not None:
@@ -100,18 +82,6 @@ def choose_splits(model: Any, name: str, program: Program, config: RunConfig) ->
     found = planner.best(settings, memory_limit=float("1e9"))
     assert found is not None  # nothing takes as much
     return found.splits, f"planned for {system.title}, whose memory they exceed"
-
-
-def optimizer_slots(name: str, params: Dict[str, Any]) -> int:
-    """State tensors per weight that an optimizer keeps."""
-    momentum = bool(params.get("momentum", 0))
-    if name in ("adam", "adamw"):
-        return 2
-    if name == "rmsprop":
-        return 1 + momentum + bool(params.get("centered", False))
-    if name == "lars":
-        return 1
-    return int(momentum)
 
 
 def plan_differences(

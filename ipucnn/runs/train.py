@@ -10,6 +10,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand, is_file
+from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compile_only import check_compile_only, compile_only
@@ -17,7 +18,6 @@ from ipucnn.runs.events import CompilingAhead, Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.instances import check_instances, own_folder
-from ipucnn.runs.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
@@ -26,6 +26,7 @@ from ipucnn.runs.splits import check_named_splits, plan_differences, settle_spli
 from ipucnn.runs.without_effect import BATCH_NORMS, check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
+from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 
 
@@ -73,7 +74,7 @@ class TrainingRun:
         self.program = make_program(config, self.info.num_train, seed=self.seed)
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
-        self.optimizer = run_setup.optimizer_settings(config, self.program)
+        self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
         if config.fused_micro_batches is not None:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
@@ -177,7 +178,7 @@ class TrainingRun:
         """Builds, compiles, trains and writes the run folder.  A finished run yields nothing.
 
         Raises:
-            Interrupted: by SIGINT or SIGTERM, after a checkpoint.
+            Interrupted: by SIGINT, SIGTERM or SIGHUP, after a checkpoint if there was a weight update.
             NotFiniteError: the loss became NaN or infinite.
         """
         if self.start.report is not None:
@@ -186,15 +187,22 @@ class TrainingRun:
                 self.folder.clean(self.final_report.get("checkpoints", ()))
             return
         try:
-            with InterruptGuard() as guard:
+            with InterruptGuard(hint=self._continue_hint()) as guard:
                 yield from self._events(guard)
-        except Exception as error:
-            if not isinstance(error, Interrupted) and len(self.state.history) == self._former_rows:
-                # Out of memory, no free IPUs: there is nothing to keep, and the same folder is wanted again.
+        except Exception:
+            if len(self.state.history) == self._former_rows:
+                # Out of memory, no free IPUs, a signal before the first weight update: there is nothing to keep,
+                # and the same folder is wanted again.  Where there is a checkpoint this leaves everything.
                 self.folder.discard()
             raise
         finally:
             self.folder.unlock()
+
+    def _continue_hint(self) -> Optional[str]:
+        """What to type where this process is ended before it did anything; None if nothing was there before it."""
+        if self.start.checkpoint is None or not self.start.in_place:
+            return None
+        return f"continue it with: ipucnn train --resume --run-dir {self.folder.path}"
 
     def checkpoint_names(self, weight_updates: int) -> List[str]:
         """The checkpoints of this run that are there after that many weight updates."""
@@ -237,12 +245,15 @@ class TrainingRun:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
             folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
             validated, skipped = checkpointing.list_checkpoints(folder, session.state)
+        check()
+        # From here on there is something to save, or a folder half made: signals wait for the end of a slice or batch.
+        guard.defer()
         notes = self._open_folder(session) + [f"warning: {note}; passed over" for note in skipped]
-        # From here on there is something to save: signals wait for the end of a slice or batch.
-        guard.deferred = True
         if notes:
             yield Notes(notes)
         yield Started(self.program, self.compilation, self.folder.path, self.info)
+        if session.any_instance(guard.is_set):
+            guard.end_before_training()
         curves = EventWriter(self.folder.path / "tensorboard", self.first_weight_update)
         recorder = Recorder(self, session, curves, guard)
         try:

@@ -24,8 +24,12 @@ def check_device(device: str) -> None:
     """Refuses what cannot run here, before TensorFlow is imported.
 
     Raises:
-        MissingError, ConfigurationError: IPUs are meant, and the SDK is not here or not in order.
+        MissingError, ConfigurationError: IPUs are meant, and the SDK is not here or not in order; or there is too
+            little memory for TensorFlow.
     """
+    from ipucnn.sessions.host.environment import check_memory
+
+    check_memory()
     if device == "ipu" and not has_poplar_sdk():
         raise MissingError(
             "--device ipu needs the Poplar SDK's TensorFlow, which is not installed here",

@@ -1,24 +1,43 @@
 """Checkpoints: one portable file that Keras 2.6 and Keras 3 models both load.
 
 An uncompressed NumPy archive: ``weights/<layer>/<weight>`` and ``slots/<layer>/<weight>/<slot>`` in the
-project's canonical names, and ``meta``, a JSON text with the run's position and a SHA-256 over all arrays.
-Nothing in it is executed when it is read.
+project's canonical names, and ``meta``, a JSON text with the run's position and a SHA-256 over all of it.
+
+A file is read by this module alone, which knows no more than what :func:`save_checkpoint` writes: stored members,
+one after the other, of plain little-endian numbers.  Nothing in it is executed, nothing expands, and no more
+memory is taken than the file is long.
 """
 
+import contextlib
 import hashlib
 import json
+import re
+import struct
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, Mapping, Tuple
 
 import numpy as np
 
+from ipucnn import json_text
 from ipucnn.errors import DataError
+from ipucnn.filesystem import open_regular, shown
+from ipucnn.json_text import is_count, is_number, is_text, list_of, optional
 
-FORMAT = "ipucnn-checkpoint-1"
+FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
-_ZIP = b"PK\x03\x04"
+_AGAIN = "train again; checkpoints of this kind were written before the checksum covered the run's position"
+_META_BYTES = 2**28
+"""How long the JSON text may be: the lines of ``metrics.jsonl`` are in it."""
+_WEIGHT_TYPES = ("<f4", "<f2")
+_SLOT_TYPES = (*_WEIGHT_TYPES, "<i8", "<i4")
+_META_TYPES = ("|u1",)
+_LOCAL, _CENTRAL = b"PK\x03\x04", b"PK\x01\x02"
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_ARRAY_HEADER = re.compile(
+    r"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), 'shape': \(((?:\d{1,12}, ?)*(?:\d{1,12})?)\), \} *\n"
+)
 
 
 @dataclass
@@ -26,10 +45,10 @@ class Checkpoint:
     """A read checkpoint.
 
     Attributes:
-        weights: float32 arrays by canonical name.
+        weights: float32 (float16 of 16-bit runs) arrays by canonical name.
         slots: optimizer state by ``<weight>/<slot>``.
         meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` (a read checkpoint has
-            them) and whatever else the writer put in.
+            them) and whatever else the writer put in; see ``META``.
     """
 
     weights: Dict[str, Any]
@@ -37,11 +56,74 @@ class Checkpoint:
     meta: Dict[str, Any] = field(default_factory=dict)
 
 
-def _digest(arrays: Mapping[str, Any]) -> str:
+def _is_shape(value: Any) -> bool:
+    return list_of(is_count)(value) and len(value) == 3 and all(value)
+
+
+def _is_image_shape(value: Any) -> bool:
+    return list_of(optional(is_count))(value) and len(value) == 3 and is_count(value[2])
+
+
+def _is_history(value: Any) -> bool:
+    """Whether a text is lines of JSON objects, the rows of ``metrics.jsonl``."""
+    if not isinstance(value, str) or (value and not value.endswith("\n")):
+        return False
+    try:
+        return all(isinstance(json_text.parse_json(line), dict) for line in value.split("\n")[:-1])
+    except ValueError:
+        return False
+
+
+def _is_program(value: Any) -> bool:
+    counts = ("weight_updates_per_epoch", "fused_micro_batches")
+    return isinstance(value, dict) and all(is_count(value[name]) for name in counts if name in value)
+
+
+META: json_text.Fields = {
+    "model": ("a text", is_text),
+    "num_classes": ("a number above 0", lambda value: is_count(value) and value > 0),
+    "input_shape": ("height, width and channels", _is_shape),
+    "weight_updates": ("a number of weight updates", is_count),
+    "seed": ("a whole number", is_count),
+    "config": ("a text", is_text),
+    "dataset": ("a text", is_text),
+    "image_shape": ("height, width and channels", _is_image_shape),
+    "class_names": ("a list of texts", list_of(is_text)),
+    "num_eval": ("a number of samples", is_count),
+    "mean": ("a list of numbers", list_of(is_number)),
+    "std": (
+        "a list of numbers above 0",
+        lambda value: list_of(is_number)(value) and all(number > 0 for number in value),
+    ),
+    "data_sha256": ("a text", is_text),
+    "program": ("a mapping with counts", _is_program),
+    "position": (
+        "losses, hits and events_done of the execution under way",
+        json_text.all_of({"losses": list_of(is_number), "hits": list_of(is_number), "events_done": is_count}),
+    ),
+    "run": (
+        "history (lines of JSON), best and last_validation",
+        json_text.all_of(
+            {
+                "history": _is_history,
+                "best": optional(json_text.metrics),
+                "last_validation": optional(json_text.metrics),
+            }
+        ),
+    ),
+}
+"""What each fact of a checkpoint is, of those that it has."""
+_NEEDED = ("model", "num_classes", "input_shape", "weight_updates", "seed")
+
+
+def _digest(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
+    """SHA-256 over the facts, their own checksum left out, and over all arrays."""
     digest = hashlib.sha256()
+    facts = {key: value for key, value in header.items() if key != "sha256"}
+    digest.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii"))
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(f"\n{len(name)} {name} {array.dtype.str} {array.shape}\n".encode("utf-8", "surrogatepass"))
         digest.update(array.tobytes())
     return digest.hexdigest()
 
@@ -58,7 +140,9 @@ def save_checkpoint(
     """
     arrays = {f"weights/{k}": np.asarray(v) for k, v in weights.items()}
     arrays.update({f"slots/{k}": np.asarray(v) for k, v in slots.items()})
-    header = {"format": FORMAT, "sha256": _digest(arrays), **meta}
+    # Through JSON once, so that the checksum is over what a reader sees: tuples become lists.
+    header = json.loads(json.dumps({**meta, "format": FORMAT}))
+    header["sha256"] = _digest(arrays, header)
     text: Any = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
     # Not np.savez: it takes the names as keyword arguments and stamps the time of day into the archive.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
@@ -72,14 +156,35 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Raises:
-        DataError: absent, not a checkpoint, damaged, or without the facts that every checkpoint has.
+        DataError: absent, not a checkpoint, damaged, larger than half of the memory, or with facts or arrays that
+            no checkpoint has, naming them.
     """
-    header, arrays = _read(path)
-    if header["format"] != FORMAT:
-        raise DataError(f"checkpoint {path} has the unknown format {header['format']!r}", _HINT)
-    if _digest(arrays) != header["sha256"]:
-        raise DataError(f"checkpoint {path} is damaged: its checksum does not match", _HINT)
-    _check_facts(header, path, _HINT)
+    # Here, not on top: `ipucnn --help` comes past this module.
+    from ipucnn.datasets.limits import check_memory
+
+    name = f"checkpoint {shown(path)}"
+    arrays: Dict[str, Any] = {}
+    with _reading(path) as (file, size):
+        check_memory(size, name, "use a machine with more memory")
+        members = _members(file, size)
+        header = _header_of(members, file, name)
+        for member, num_bytes in members:
+            if member in arrays:
+                raise DataError(f"{name} has {json_text.brief(member)} twice", _HINT)
+            if not member.startswith(("weights/", "slots/")):
+                raise DataError(f"{name} has {json_text.brief(member)}, which no checkpoint has", _HINT)
+            types = _WEIGHT_TYPES if member.startswith("weights/") else _SLOT_TYPES
+            arrays[member] = _array(file, num_bytes, types, f"{name}: the array {json_text.brief(member)}")
+    if _digest(arrays, header) != header["sha256"]:
+        raise DataError(f"{name} is damaged: its checksum does not match", _HINT)
+    problem = json_text.wrong_field(header, META, _NEEDED)
+    if problem:
+        raise DataError(f"{name} {problem}", _HINT)
+    for member, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(
+                f"{name}: the array {json_text.brief(member)} is not finite", "its training diverged; use another"
+            )
     return Checkpoint(
         {k[len("weights/") :]: v for k, v in arrays.items() if k.startswith("weights/")},
         {k[len("slots/") :]: v for k, v in arrays.items() if k.startswith("slots/")},
@@ -88,68 +193,122 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_meta(path: Path) -> Dict[str, Any]:
-    """The facts of a checkpoint without its arrays: for a look at what it is; nothing is verified.
+    """The facts of a checkpoint without its arrays: for a look at what it is; its checksum is not verified.
 
     Raises:
-        DataError: absent, or not a checkpoint.
+        DataError: absent, not a checkpoint, or with facts that no checkpoint has.
     """
-    return _read(path, ("meta",))[0]
+    name = f"checkpoint {shown(path)}"
+    with _reading(path) as (file, size):
+        header = _header_of(_members(file, size), file, name)
+    problem = json_text.wrong_field(header, META, _NEEDED)
+    if problem:
+        raise DataError(f"{name} {problem}", _HINT)
+    return header
 
 
-def _read(path: Path, names: Sequence[str] = ()) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """The facts and the arrays of a checkpoint: those named, or all.
+class _DamagedError(Exception):
+    """The bytes are not those of a checkpoint."""
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
+    """The opened file and its length.
 
     Raises:
-        DataError: absent, or not a checkpoint.
+        DataError: it cannot be read, or what the block found in it is no checkpoint.
     """
-    hint = _HINT
-    if not path.is_file():
-        raise DataError(f"checkpoint {path} does not exist", hint)
+    with open_regular(path, "checkpoint", hint=_HINT) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        try:
+            yield file, size
+        except (_DamagedError, UnicodeDecodeError, struct.error, OverflowError, MemoryError) as error:
+            raise DataError(f"{shown(path)} is damaged or no checkpoint", _HINT) from error
+
+
+def _members(file: BinaryIO, size: int) -> Iterator[Tuple[str, int]]:
+    """Name and length of each member; the file stands at its first byte, and is left wherever.
+
+    They are read from their own headers, one after the other: none can lie over another, expand, or claim more bytes
+    than there are.  The index at the end of the archive, which says the same for other programs, is not needed.
+    """
+    at = 0
+    while True:
+        file.seek(at)
+        start = file.read(_LOCAL_HEADER.size)
+        if start[:4] == _CENTRAL and at:
+            return
+        if len(start) < _LOCAL_HEADER.size or start[:4] != _LOCAL:
+            raise _DamagedError
+        _, _, flags, method, _, _, _, packed, num_bytes, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(start)
+        name, extra = file.read(name_bytes), file.read(extra_bytes)
+        if num_bytes == 0xFFFFFFFF and extra[:2] == b"\x01\x00" and len(extra) >= 20:
+            num_bytes, packed = struct.unpack("<QQ", extra[4:20])
+        at += _LOCAL_HEADER.size + name_bytes + extra_bytes
+        # Flag 11 says that the name is UTF-8; encrypted, compressed or streamed members have others.
+        if method != 0 or flags & ~0x800 or packed != num_bytes or num_bytes > size - at:
+            raise _DamagedError
+        text = name.decode("utf-8" if flags & 0x800 else "cp437")
+        if not text.endswith(".npy"):
+            raise _DamagedError
+        yield text[: -len(".npy")], num_bytes
+        at += num_bytes
+
+
+def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) -> Dict[str, Any]:
+    """The facts, which are the first member."""
+    member, num_bytes = next(members)
+    if member != "meta" or num_bytes > _META_BYTES:
+        raise _DamagedError
+    text = _array(file, num_bytes, _META_TYPES, "the facts")
     try:
-        with open(path, "rb") as handle:
-            start = handle.read(len(_ZIP))
-    except OSError as error:
-        raise DataError(f"checkpoint {path} cannot be read: {error.strerror or error}", hint) from None
-    if start != _ZIP:
-        # np.load would take it for a pickle, and advise to load it unsafely.
-        raise DataError(f"{path} is damaged or no checkpoint", hint)
+        header = json_text.parse_json(text.tobytes().decode("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
+    if not isinstance(header, dict) or not is_text(header.get("format")) or not is_text(header.get("sha256")):
+        raise DataError(f"{name} is not an ipucnn checkpoint", _HINT)
+    if header["format"] != FORMAT:
+        hint = _AGAIN if header["format"] == "ipucnn-checkpoint-1" else _HINT
+        raise DataError(f"{name} has the format {json_text.brief(header['format'])}, not '{FORMAT}'", hint)
+    return header
+
+
+def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) -> Any:
+    """The array of a member of that length, at whose first byte the file stands.
+
+    The header is matched, not evaluated.
+    """
+    start = file.read(10)
+    if num_bytes < 10 or start[:8] != b"\x93NUMPY\x01\x00":
+        raise _DamagedError
+    header_bytes = int.from_bytes(start[8:10], "little")
+    text = file.read(min(header_bytes, num_bytes - 10)).decode("latin-1")
+    match = _ARRAY_HEADER.fullmatch(text)
+    if match is None:
+        kind = re.search(r"'descr': *(.{1,40})", text)
+        if kind is None or types == _META_TYPES:
+            raise _DamagedError
+        raise DataError(f"{what} is of the type {json_text.brief(kind.group(1))}, not {' or '.join(types)}", _HINT)
+    kind_text, fortran, shape_text = match.groups()
+    if kind_text not in types:
+        raise DataError(f"{what} is of the type {json_text.brief(kind_text)}, not {' or '.join(types)}", _HINT)
+    shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
+    if fortran == "True" or len(shape) > 8:
+        raise DataError(f"{what} is not stored row by row, in at most 8 dimensions", _HINT)
+    wanted = np.dtype(kind_text).itemsize
+    for length in shape:
+        wanted *= length
+    left = num_bytes - 10 - header_bytes
+    if wanted != left:
+        raise DataError(f"{what} has the shape {shape} and {left} bytes, not {wanted}", _HINT)
+    data = file.read(left)
+    if len(data) != left:
+        raise _DamagedError
     try:
-        # NumPy 1.19 prints a traceback of its own where it finds out itself that an archive is broken.
-        zipfile.ZipFile(str(path)).close()
-        with np.load(str(path), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in names or archive.files}
-        header = json.loads(bytes(arrays.pop("meta")).decode("utf-8"))
-        if not {"format", "sha256"} <= set(header):
-            raise KeyError
-    except KeyError:
-        raise DataError(f"{path} is not an ipucnn checkpoint", hint) from None
-    except Exception as error:
-        # A damaged archive makes zipfile and NumPy raise almost anything, from BadZipFile to NotImplementedError.
-        # What they say is about their own options, and worth reading with --verbose only.
-        raise DataError(f"{path} is damaged or no checkpoint", hint) from error
-    return header, arrays
-
-
-def _check_facts(meta: Mapping[str, Any], path: Path, hint: str) -> None:
-    """Refuses a checkpoint that another program wrote, before its user meets a KeyError."""
-    expected = {
-        "model": lambda value: isinstance(value, str),
-        "num_classes": lambda value: _is_count(value) and value > 0,
-        "input_shape": lambda value: (
-            isinstance(value, list) and len(value) == 3 and all(_is_count(n) and n > 0 for n in value)
-        ),
-        "weight_updates": _is_count,
-        "seed": lambda value: isinstance(value, int),
-    }
-    for name, is_right in expected.items():
-        if name not in meta:
-            raise DataError(f"checkpoint {path} lacks {name}", hint)
-        if not is_right(meta[name]):
-            raise DataError(f"checkpoint {path} has the {name} {meta[name]!r}", hint)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return np.frombuffer(data, np.dtype(kind_text)).reshape(shape)
+    except ValueError as error:  # beside a length of 0 there can be others that no array has
+        raise _DamagedError from error
 
 
 def assign_weights(

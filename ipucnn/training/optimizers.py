@@ -7,6 +7,7 @@ after its weight, so one checkpoint serves both.  The settings are checked witho
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 
 # Per optimizer: parameter -> default.  None: no default, and not needed.
@@ -45,7 +46,10 @@ class OptimizerSettings:
 
     @property
     def slots(self) -> Tuple[str, ...]:
-        """Names of the state tensors that every weight has."""
+        """Names of the state tensors that every weight has, on the host and on IPUs.
+
+        RMSprop's operation takes both of its tensors, with momentum or without.
+        """
         unused = self.name != "rmsprop" and not self.params.get("momentum")
         return tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
 
@@ -100,6 +104,17 @@ def make_settings(
                 f"optimizer parameter {key} is {values[key]:g}", f"{key} must not be negative"
             )
     return OptimizerSettings(name, values, weight_decay, l2_regularization)
+
+
+def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:
+    """The optimizer of a run's configuration; raises as :func:`make_settings` does."""
+    return make_settings(
+        config.optimizer,
+        config.optimizer_params,
+        global_batch_size=global_batch_size,
+        weight_decay=config.weight_decay,
+        l2_regularization=config.l2_regularization,
+    )
 
 
 class Optimizer:

@@ -82,6 +82,13 @@ class Program:
         """The three factors of the global batch."""
         return Batching(self.micro_batch_size, self.gradient_accumulation_count, self.num_replicas)
 
+    @property
+    def layout(self) -> "Layout":
+        """The part that needs no data set."""
+        return Layout(
+            self.batching, self.num_stages, self.device_mapping, self.ipus_per_replica, self.warnings
+        )
+
     def with_splits(self, splits: Sequence[str], splits_from: str = "given") -> "Program":
         """The same program with the pipeline splits filled in (their number is checked), and who chose them."""
         if len(splits) != self.num_stages - 1:
@@ -180,12 +187,31 @@ def _check_pipeline(config: RunConfig, num_stages: int) -> None:
             "--recomputation needs a pipeline: it recomputes stages",
             "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
         )
-    proportions = config.available_memory_proportion
-    if len(proportions) not in (0, 1, num_stages, 2 * num_stages):
-        raise ConfigurationError(
-            f"--available-memory-proportion has {len(proportions)} values for {num_stages} stage(s)",
-            f"give 1, {num_stages} (per stage) or {2 * num_stages} (forward and backward of each stage)",
-        )
+    stage_proportions(config.available_memory_proportion, num_stages)
+
+
+def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tuple[float, float], ...]:
+    """What ``--available-memory-proportion`` says of single pipeline stages.
+
+    Returns:
+        Shares of each stage's forward and backward pass, in (0, 1]; nothing where one value, or none, holds for all.
+
+    Raises:
+        ConfigurationError: values for another number of stages.
+    """
+    shares = [value / 100 for value in percentages]
+    if len(shares) < 2:
+        return ()
+    if num_stages > 1 and len(shares) == num_stages:
+        return tuple((share, share) for share in shares)
+    if num_stages > 1 and len(shares) == 2 * num_stages:
+        return tuple(zip(shares[0::2], shares[1::2]))
+    raise ConfigurationError(
+        f"--available-memory-proportion has {len(shares)} values for {num_stages} stage(s)",
+        f"give 1, {num_stages} (per stage) or {2 * num_stages} (forward and backward of each stage)"
+        if num_stages > 1
+        else "give one value",
+    )
 
 
 def _periods(

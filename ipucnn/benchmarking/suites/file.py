@@ -15,24 +15,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ipucnn import documents
 from ipucnn.config import yaml_text
 from ipucnn.config.options import BY_KEY
 from ipucnn.config.request import matching
+from ipucnn.config.spec import EPOCH_IMAGES, EXECUTIONS, SECONDS, Number
+from ipucnn.config.values import BadValue
 from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.filesystem import expand, is_file, read_text, shown
+from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent
 INFERENCE, TRAINING, FIT = "inference", "training", "fit"
 MODES = (INFERENCE, TRAINING, FIT)
 SESSION, KERAS = "session", "keras"
 ENGINES = (SESSION, KERAS)
-# Keys of a row besides the options of a run: how it is measured, with the types of their values.
-_MEASURING: Mapping[str, type] = {
-    "executions": int,
-    "min-time": float,
-    "max-time": float,
-    "system": str,
-    "compare-with": str,
+# Keys of a row besides the options of a run: how it is measured; None for text.
+_MEASURING: Mapping[str, Optional[Number]] = {
+    "executions": EXECUTIONS,
+    "min-time": SECONDS,
+    "max-time": SECONDS,
+    "system": None,
+    "compare-with": None,
 }
+# Rows of a file once each for-each is written out: each is a benchmark of seconds at least.
+MAX_ROWS = 10_000
 _ROW = ("model", "name", "mode", "engine", "for-each", *_MEASURING)
 _TOP = ("title", "about", "epoch-images", "defaults", "rows")
 _REFUSED = {
@@ -110,23 +117,16 @@ def find_suite(name: str) -> Suite:
     if name in built_in_names():
         path = FOLDER / f"{name}.yml"
         return parse_suite(path.read_text(encoding="utf-8"), path.name, name)
-    path = Path(name).expanduser()
-    if path.suffix.lower() not in (".yml", ".yaml") and not path.is_file():
+    path = expand(name, "--suite")
+    if path.suffix.lower() not in (".yml", ".yaml") and not is_file(path, "--suite", ConfigurationError):
         raise ConfigurationError(
-            f"--suite {name}: there is no such suite",
+            f"--suite {shown(name)}: there is no such suite",
             did_you_mean(name, built_in_names())
             or f"the built-in ones are {' and '.join(built_in_names())}; or give a file, FILE.yml",
         )
-    try:
-        return parse_suite(path.read_text(encoding="utf-8"), str(path), path.stem)
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"--suite {name}: there is no such file", "give the path of a YAML file with rows"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"--suite {name}: not readable: {error}", "give the path of a YAML file with rows"
-        ) from None
+    hint = "give the path of a YAML file with rows"
+    text = read_text(path, documents.MAX_BYTES, "--suite", ConfigurationError, hint)
+    return parse_suite(text, shown(path), path.stem)
 
 
 def parse_suite(text: str, source: str, name: str) -> Suite:
@@ -136,19 +136,20 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
         ConfigurationError: with ``source`` and the line.
     """
     node = yaml_text.compose(text, source)
-    nodes = {str(key.value): value for key, value in node.value} if node is not None else {}
-    entries = {} if node is None else {entry.key: entry for entry in yaml_text.entries_of(node, source)}
-    for key, entry in entries.items():
-        if key not in _TOP:
+    with documents.naming(source):
+        found = [] if node is None else documents.pairs(node)
+    nodes = {key.value: value for key, value in found}
+    for key, value in found:
+        if key.value not in _TOP:
             # Other top-level names may hold anchors, as in files of presets.
-            if nodes[key].id == "mapping":
+            if value.kind == documents.MAPPING:
                 continue
             raise ConfigurationError(
-                f"{source}, line {entry.line}: unknown key '{key}'",
-                did_you_mean(key, _TOP) or f"a suite has {', '.join(_TOP)}",
+                f"{source}, line {key.line}: unknown key '{shown_value(key.value)}'",
+                did_you_mean(key.value, _TOP) or f"a suite has {', '.join(_TOP)}",
             )
     rows = nodes.get("rows")
-    if rows is None or rows.id != "sequence" or not rows.value:
+    if rows is None or rows.kind != documents.SEQUENCE or not rows.value:
         raise ConfigurationError(
             f"{source}: it has no rows", "write `rows:` and below it `- model: NAME` for each benchmark"
         )
@@ -158,21 +159,25 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
         base = _with_row(base, yaml_text.entries_of(node, source), source, are_defaults=True)
     made: List[RowSpec] = []
     for row in rows.value:
-        line = row.start_mark.line + 1
-        if row.id == "scalar":
-            row_entries = [yaml_text.Entry("model", str(row.value), line)]
+        line = row.line
+        if row.kind == documents.SCALAR:
+            row_entries = [yaml_text.Entry("model", row.value, line)]
         else:
             row_entries = yaml_text.entries_of(_mapping(row, source, "a row"), source)
         spec = _with_row(replace(base, where=f"{source}, line {line}"), row_entries, source)
-        made += _expanded(spec)
-    images = entries.get("epoch-images")
+        made += _expanded(spec, MAX_ROWS - len(made))
+    with documents.naming(source):
+        images, title, about = (
+            yaml_text.Entry(key, documents.plain(nodes[key]), nodes[key].line) if key in nodes else None
+            for key in ("epoch-images", "title", "about")
+        )
     return Suite(
         name,
         source,
         tuple(made),
-        title=str(entries["title"].value) if "title" in entries else "",
-        about=" ".join(str(entries["about"].value).split()) if "about" in entries else "",
-        epoch_images=None if images is None else _number(images, int, source, 1),
+        title=str(title.value) if title is not None else "",
+        about=" ".join(str(about.value).split()) if about is not None else "",
+        epoch_images=None if images is None else _number(images, EPOCH_IMAGES, source),
     )
 
 
@@ -185,10 +190,10 @@ def wildcard_suite(pattern: str) -> Suite:
     return Suite(name, None, (RowSpec(pattern, "MODEL"),), title=pattern)
 
 
-def _mapping(node: Any, source: str, what: str) -> Any:
-    if node.id != "mapping":
+def _mapping(node: documents.Node, source: str, what: str) -> documents.Node:
+    if node.kind != documents.MAPPING:
         raise ConfigurationError(
-            f"{source}, line {node.start_mark.line + 1}: {what} must be a mapping", "write `key: value` lines"
+            f"{source}, line {node.line}: {what} must be a mapping", "write `key: value` lines"
         )
     return node
 
@@ -209,7 +214,7 @@ def _with_row(
             )
         elif key not in BY_KEY:
             raise ConfigurationError(
-                f"{source}, line {entry.line}: unknown key '{entry.key}'",
+                f"{source}, line {entry.line}: unknown key '{shown_value(entry.key)}'",
                 did_you_mean(entry.key, [*_ROW, *BY_KEY])
                 or "`ipucnn benchmark --help` lists the options; keys are the same names",
             )
@@ -228,10 +233,11 @@ def _with_row(
     elif not are_defaults and not base.model:
         raise ConfigurationError(f"{base.where}: the row has no model", "add `model: NAME`, or a wildcard")
     measuring = dict(base.measuring)
-    for key, kind in _MEASURING.items():
+    for key, number in _MEASURING.items():
         if key in own:
             name = key.replace("-", "_") + ("_s" if key.endswith("time") else "")
-            measuring[name] = _number(own[key], kind, source, 0) if kind is not str else str(own[key].value)
+            entry = own[key]
+            measuring[name] = str(entry.value) if number is None else _number(entry, number, source)
     changes["measuring"] = measuring
     row = replace(base, **changes)
     if "for-each" in own:
@@ -262,8 +268,8 @@ def _for_each(entry: yaml_text.Entry, source: str) -> Tuple[Choice, ...]:
         key = str(key).strip().lower().replace("_", "-")
         if not isinstance(given, list) or not given:
             raise ConfigurationError(
-                f"{source}, line {entry.line}: for-each: {key} must be a list of values",
-                f"for example `for-each: {{{key}: [{given}]}}`",
+                f"{source}, line {entry.line}: for-each: {shown_value(key)} must be a list of values",
+                f"for example `for-each: {{{shown_value(key)}: [{shown_value(given)}]}}`",
             )
         for value in given:
             one = yaml_text.Entry(key, value, entry.line)
@@ -274,37 +280,49 @@ def _for_each(entry: yaml_text.Entry, source: str) -> Tuple[Choice, ...]:
                 choices.append(Choice(BY_KEY[key].key, str(value), next(iter(checked.values()))))
             else:
                 raise ConfigurationError(
-                    f"{source}, line {entry.line}: for-each: unknown key '{key}'",
+                    f"{source}, line {entry.line}: for-each: unknown key '{shown_value(key)}'",
                     did_you_mean(key, ["mode", *BY_KEY]) or "for-each takes mode and the options of a run",
                 )
     return tuple(choices)
 
 
-def _expanded(spec: RowSpec) -> List[RowSpec]:
-    """One row for each combination of the choices, the first key varying slowest."""
+def _expanded(spec: RowSpec, at_most: int) -> List[RowSpec]:
+    """One row for each combination of the choices, the first key varying slowest.
+
+    Raises:
+        ConfigurationError: more rows than there may be.
+    """
     by_key: Dict[str, List[Choice]] = {}
     for choice in spec.for_each:
         by_key.setdefault(choice.key, []).append(choice)
+    count = 1
+    for choices in by_key.values():
+        count *= len(choices)
+    if count > at_most:
+        raise ConfigurationError(
+            f"{spec.where}: its for-each makes {shown_value(count)} rows, and a suite has at most {MAX_ROWS:,}",
+            "give fewer values, or make several suites",
+        )
     return [replace(spec, for_each=combination) for combination in itertools.product(*by_key.values())]
 
 
 def _choice(entry: yaml_text.Entry, choices: Tuple[str, ...], source: str) -> str:
     value = str(entry.value).strip().lower()
     if value not in choices:
+        given = shown_value(entry.value)
         raise ConfigurationError(
-            f"{source}, line {entry.line}: {entry.key}: '{entry.value}' is not one of {', '.join(choices)}",
+            f"{source}, line {entry.line}: {entry.key}: '{given}' is not one of {', '.join(choices)}",
             did_you_mean(value, choices) or f"{entry.key}: {choices[0]}",
         )
     return value
 
 
-def _number(entry: yaml_text.Entry, kind: type, source: str, least: float) -> Any:
-    value = entry.value
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= least
-    if not good or (kind is int and int(value) != value):
+def _number(entry: yaml_text.Entry, number: Number, source: str) -> Any:
+    try:
+        return number.convert(entry.value)
+    except BadValue as bad:
+        nearest = bad.nearest if bad.nearest is not None else "10"
         raise ConfigurationError(
-            f"{source}, line {entry.line}: {entry.key}: {value}: must be a{' whole' if kind is int else ''} number "
-            f"of at least {least:g}",
-            f"{entry.key}: 10",
-        )
-    return kind(value)
+            f"{source}, line {entry.line}: {entry.key}: {shown_value(entry.value)}: {bad.reason}",
+            f"{entry.key}: {nearest}",
+        ) from None

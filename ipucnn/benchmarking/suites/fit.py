@@ -10,6 +10,7 @@ from ipucnn.benchmarking.suites.file import KERAS
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
+from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
 Update = Callable[[str, int, int, str], None]
@@ -69,7 +70,7 @@ class Fit:
         self.program: Program = make_program(config, self.setup.source.info.num_train, seed=self.seed)
         if config.fused_micro_batches is not None:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
-        self.optimizer = run_setup.optimizer_settings(config, self.program)
+        self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
 
     def run(self, report: Update) -> Dict[str, Any]:
@@ -251,15 +252,7 @@ class Fit:
             graph = graph_of(model, self.resolved.record.name)
         except UserError:
             return []
-        wanted = Wanted(
-            self.program,
-            training=True,
-            system=self.system,
-            optimizer_slots=len(self.optimizer.slots),
-            optimizer_state_offloading=config.optimizer_state_offloading,
-            half_partials=config.half_partials,
-            eight_bit_transfer=config.eight_bit_transfer,
-        )
+        wanted = Wanted(config, self.program, training=True, system=self.system)
         return [predict_ipu(graph, wanted, p) for p in dict.fromkeys((config.precision, "16.16"))]
 
 

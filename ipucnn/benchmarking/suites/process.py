@@ -21,10 +21,8 @@ from typing import Any, Callable, Dict, List, Optional
 from ipucnn.benchmarking.suites.plan import PlannedRow
 
 Update = Callable[[str, int, int, str], None]
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ipucnn.benchmarking.suites.process import main; main()"
-)
+# Without the current folder, which ``-c`` puts first on the path: what lies there is not to be imported.
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from ipucnn.benchmarking.suites.process import main; main()"
 
 
 class RowProcess:
@@ -37,7 +35,7 @@ class RowProcess:
 
     def __init__(self, verbose: bool = False, command: Optional[List[str]] = None) -> None:
         self._verbose = verbose
-        self._command = command or [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)]
+        self._command = command or [sys.executable, "-c", _PROGRAM, *_import_path()]
 
     def __call__(self, row: PlannedRow, log: Path, update: Update) -> Dict[str, Any]:
         """Runs a row.
@@ -86,6 +84,12 @@ class RowProcess:
         if succeeded or log.stat().st_size == 0:
             log.unlink()
         return answer
+
+
+def _import_path() -> List[str]:
+    """Where this process imports from, and at the end the folder of this package."""
+    package = str(Path(__file__).resolve().parents[3])
+    return [*(folder for folder in sys.path if folder and folder != package), package]
 
 
 def _died(code: int, log: Path) -> Dict[str, Any]:

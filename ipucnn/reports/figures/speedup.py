@@ -19,7 +19,9 @@ def draw_speedups(speedups: Any, path: Path, suffix: str) -> None:
         path: the file to write, whatever its name.
         suffix: ".png" or ".svg".
     """
-    import matplotlib
+    from ipucnn.sessions.host.environment import import_matplotlib
+
+    matplotlib = import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,11 +1,25 @@
 """Imports TensorFlow for the host session: settings that must precede the import, and a quiet import."""
 
+import contextlib
+import importlib.util
 import os
+import struct
 import sys
 import tempfile
-from typing import Any, Tuple
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ipucnn.errors import MissingError, UserError
+from ipucnn import interrupts
+from ipucnn.errors import MissingError
+
+MEBI = 2**20
+# Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
+LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
+# Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
+# space (2.21) and 1,218 MiB (2.6).  Some of it are stacks of threads and heaps, which settings of a system make smaller.
+LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
+# Beside what can be read from its files again, importing TensorFlow took 141 MiB of memory (2.6) and 259 MiB (2.21).
+LEAST_MEMORY_BYTES = 128 * MEBI
 
 
 def set_variables() -> None:
@@ -28,6 +42,123 @@ def _tensorflow_version() -> Tuple[int, ...]:
     return (0, 0)
 
 
+def check_memory() -> None:
+    """Refuses where this process may not have the memory that TensorFlow takes at the very least.
+
+    TensorFlow would end it with SIGSEGV, SIGABRT or an import error about something else.  What is refused here
+    cannot work; where a little more than the least is there, what happens still depends on the network.
+
+    Raises:
+        MissingError: a limit, or the memory that is free, is too small.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    address_space = _address_space_bytes()
+    if address_space is not None:
+        libraries = sum(_mapped_bytes(path) for path in _libraries())
+        needed = libraries + LEAST_ADDRESS_SPACE_BYTES
+        if libraries and address_space < needed:
+            raise MissingError(
+                f"this process may use {address_space / MEBI:,.0f} MiB of address space (ulimit -v), and TensorFlow "
+                f"alone takes {needed / MEBI:,.0f} MiB",
+                "lift the limit (ulimit -v unlimited), or allow several GiB: every core takes more",
+            )
+    for what, size in _memory_there_is():
+        if size < LEAST_MEMORY_BYTES:
+            raise MissingError(
+                f"{what} {size / MEBI:,.0f} MiB of memory, and TensorFlow alone takes {LEAST_MEMORY_BYTES / MEBI:,.0f} "
+                "MiB",
+                "end other programs, or ask for more memory: 2 GiB are good for small networks",
+            )
+
+
+def _address_space_bytes() -> Optional[int]:
+    """The limit of this process' address space; None where there is none."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    except (ImportError, OSError, ValueError):
+        return None
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _libraries() -> List[Path]:
+    """The files of TensorFlow that its import maps whole; links and second names left out."""
+    found = importlib.util.find_spec("tensorflow")
+    files: Dict[Tuple[int, int], Path] = {}
+    for place in (found.submodule_search_locations if found is not None else None) or ():
+        for pattern in LIBRARIES:
+            for path in sorted(Path(place).glob(pattern)):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    files.setdefault((status.st_dev, status.st_ino), path)
+    return list(files.values())
+
+
+def _mapped_bytes(path: Path) -> int:
+    """The address space that the loader takes for a 64-bit ELF library; 0 for any other file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64)
+            if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+                return 0
+            (table,) = struct.unpack_from("<Q", head, 32)
+            size, count = struct.unpack_from("<HH", head, 54)
+            file.seek(table)
+            rows = file.read(size * count)
+        ends = []
+        for i in range(count):
+            (kind,) = struct.unpack_from("<I", rows, i * size)
+            address, _, _, memory = struct.unpack_from("<QQQQ", rows, i * size + 16)
+            if kind == 1:  # PT_LOAD
+                ends.append((address, address + memory))
+    except (OSError, ValueError, struct.error):
+        return 0
+    return max(end for _, end in ends) - min(start for start, _ in ends) if ends else 0
+
+
+def _memory_there_is() -> Iterator[Tuple[str, int]]:
+    """Limits and free memory in bytes, swap included, each with the words that come before them."""
+    facts = _meminfo()
+    swap = facts.get("SwapTotal", 0)
+    if "MemAvailable" in facts:
+        yield "this machine has free", facts["MemAvailable"] + facts.get("SwapFree", 0)
+    for path in _cgroup_limits():
+        with contextlib.suppress(OSError, ValueError):
+            yield "the control group of this process has", int(path.read_text()) + swap
+
+
+def _meminfo() -> Dict[str, int]:
+    """/proc/meminfo in bytes; empty where there is none."""
+    facts = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            facts[name] = int(rest.split()[0]) * 1024
+    return facts
+
+
+def _cgroup_limits() -> Iterator[Path]:
+    """The files that may hold a memory limit, of both versions of control groups, from the innermost group out."""
+    lines: List[str] = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, place = (line.split(":", 2) + ["", ""])[:3]
+        if controllers == "":
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        inner = root / place.lstrip("/")
+        # Inside a container the path is often that of the host; the root is then the container's own group.
+        for folder in dict.fromkeys([inner, *inner.parents, root]):
+            if folder == root or root in folder.parents:
+                yield folder / name
+
+
 def import_tensorflow(verbose: bool = False) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
@@ -38,26 +169,55 @@ def import_tensorflow(verbose: bool = False) -> Any:
       ``verbose`` or the import fails.
 
     Raises:
-        MissingError: TensorFlow is not installed.
+        MissingError: TensorFlow is not installed, or this process may not have the memory that it takes.
+        Interruption: a signal came, whatever the libraries made of it.
     """
     if "tensorflow" not in sys.modules:
+        check_memory()
         set_variables()
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
+        if "tensorflow" not in sys.modules and _tensorflow_version() >= (2, 16):
+            # Keras 3 imports it.
+            with contextlib.suppress(ImportError):
+                import_matplotlib()
         if verbose or "tensorflow" in sys.modules:
             import tensorflow as tf
         else:
             tf = _quiet_import()
-    except ImportError as error:
+    except Exception as error:
+        if interrupts.noted() is not None or not isinstance(error, ImportError):
+            interrupts.check()
+            raise
         raise MissingError(
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
         ) from None
+    interrupts.check()
     from ipucnn.compat import enable_determinism
 
     enable_determinism()
     tf.get_logger().setLevel("ERROR")
     return tf
+
+
+def import_matplotlib() -> Any:
+    """matplotlib, without the settings it would take from a ``matplotlibrc`` in the current folder.
+
+    Such a file is anybody's, settings can name programs to run and modules to import (``text.usetex``, ``backend``),
+    and one that is no text ends the import.  The user's own settings hold.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    exists = os.path.exists
+    if "matplotlib" not in sys.modules:
+        os.path.exists = lambda path: path != "matplotlibrc" and exists(path)  # type: ignore[assignment]
+    try:
+        import matplotlib
+    finally:
+        os.path.exists = exists
+    return matplotlib
 
 
 def _quiet_import() -> Any:
@@ -80,15 +240,16 @@ def _quiet_import() -> Any:
             # Looking for GPUs is what prints most on a machine without one; the first look is here.
             tf.config.list_logical_devices()
             failed = False
-        except (KeyboardInterrupt, SystemExit, UserError):
-            # A signal ended the import (its handler may raise a UserError): what was printed is not the reason.
+        except (KeyboardInterrupt, SystemExit):
+            # A signal ended the import: what was printed is not the reason.
             failed = False
             raise
         finally:
             sys.stderr.flush()
             os.dup2(saved, 2)
             os.close(saved)
-            if failed:
+            if failed and interrupts.noted() is None:
                 aside.seek(0)
-                os.write(2, aside.read())
+                with contextlib.suppress(OSError):
+                    os.write(2, aside.read())
     return tf

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import numpy as np
 import tensorflow as tf
 
+from ipucnn import interrupts
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.arithmetic import count_macs
 from ipucnn.models.weight_names import named_weights
@@ -115,6 +116,7 @@ class HostSession(Session):
         iterator = iter(make_dataset(0, self.samples_per_element))
         with tf.device(self.place):
             graph = self._loop.trace(iterator)
+        interrupts.check()
         return time.perf_counter() - started, _count_operations(graph)
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
@@ -230,6 +232,7 @@ class HostSession(Session):
         totals = MetricTotals()
         with tf.device(self.place):
             for images, labels, weights in dataset:
+                interrupts.check()
                 if stop is not None and stop():
                     raise Stopped
                 totals.add(self._evaluation.run(images, labels, weights))

@@ -3,7 +3,7 @@
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ipucnn.sessions.poplar.config import option_text
-from ipucnn.training.program import Program
+from ipucnn.training.program import Program, stage_proportions
 
 
 def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
@@ -43,16 +43,9 @@ def assign_stages(model: Any, order: Sequence[str], splits: Sequence[str]) -> No
 
 
 def proportions(program: Program) -> Tuple[Sequence[float], Sequence[float]]:
-    """availableMemoryProportion of each stage's forward and backward pass; empty where it is not per stage.
-
-    Twice as many values as stages are the forward and backward pass of each stage in turn.
-    """
-    values = [value / 100 for value in program.available_memory_proportion]
-    if len(values) == program.num_stages:
-        return (values, values) if len(values) > 1 else ((), ())
-    if len(values) == 2 * program.num_stages:
-        return values[0::2], values[1::2]
-    return (), ()
+    """availableMemoryProportion of each stage's forward and backward pass; empty where it is not per stage."""
+    own = stage_proportions(program.available_memory_proportion, program.num_stages)
+    return [forward for forward, _ in own], [backward for _, backward in own]
 
 
 def _stage_options(ipu: Any, values: Sequence[float]) -> List[Any]:

@@ -1,0 +1,41 @@
+"""How large the numbers, texts and lists of options may be, each with its reason.
+
+Every option that takes a number has a bound (``spec`` refuses a declaration without one), chosen by what the
+number means: what the largest machines hold, or well beyond anything that can be computed with.  Products of
+legal values are checked where they are made, see ``training.batching``.
+"""
+
+MAX_COUNT = 2**31 - 1
+"""Samples, weight updates and the like: what a whole number of 32 bits holds."""
+MAX_BYTES = 2**63 - 1
+"""Fields of the SDK's configuration that hold bytes are whole numbers of 64 bits (its driver/config.proto)."""
+MAX_IPUS = 2**16
+"""Graphcore announced Bow Pods of up to 64,000 IPUs; a replica, stages and replicas are counted in IPUs."""
+MAX_MICRO_BATCH = 2**20
+"""Samples in one forward pass; an IPU holds some hundreds."""
+MAX_ACCUMULATION = 2**20
+"""Micro-batches of one weight update."""
+MAX_EPOCHS = 10**6
+"""Epochs: ImageNet is trained for some hundreds."""
+MAX_IMAGE_SIDE = 2**16
+"""Pixels: what the formats of images hold, but for TIFF."""
+MAX_CHANNELS = 2**16
+"""Filters of a convolution; the widest networks have some thousands."""
+MAX_CLASSES = 2**24
+"""The largest data sets of images have some ten thousand classes."""
+MAX_FLOAT32 = 3.4028234663852886e38
+"""The largest number of 32 bits: training computes with no larger ones."""
+MAX_RATE = 1e9
+"""Learning rates, decays and penalties; none above 100 was ever of use."""
+MAX_WORKERS = 2**16
+"""Images that the host processes at once."""
+MAX_SECONDS = 3e7
+"""Nearly a year."""
+MAX_GROUPS = MAX_CHANNELS
+"""Groups of group norm, and channels of one."""
+MAX_TEXT = 4096
+"""Characters of a text; the longest path has as many bytes."""
+MAX_VALUES = 1024
+"""Values of a list, and of each list and dictionary inside of a dictionary; networks have fewer stages."""
+LEAST_FRACTION = 1 / MAX_EPOCHS
+"""Of what happens per epoch: less than once in the longest run is never."""

@@ -1,0 +1,130 @@
+"""What the first bytes of an image file claim, read before Pillow believes them.  No TensorFlow.
+
+Pillow reads an image's size without decoding it, with two exceptions that cost memory before anybody can ask: WebP,
+whose canvas is allocated when the file is opened, and the tables of TIFF and EXIF, of which every entry may point at
+the same megabyte (65,535 entries of a 1 MB file are 64 GB).  Only those are looked at here.
+"""
+
+import struct
+from typing import Iterator, Optional, Tuple
+
+from ipucnn.errors import DataError
+
+_ENTRY_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_SLACK_BYTES = 2**20
+MAX_PAGES = 100_000
+"""Pages of a TIFF: a file of 64 MB can hold four million of them, each a header and nothing else."""
+
+
+def check_header(data: bytes, origin: str) -> Optional[Tuple[int, int]]:
+    """Refuses tables that would expand; the size of an image that must be known before the file is opened.
+
+    Args:
+        data: the file.
+        origin: what it is, for messages.
+
+    Returns:
+        (width, height) of a WebP file, else None: Pillow tells without harm.
+
+    Raises:
+        DataError: its tables claim more bytes than the file has.
+    """
+    if data[:2] in (b"II", b"MM"):
+        _check_tables(data, origin, 0)
+    elif data[:2] == b"\xff\xd8":
+        exif = b""
+        for marker, part in _jpeg_segments(data):
+            if marker == 0xE1 and part[:6] == b"Exif\0\0":
+                exif += part[6:]
+            elif marker == 0xE2 and part[:4] == b"MPF\0":
+                _check_tables(part[4:], origin, _SLACK_BYTES)
+        _check_tables(exif, origin, _SLACK_BYTES)
+    elif data[:8] == b"\x89PNG\r\n\x1a\n":
+        for kind, part in _chunks(data, 8, ">I4s", True):
+            if kind == b"eXIf":
+                _check_tables(part[6:] if part[:4] == b"Exif" else part, origin, _SLACK_BYTES)
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        size = (0, 0)
+        for kind, part in _chunks(data, 12, "<4sI", False):
+            if kind == b"EXIF":
+                _check_tables(part[6:] if part[:4] == b"Exif" else part, origin, _SLACK_BYTES)
+            found = _webp_size(kind, part)
+            size = max(size[0], found[0]), max(size[1], found[1])
+        return size
+    return None
+
+
+def _jpeg_segments(data: bytes) -> Iterator[Tuple[int, bytes]]:
+    """Marker and content of each segment before the pixels."""
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            at += 1
+            continue
+        marker = data[at + 1]
+        if marker == 0xDA:
+            return
+        if marker in (0xFF, 0x00, 0x01) or 0xD0 <= marker <= 0xD9:
+            at += 1 if marker == 0xFF else 2
+            continue
+        length = max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+        yield marker, data[at + 4 : at + 2 + length]
+        at += 2 + length
+
+
+def _chunks(data: bytes, at: int, layout: str, has_checksum: bool) -> Iterator[Tuple[bytes, bytes]]:
+    """Kind and content of the chunks of PNG and RIFF."""
+    while at + 8 <= len(data):
+        first, second = struct.unpack_from(layout, data, at)
+        kind, length = (second, first) if has_checksum else (first, second)
+        yield kind, data[at + 8 : at + 8 + length]
+        at += 8 + length + (4 if has_checksum else length % 2)
+
+
+def _webp_size(kind: bytes, part: bytes) -> Tuple[int, int]:
+    if kind == b"VP8X" and len(part) >= 10:
+        return int.from_bytes(part[4:7], "little") + 1, int.from_bytes(part[7:10], "little") + 1
+    if kind == b"VP8L" and len(part) >= 5:
+        bits = int.from_bytes(part[1:5], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 " and len(part) >= 10:
+        return (
+            int.from_bytes(part[6:8], "little") & 0x3FFF,
+            int.from_bytes(part[8:10], "little") & 0x3FFF,
+        )
+    return 0, 0
+
+
+def _check_tables(data: bytes, origin: str, slack: int) -> None:
+    """Walks the tables of a TIFF structure as far as they lead; what is damaged is left to Pillow, which refuses it.
+
+    Raises:
+        DataError: one of them claims more bytes than there are, or there are too many.
+    """
+    order = "<" if data[:2] == b"II" else ">"
+    is_big = data[2:4] in (b"\x2b\0", b"\0\x2b")
+    count_layout, entry_layout, next_layout = ("Q", "HHQ8s", "Q") if is_big else ("H", "HHI4s", "I")
+    entry = struct.Struct(order + entry_layout)
+    seen = set()
+    try:
+        (at,) = struct.unpack_from(order + next_layout, data, 8 if is_big else 4)
+        while at and at not in seen:
+            seen.add(at)
+            if len(seen) > MAX_PAGES:
+                raise DataError(f"{origin} has more than {MAX_PAGES} pages", "cut the volume into several")
+            (count,) = struct.unpack_from(order + count_layout, data, at)
+            at += struct.calcsize(order + count_layout)
+            claimed = 0
+            if count * entry.size > len(data):
+                return
+            for number in range(count):
+                _, kind, length, _ = entry.unpack_from(data, at + number * entry.size)
+                claimed += _ENTRY_BYTES.get(kind, 1) * length
+            if claimed > len(data) + slack + _SLACK_BYTES:
+                raise DataError(
+                    f"{origin} is damaged: its table claims {claimed} bytes, and there are {len(data)}",
+                    "get the file again",
+                )
+            (at,) = struct.unpack_from(order + next_layout, data, at + count * entry.size)
+    except struct.error:
+        return

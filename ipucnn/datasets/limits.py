@@ -1,0 +1,136 @@
+"""How much memory data may take: a few bytes in a file must not ask for gigabytes.  No TensorFlow.
+
+Every reader asks here before it allocates: :func:`check_pixels` for one image, :func:`check_memory` for a data
+set, and :func:`decoding` while an image is decoded, so that many threads do not decode large ones at once.
+"""
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import Iterator, Optional
+
+from ipucnn.errors import DataError
+
+MAX_IMAGE_PIXELS = 100_000_000
+"""Pixels of one image (one page of a volume), unless ``--max-image-pixels`` says otherwise."""
+LARGEST_IMAGE_PIXELS = 2**31 - 1
+"""What the option can allow at most: beyond it Pillow's own arithmetic ends."""
+BYTES_PER_PIXEL = 16
+"""What a pixel takes while it is decoded, turned upright, laid on white and converted: copies of 4 bytes."""
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+_UNKNOWN_MEMORY = 4 * 2**30
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping, in bytes: what the system has left, or this container may use."""
+    found = [_meminfo(), *(_cgroup(limit, used) for limit, used in _CGROUPS)]
+    return min((number for number in found if number is not None), default=_UNKNOWN_MEMORY)
+
+
+def _meminfo() -> Optional[int]:
+    # The system's own files, which no user chooses.
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _cgroup(limit: str, used: str) -> Optional[int]:
+    with contextlib.suppress(OSError, ValueError):
+        return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return None
+
+
+def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:
+    """Refuses what would take more than half of the memory that is available.
+
+    Args:
+        num_bytes: that will be allocated.
+        what: that takes them, for the message: the path of a file or folder.
+        hint: what to do instead.
+
+    Raises:
+        DataError: it would.
+    """
+    allowed = available_bytes() // 2
+    if num_bytes > allowed:
+        raise DataError(
+            f"{what} needs {_size(num_bytes)} of memory, and half of what is free is {_size(allowed)}",
+            hint or "use a smaller data set, or a machine with more memory",
+        )
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 2**60:
+        return "more than a million TiB"
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def check_pixels(width: int, height: int, at_most: int, origin: str) -> None:
+    """Refuses an image of more pixels than ``--max-image-pixels``, by what its header says.
+
+    Raises:
+        DataError: it has more.
+    """
+    if width * height > at_most:
+        raise DataError(
+            f"{origin} has {width}x{height} pixels, more than --max-image-pixels {at_most}",
+            f"shrink it, or allow it with --max-image-pixels {width * height}"
+            if width * height <= LARGEST_IMAGE_PIXELS
+            else "shrink it",
+        )
+
+
+class _Gate:
+    """Lets as many bytes of images be decoded at once as fit, and one image at least."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._taken_bytes = 0
+        self._num_inside = 0
+
+    @contextlib.contextmanager
+    def holding(self, num_bytes: int, allowed_bytes: int) -> Iterator[None]:
+        with self._changed:
+            while self._num_inside and self._taken_bytes + num_bytes > allowed_bytes:
+                self._changed.wait()
+            self._taken_bytes += num_bytes
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken_bytes -= num_bytes
+                self._num_inside -= 1
+                self._changed.notify_all()
+
+
+_gate = _Gate()
+FREELY_PIXELS = 4_000_000
+"""Images up to this size are decoded without asking: 48 threads of them stay within 3 GiB."""
+
+
+@contextlib.contextmanager
+def decoding(width: int, height: int, origin: str) -> Iterator[None]:
+    """Around the decoding of one image: large ones wait until the others leave them room.
+
+    All that is decoded at the same time takes at most a quarter of the memory that was available, except one image
+    alone, which may take half of it.
+
+    Raises:
+        DataError: the image alone would take more than half.
+    """
+    pixels = width * height
+    if pixels <= FREELY_PIXELS:
+        yield
+        return
+    check_memory(pixels * BYTES_PER_PIXEL, origin, "shrink it, or use a machine with more memory")
+    with _gate.holding(pixels * BYTES_PER_PIXEL, available_bytes() // 4):
+        yield

@@ -1,0 +1,233 @@
+"""SIGINT, SIGTERM and SIGHUP: each ends the program in order, with the exit code that belongs to it, at any moment.
+
+A signal is noted and, unless there is something to save first, raised as :class:`Interruption`.  That is a
+``KeyboardInterrupt``, which libraries let pass.  Some do not: NumPy's C code makes an ImportError of it, Python itself
+prints and drops what is raised in a finalizer.  So nothing relies on the exception alone.  What comes out of importing,
+building and tracing while a signal is noted counts as the interruption (:class:`InterruptGuard`, ``ipucnn.cli``), and
+:func:`check` ends what went on although it should have ended.
+
+Signals that this process was started to ignore (``nohup``, the background of a script) stay ignored.
+"""
+
+import os
+import signal
+import sys
+
+from ipucnn.errors import EXIT_SIGHUP, EXIT_SIGINT, EXIT_SIGTERM, UserError
+
+# The program listens before it imports anything slow, and ``typing`` is slow.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Any, Dict, NoReturn, Optional, Type
+
+_EXIT_CODES = {
+    getattr(signal, name): code
+    for name, code in (("SIGINT", EXIT_SIGINT), ("SIGTERM", EXIT_SIGTERM), ("SIGHUP", EXIT_SIGHUP))
+    if hasattr(signal, name)
+}
+# How long after an interruption was dropped it is raised again: long enough for what dropped it to be over.
+_AGAIN_S = 0.05
+# The first is noted, the second raised whatever there is to save; who sends a third wants the process gone.
+_SIGNALS_TO_DIE = 3
+
+
+class Interruption(KeyboardInterrupt):
+    """Raised where a signal came.
+
+    Attributes:
+        exit_code: that of the signal.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"interrupted (exit code {exit_code})")
+        self.exit_code = exit_code
+
+
+class Interrupted(UserError):
+    """The command was ended by a signal; the message says what it had reached and whether that is saved."""
+
+    def __init__(self, exit_code: int, message: str, hint: "Optional[str]" = None) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
+class _State:
+    """What signals did to this process, and what the next one is to do."""
+
+    exit_code: "Optional[int]" = None
+    count = 0
+    deferred = False
+    # The whole process listens, not only what is inside an InterruptGuard.
+    listens = False
+    # There is nothing to clean up, so that nothing needs to be raised.
+    at_once = False
+
+
+_state = _State()
+
+
+def noted() -> "Optional[int]":
+    """The exit code of the signal that came; None if none did."""
+    return _state.exit_code
+
+
+def check() -> None:
+    """Ends what a library went on with although a signal came.
+
+    Raises:
+        Interruption: a signal was noted, and nothing is to be saved first.
+    """
+    if _state.exit_code is not None and not _state.deferred:
+        raise Interruption(_state.exit_code)
+
+
+def _handle(number: int, frame: "Optional[FrameType]") -> None:
+    code = _EXIT_CODES[number]
+    _state.count += 1
+    is_first = _state.exit_code is None
+    if is_first:
+        _state.exit_code = code
+    if _state.at_once or _state.count >= _SIGNALS_TO_DIE:
+        _end_at_once(code)
+    if not (is_first and _state.deferred):
+        raise Interruption(code)
+
+
+def _end_at_once(code: int) -> "NoReturn":
+    try:
+        os.write(2, b"interrupted\n")
+    except OSError:
+        pass
+    os._exit(code)
+
+
+def _is_ignored(number: int) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def listen() -> None:
+    """Takes over the signals of the whole process; until :func:`begin` they end it at once."""
+    _state.at_once = _state.listens = True
+    for number in _EXIT_CODES:
+        if not _is_ignored(number):
+            signal.signal(number, _handle)
+    sys.excepthook = _excepthook
+    sys.unraisablehook = _unraisablehook
+
+
+def begin() -> None:
+    """From here on there may be something to clean up: signals are raised."""
+    _state.at_once = False
+
+
+def finish() -> None:
+    """The work is done and its exit code is known: signals change nothing any more.
+
+    Python takes its handlers away before it ends, and TensorFlow takes a while to.
+    """
+    for number in _EXIT_CODES:
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _excepthook(
+    kind: "Type[BaseException]", error: BaseException, traceback: "Optional[TracebackType]"
+) -> None:
+    """C code prints an exception (``PyErr_Print``) before it replaces it by its own."""
+    if isinstance(error, Interruption):
+        _raise_again(error)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _unraisablehook(unraisable: "Any") -> None:
+    """What is raised in a finalizer or a callback of the garbage collector goes no further."""
+    if isinstance(unraisable.exc_value, Interruption):
+        _raise_again(unraisable.exc_value)
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _raise_again(error: Interruption) -> None:
+    def handle(number: int, frame: "Optional[FrameType]") -> None:
+        check()
+
+    try:
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    except (AttributeError, ValueError):
+        pass  # no such timer on this system, or not the main thread: ``check`` is asked later
+
+
+class InterruptGuard:
+    """Around a run: what ends it while a signal is noted and nothing is there to save becomes :class:`Interrupted`.
+
+    Args:
+        nothing_done: the message where the run is ended before there was anything to save.
+        hint: the hint that goes with it.
+    """
+
+    def __init__(
+        self,
+        nothing_done: str = "interrupted before the first weight update; nothing was trained",
+        hint: "Optional[str]" = None,
+    ) -> None:
+        self._nothing_done = nothing_done
+        self._hint = hint
+        self._former: Dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> "Optional[int]":
+        """That of the signal that was noted, else None."""
+        return _state.exit_code
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a signal was noted."""
+        return _state.exit_code is not None
+
+    def defer(self) -> None:
+        """From here on there is something to save: a first signal is noted and not raised; a second one is."""
+        _state.deferred = True
+
+    def end_before_training(self) -> "NoReturn":
+        """Ends the run where nothing was trained yet; of several instances another one may have got the signal.
+
+        Raises:
+            Interrupted: always.
+        """
+        raise Interrupted(_state.exit_code or EXIT_SIGTERM, self._nothing_done, self._hint)
+
+    def __enter__(self) -> "InterruptGuard":
+        import threading
+
+        if threading.current_thread() is threading.main_thread():
+            for number in _EXIT_CODES:
+                if not _is_ignored(number):
+                    self._former[number] = signal.signal(number, _handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: "Optional[Type[BaseException]]",
+        error: "Optional[BaseException]",
+        traceback: "Optional[TracebackType]",
+    ) -> None:
+        code, was_deferred = _state.exit_code, _state.deferred
+        _state.deferred = False
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        count = _state.count
+        if not _state.listens:
+            # The exception alone tells: what runs next in this process was not interrupted.
+            _state.exit_code, _state.count = None, 0
+        if was_deferred and isinstance(error, UserError) and not isinstance(error, Interrupted):
+            # What went wrong while the run was saved is what its exit code tells.
+            _state.exit_code = None
+        if error is None or code is None or isinstance(error, (Interrupted, GeneratorExit)):
+            return
+        if not was_deferred:
+            raise Interrupted(code, self._nothing_done, self._hint) from None
+        if isinstance(error, Interruption) or (count > 1 and not isinstance(error, UserError)):
+            raise Interrupted(code, "interrupted at once; what was not saved is lost", self._hint) from None

@@ -1,0 +1,431 @@
+"""Signals end the program in order at every moment; readers that go away and full disks never end its work."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ipucnn import errors, interrupts
+from ipucnn.config.resolve import resolve
+from ipucnn.interrupts import Interrupted
+from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+SMALL = ("train", "toy_model", "--dataset", "digits", "--limit-train", "64", "--limit-eval", "8", "--num-epochs", "1")
+PROGRAM = "from ipucnn.__main__ import main; main()"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(os.path.isabs, sys.path)]))
+
+
+def python(code, *args, **options):
+    """A Python process; stdout and stderr are captured where ``options`` do not say otherwise."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([sys.executable, "-c", code, *args], timeout=300, **streams)
+
+
+def assert_clean(err):
+    for word in ("Traceback", "Exception ignored", "bug", "Fatal"):
+        assert word not in err, err
+
+
+# -- streams --------------------------------------------------------------------------------------------------
+
+# Says a lot in every way there is, then does its work.
+TALKS = """
+import os, sys, warnings, logging
+from ipucnn import cli
+from ipucnn.errors import DataError
+from ipucnn.reports.console import console, note
+def work(args):
+    for i in range(300):
+        note("x" * 200)
+        console(sys.stderr).print("y" * 200)
+        warnings.warn("z%d" % i)
+        logging.warning("w")
+        try: os.write(2, b"native")
+        except OSError: pass
+        print("result" * 50, flush=True)
+    open("done", "w").close()
+    if args == ["fails"]: raise DataError("no", "none")
+    return 0
+cli._dispatch = work
+cli.main(sys.argv[1:])
+"""
+
+
+def pipe_without_reader():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def terminal_that_is_gone():
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    os.close(master)
+    return slave
+
+
+@pytest.mark.parametrize("make", [pipe_without_reader, terminal_that_is_gone])
+@pytest.mark.parametrize("streams", [("stderr",), ("stdout",), ("stdout", "stderr")])
+@pytest.mark.parametrize("args, code", [((), 0), (("fails",), 3)])
+def test_a_reader_that_goes_away_changes_nothing(tmp_path, make, streams, args, code):
+    handle = make()
+    try:
+        done = python(TALKS, *args, **dict.fromkeys(streams, handle))
+    finally:
+        os.close(handle)
+    assert (tmp_path / "done").exists()
+    assert done.returncode == code
+    assert_clean((done.stderr or b"").decode())
+
+
+FULL = """
+import errno, io, os, sys
+class Full(io.RawIOBase):
+    def writable(self): return True
+    def write(self, data): raise OSError(errno.ENOSPC, "No space left on device")
+    def fileno(self): return os.dup(2)
+sys.stderr = io.TextIOWrapper(io.BufferedWriter(Full()), line_buffering=True)
+"""
+
+
+@pytest.mark.parametrize("args, code", [((), 0), (("fails",), 3)])
+def test_a_full_stderr_does_not_change_the_exit_code(tmp_path, args, code):
+    done = python(FULL + TALKS, *args)
+    assert (done.returncode, (tmp_path / "done").exists()) == (code, True), done.stderr
+
+
+def test_a_closed_standard_stream_is_never_taken_by_a_file(tmp_path):
+    code = (
+        "import os, sys\nfrom ipucnn import cli\n"
+        "def work(args):\n"
+        "    with open('data', 'w') as file: assert file.fileno() > 2\n"
+        "    os.write(2, b'what a library prints')\n"
+        "    return 0\n"
+        "cli._dispatch = work\ncli.main([])"
+    )
+    line = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    done = subprocess.run(["bash", "-c", line, sys.executable, code], timeout=60)
+    assert done.returncode == 0 and (tmp_path / "data").read_text() == ""
+
+
+def test_training_finishes_though_nobody_reads(tmp_path):
+    handle = pipe_without_reader()
+    try:
+        done = python(PROGRAM, *SMALL, "--run-dir", "r", stdout=handle, stderr=handle)
+    finally:
+        os.close(handle)
+    assert done.returncode == 0
+    assert (tmp_path / "r" / "report.json").exists() and (tmp_path / "r" / "checkpoints" / "last.npz").exists()
+
+
+# -- signals in this process ----------------------------------------------------------------------------------
+
+OPTIONS = {
+    "dataset": "digits",
+    "micro_batch_size": "8",
+    "limit_train": "64",
+    "limit_eval": "8",
+    "num_epochs": "2",
+    "seed": "3",
+}
+
+
+def training(folder, **more):
+    return TrainingRun(resolve("train", {**OPTIONS, "run_dir": str(folder), **more}, model="toy_model"))
+
+
+def lets_pass(kill):
+    kill()
+
+
+def wraps(kill):
+    try:
+        kill()
+    except BaseException as error:
+        raise RuntimeError("Exception encountered when calling layer") from error
+
+
+def swallows(kill):
+    try:
+        kill()
+    except BaseException:
+        pass
+
+
+@pytest.mark.parametrize("number", list(CODES))
+@pytest.mark.parametrize("library", [lets_pass, wraps, swallows])
+def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
+    from ipucnn.sessions.host.step import UpdateLoop
+
+    real = UpdateLoop._chunk
+
+    def chunk(*args):
+        library(lambda: os.kill(os.getpid(), number))
+        return real(*args)
+
+    monkeypatch.setattr(UpdateLoop, "_chunk", chunk)
+    monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
+    with pytest.raises(Interrupted) as caught:
+        list(training(tmp_path / "r").events())
+    assert caught.value.exit_code == CODES[number]
+    assert "nothing was trained" in caught.value.message
+    assert not (tmp_path / "r").exists()
+    assert interrupts.noted() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
+    from ipucnn.runs.folder import RunFolder
+    from ipucnn.sessions.host.step import UpdateLoop
+
+    real = RunFolder.add_environment
+
+    def add(folder, facts):
+        os.kill(os.getpid(), number)
+        return real(folder, facts)
+
+    monkeypatch.setattr(RunFolder, "add_environment", add)
+    monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
+    with pytest.raises(Interrupted) as caught:
+        list(training(tmp_path / "r").events())
+    assert caught.value.exit_code == CODES[number]
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_signal_before_a_continued_run_leaves_it_as_it_was(tmp_path, monkeypatch):
+    from ipucnn.sessions.host.step import UpdateLoop
+
+    events = training(tmp_path / "r").events()
+    for _ in range(3):
+        next(events)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        list(events)
+    before = (tmp_path / "r" / "checkpoints" / "last.npz").read_bytes()
+
+    def trace(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(UpdateLoop, "trace", trace)
+    with pytest.raises(Interrupted) as caught:
+        list(training(tmp_path / "r", resume=True).events())
+    assert "--resume" in caught.value.hint
+    assert (tmp_path / "r" / "checkpoints" / "last.npz").read_bytes() == before
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    list(training(tmp_path / "r", resume=True).events())
+
+
+def test_a_signal_in_the_last_moment_is_not_lost(tmp_path, monkeypatch):
+    from ipucnn.runs.folder import RunFolder
+
+    real = RunFolder.write_report
+
+    def write(folder, report):
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(folder, report)
+
+    monkeypatch.setattr(RunFolder, "write_report", write)
+    with pytest.raises(Interrupted) as caught:
+        list(training(tmp_path / "r").events())
+    assert caught.value.exit_code == 143 and "everything was done" in caught.value.message
+    assert (tmp_path / "r" / "report.json").exists()
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.InterruptGuard() as guard:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not guard.is_set
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_what_goes_wrong_while_saving_is_told():
+    with pytest.raises(errors.DataError), interrupts.InterruptGuard() as guard:
+        guard.defer()
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise errors.DataError("disk full")
+
+
+def test_a_second_signal_ends_at_once():
+    with pytest.raises(Interrupted) as caught, interrupts.InterruptGuard() as guard:
+        guard.defer()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert guard.exit_code == 143
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("it went on")
+    assert "at once" in caught.value.message
+
+
+# -- signals in a process of its own --------------------------------------------------------------------------
+
+# Sends a signal to itself where something happens for the first time.
+AT_IMPORT = """
+import os, sys
+number, name = int(sys.argv.pop(1)), sys.argv.pop(1)
+class Finder:
+    @staticmethod
+    def find_spec(module, path=None, target=None):
+        if module == name:
+            sys.meta_path.remove(Finder)
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Finder)
+"""
+FINALIZER = """
+import gc, os, signal, sys, time
+from ipucnn import cli
+class Cell:
+    def __del__(self): os.kill(os.getpid(), signal.SIGTERM); time.sleep(0)
+def work(args):
+    Cell(); gc.collect()
+    for _ in range(3000): time.sleep(0.01)
+    return 0
+cli._dispatch = work
+cli.main([])
+"""
+AT_EXIT = """
+import atexit, os, signal, sys
+from ipucnn import cli
+cli._dispatch = lambda args: 0
+atexit.register(lambda: [os.kill(os.getpid(), n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])
+cli.main([])
+"""
+
+
+@pytest.mark.parametrize(
+    "number, module",
+    [
+        (signal.SIGTERM, "ipucnn.cli"),
+        (signal.SIGINT, "typer"),
+        (signal.SIGHUP, "numpy"),
+        (signal.SIGINT, "tensorflow.python.framework.ops"),
+    ],
+)
+def test_a_signal_while_a_library_is_imported(tmp_path, number, module):
+    done = python(AT_IMPORT + PROGRAM, str(int(number)), module, *SMALL, "--run-dir", "r")
+    assert done.returncode == CODES[number], done.stderr
+    assert_clean(done.stderr.decode())
+    assert done.stderr.decode().splitlines()[-1].startswith(("interrupted", "error: interrupted"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_signal_in_a_finalizer_is_raised_again():
+    done = python(FINALIZER)
+    assert (done.returncode, done.stderr.decode()) == (143, "interrupted\n")
+
+
+def test_a_signal_when_all_is_done_changes_nothing():
+    done = python(AT_EXIT)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def interrupt(folder, number, delay_s):
+    """Trains in a process that gets a signal after so long: exit code, and what it said."""
+    code = "import os; os.write(1, b'.'); " + PROGRAM
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *SMALL[:-1], "4000", "--run-dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.read(1)
+    time.sleep(delay_s)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    return process.returncode, err.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_sixty_moments_up_to_the_second_weight_update(tmp_path, number):
+    rng = random.Random(int(number))
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *SMALL[:-1], "4000", "--run-dir", "first"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (tmp_path / "first" / "timings.jsonl").exists() and process.poll() is None:
+        time.sleep(0.01)
+    needed_s = time.monotonic() - began
+    process.kill()
+    process.wait()
+    for moment in range(60):
+        folder = tmp_path / f"r{moment}"
+        code, err = interrupt(folder, number, (moment + rng.random()) * needed_s / 60)
+        assert code == CODES[number], (moment, code, err)
+        assert_clean(err)
+        if folder.exists():
+            assert (folder / "checkpoints" / "last.npz").exists(), os.listdir(folder)
+            assert python(PROGRAM, "train", "--resume", "--run-dir", str(folder), "--print-config").returncode == 0
+
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+
+def test_too_little_address_space_is_said_before_tensorflow_is_imported(tmp_path):
+    resource = pytest.importorskip("resource")
+    limit = 1_000_000 * 1024
+    done = python(
+        PROGRAM, *SMALL, "--run-dir", "r", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    )
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == errors.EXIT_MISSING, lines
+    assert lines[0].startswith("error: this process may use 977 MiB of address space")
+    assert lines[1].startswith("hint: ") and len(lines) == 2
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.fixture
+def not_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+
+
+def test_limits_that_suffice_are_no_error(not_imported, monkeypatch):
+    libraries = sum(environment._mapped_bytes(path) for path in environment._libraries())
+    assert libraries > 500 * 2**20
+    least = libraries + environment.LEAST_ADDRESS_SPACE_BYTES
+    monkeypatch.setattr(environment, "_memory_there_is", lambda: [("x", environment.LEAST_MEMORY_BYTES)])
+    monkeypatch.setattr(environment, "_address_space_bytes", lambda: least)
+    environment.check_memory()
+    monkeypatch.setattr(environment, "_address_space_bytes", lambda: least - 1)
+    with pytest.raises(errors.MissingError):
+        environment.check_memory()
+
+
+def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(environment, "_cgroup_limits", lambda: [limit])
+    monkeypatch.setattr(environment, "_meminfo", lambda: {"MemAvailable": 2**31, "SwapTotal": 0})
+    for text in ("max\n", str(2**30), ""):
+        limit.write_text(text)
+        environment.check_memory()
+    limit.write_text(str(100 * 2**20))
+    with pytest.raises(errors.MissingError, match="control group of this process has 100 MiB"):
+        environment.check_memory()
+    monkeypatch.setattr(environment, "_meminfo", lambda: {"MemAvailable": 2**20, "SwapFree": 2**20})
+    with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):
+        environment.check_memory()
+
+
+def test_what_is_no_library_takes_no_memory(tmp_path):
+    (tmp_path / "a.so").write_bytes(b"\x7fELF\x02\x01" + b"\xff" * 200)
+    (tmp_path / "b.so").write_text("text")
+    assert environment._mapped_bytes(tmp_path / "a.so") == 0
+    assert environment._mapped_bytes(tmp_path / "b.so") == 0
+    assert environment._mapped_bytes(tmp_path / "absent.so") == 0
