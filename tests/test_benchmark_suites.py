@@ -722,7 +722,7 @@ def test_checking_draws_no_images(capsys, monkeypatch):
     monkeypatch.setattr(random_data, "open_random", watched)
     flags = {"image_size": "4000", "micro_batch_size": "1"}
     check_rows(plan(SMALL + "  - {model: lenet, mode: fit, num-epochs: 2}\n", flags=flags))
-    huge = ("--suite", "ulhpc", "--image-size", "100000")
+    huge = ("--suite", "ulhpc", "--image-size", "60000")
     assert call(capsys, *huge, "--print-config")[0] == 0
     code, _, err = call(capsys, *huge, "--rows", "vgg16")
     assert code == 4 and "row vgg16-inference-micro-batch-size-1: " in err

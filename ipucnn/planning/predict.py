@@ -166,23 +166,23 @@ def schedule_s(
     if not settings.training:
         tick = cost(everything, nothing) + micro_batch_s
         first = num - 1
-        edges = [t for t in range(count + first) if t < first or t >= count]
+        edges = [*range(first), *range(max(first, count), count + first)]
         total = sum(cost(active(t - s), nothing) + micro_batch_s for t in edges)
         return total + (count + first - len(edges)) * tick, tick
     if settings.schedule == "Grouped":
         tick = cost(everything, everything) + micro_batch_s
         ramp = 2 * (num - 1)
-        edges = [t for t in range(count + ramp) if t < ramp or t >= count]
+        edges = [*range(ramp), *range(max(ramp, count), count + ramp)]
         total = sum(cost(active(t - s), active(t - ramp + s)) + micro_batch_s for t in edges)
         return total + (count + ramp - len(edges)) * tick, tick
     even, odd = s % 2 == 0, s % 2 == 1
     halves = [cost(even, odd), cost(odd, even)]
     tick = sum(halves) + micro_batch_s
-    total, end, ramp = 0.0, 2 * (count + num - 1), 2 * num - 1
-    for t in range(end):
-        if ramp <= t < 2 * count - 1:
-            total += halves[t % 2]
-            continue
+    end, ramp = 2 * (count + num - 1), 2 * num - 1
+    # From half-tick ``ramp``, an odd one, to before ``full`` the pipeline is full.
+    full = max(ramp, 2 * count - 1)
+    total = (full - ramp) // 2 * sum(halves)
+    for t in (*range(min(ramp, end)), *range(full, end)):
         f = ((t - s) % 2 == 0) & active((t - s) // 2)
         b = ((t - ramp + s) % 2 == 0) & active((t - ramp + s) // 2)
         total += cost(f, b)

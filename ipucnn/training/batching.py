@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Callable, List, Optional
 
+from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.errors import ConfigurationError
 
 Warn = Callable[[str], None]
@@ -125,9 +126,9 @@ def make_batching(
                 f"--gradient-accumulation-count {gradient_accumulation_count} is not possible: {rule}",
                 f"use --gradient-accumulation-count {_join(legal)}",
             )
-        return Batching(micro_batch_size, gradient_accumulation_count, num_replicas)
+        return _bounded(Batching(micro_batch_size, gradient_accumulation_count, num_replicas))
     if global_batch_size is None:
-        return Batching(micro_batch_size, base, num_replicas)
+        return _bounded(Batching(micro_batch_size, base, num_replicas))
     wanted = Fraction(global_batch_size, per_step)
     count = max(base, _round_half_up(wanted / base) * base)
     batching = Batching(micro_batch_size, count, num_replicas)
@@ -138,7 +139,40 @@ def make_batching(
             f"{num_replicas} replica(s){because}: using {batching.global_batch_size} "
             f"(gradient accumulation count {count})"
         )
+    return _bounded(batching)
+
+
+def _bounded(batching: Batching) -> Batching:
+    """The same, if its global batch is one that 32 bits hold: each factor may be legal, and the product not.
+
+    Raises:
+        ConfigurationError: it is larger.
+    """
+    size = batching.global_batch_size
+    if size > MAX_COUNT:
+        raise ConfigurationError(
+            f"the global batch of {size} samples (micro-batch {batching.micro_batch_size} x accumulation "
+            f"{batching.gradient_accumulation_count} x {batching.num_replicas} replica(s)) is above {MAX_COUNT}",
+            "lower --gradient-accumulation-count to "
+            f"{max(1, MAX_COUNT // (batching.micro_batch_size * batching.num_replicas))} or less, "
+            "or one of the others",
+        )
     return batching
+
+
+def check_length(weight_updates_per_epoch: int, num_epochs: int) -> None:
+    """Refuses a run of more weight updates than 32 bits count.
+
+    Raises:
+        ConfigurationError: naming the most epochs.
+    """
+    total = weight_updates_per_epoch * num_epochs
+    if total > MAX_COUNT:
+        raise ConfigurationError(
+            f"{num_epochs} epochs of {weight_updates_per_epoch} weight updates are {total}, and a run has at most "
+            f"{MAX_COUNT}",
+            f"use --num-epochs {MAX_COUNT // weight_updates_per_epoch} or less",
+        )
 
 
 def _round_half_up(value: Fraction) -> int:

@@ -302,6 +302,7 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
     warnings = list(layout.warnings)
     warn = warnings.append
     epoch = arithmetic.make_epoch(num_samples, batch, config.weight_updates_per_epoch, config.pad_dataset)
+    arithmetic.check_length(epoch.weight_updates, config.num_epochs)
     updates = _execution_length(config, batch, epoch.weight_updates, warn)
     checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, warn)
     return Program(
