@@ -1,14 +1,22 @@
 """Kills training runs at random moments, continues them, and compares every byte with an uninterrupted run.
 
-Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--keep DIR]
+Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--jobs N]
+           [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]]
 
-Runs of each configuration are killed several times (SIGINT, SIGTERM or SIGKILL; at a random moment, while a
-checkpoint is being written, or during validation) and each time continued with --resume, until they end.
-``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was left alone.  Exit
-code 5 if any differ.
+Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
+at a random moment, while a checkpoint is being written, or during validation) and each time continued with --resume,
+until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have no stderr or one whose
+reader went away, and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json`` and all
+checkpoints must then be those of a run that was left alone, and every process must have ended with the exit code of its
+signal and without a traceback.  Exit code 5 if not.
+
+With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
+shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
 """
 
 import argparse
+import concurrent.futures
+import json
 import os
 import platform
 import random
@@ -21,9 +29,55 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
-MOMENTS = ("any time", "checkpoint", "validation")
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
+MOMENTS = ("before", "any time", "checkpoint", "validation")
+STDERRS = ("log", "log", "closed", "no reader")
+THREADS = (1, 2, 3, 5, 8)
 START_LIMIT_S = 300.0
+
+# What a process runs.  It makes a folder once it listens for signals: Python itself ends in other ways before.
+PROGRAM = """
+import os, signal, sys
+for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ipucnn import interrupts
+interrupts.listen()
+os.mkdir(sys.argv.pop(1))
+{broken}
+from ipucnn.__main__ import main
+main()
+"""
+
+BROKEN: Dict[str, str] = {
+    # A value of the optimizer's state that checkpoints do not hold.
+    "slot": """
+from ipucnn.runs.folder import RunFolder
+write = RunFolder.write_checkpoint
+def write_checkpoint(self, name, weights, slots, meta):
+    first = next(iter(slots))
+    return write(self, name, weights, {**slots, first: slots[first] * 0}, meta)
+RunFolder.write_checkpoint = write_checkpoint
+""",
+    # A continued run draws its order and augmentation from another seed.
+    "seed": """
+from ipucnn.runs.train import TrainingRun
+dataset = TrainingRun.dataset
+def other_dataset(self, *args):
+    kept, self.seed = self.seed, self.seed + (self.start.checkpoint is not None)
+    try:
+        return dataset(self, *args)
+    finally:
+        self.seed = kept
+TrainingRun.dataset = other_dataset
+""",
+    # The row that was written last is written again by a run that goes on.
+    "row": """
+from ipucnn.runs.folder import RunFolder
+reopen = RunFolder.reopen
+RunFolder.reopen = lambda self, config, program, history: reopen(self, config, program, [*history, *history[-1:]])
+""",
+}
+BROKEN_CONFIGURATION = "cnn"
 
 # Between them: all optimizers and schedules, batch norm, group norm and none, dropout, augmentation, replicas,
 # accumulation, distributed and pipelined batch norm, segmentation, executions cut in the middle.
@@ -50,19 +104,45 @@ CONFIGURATIONS: Dict[str, str] = {
 }
 
 
-def command(configuration: str, folder: Path, resume: bool) -> List[str]:
+def start(
+    configuration: str, folder: Path, resume: bool, log: Path, rng: random.Random, broken: str = "", stderr: str = "log"
+) -> "subprocess.Popen[bytes]":
+    """A training process; ``started`` says when it listens for signals.
+
+    Args:
+        configuration: arguments of ``ipucnn train``.
+        folder: of the run.
+        resume: go on with it.
+        log: file for what it prints.
+        rng: chooses the number of loading threads.
+        broken: key of ``BROKEN``, or "".
+        stderr: one of ``STDERRS``.
+    """
     import shlex
 
-    words = shlex.split(configuration)
-    line = [sys.executable, "-m", "ipucnn", "train", *words, "--seed", "11", "--run-dir", str(folder)]
-    return [*line, "--resume"] if resume else line
-
-
-def start(configuration: str, folder: Path, resume: bool, log: Path) -> "subprocess.Popen[bytes]":
     root = str(Path(__file__).resolve().parents[1])
-    env = {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
+    shutil.rmtree(mark_of(folder), ignore_errors=True)
+    words = [sys.executable, "-c", PROGRAM.format(broken=BROKEN[broken] if broken else ""), str(mark_of(folder))]
+    words += ["train", *shlex.split(configuration), "--seed", "11", "--run-dir", str(folder)]
+    words += ["--pipeline-num-parallel", str(rng.choice(THREADS)), *(["--resume"] if resume else [])]
     with open(log, "ab") as out:
-        return subprocess.Popen(command(configuration, folder, resume), stdout=out, stderr=out, env=env)
+        if stderr == "closed":
+            words = ["sh", "-c", 'exec "$@" 2>&-', "sh", *words]
+            return subprocess.Popen(words, stdout=out, stderr=out, env=env)
+        if stderr == "no reader":
+            reading, writing = os.pipe()
+            try:
+                return subprocess.Popen(words, stdout=out, stderr=writing, env=env)
+            finally:
+                os.close(writing)
+                os.close(reading)
+        return subprocess.Popen(words, stdout=out, stderr=out, env=env)
+
+
+def mark_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".started")
 
 
 def trained(folder: Path, since: float) -> bool:
@@ -86,6 +166,20 @@ def is_validating(folder: Path, seen: int) -> bool:
     return bool(lines) and b'"execution"' in lines[-1]
 
 
+def wait_for(process: "subprocess.Popen[bytes]", is_so: Any, what: str) -> None:
+    """Waits until something is so or the process has ended.
+
+    Raises:
+        SystemExit: neither within ``START_LIMIT_S``.
+    """
+    until = time.time() + START_LIMIT_S
+    while not is_so() and process.poll() is None:
+        if time.time() > until:
+            process.kill()
+            raise SystemExit(f"{what} within {START_LIMIT_S:.0f} s")
+        time.sleep(0.002)
+
+
 def kill(
     process: "subprocess.Popen[bytes]",
     folder: Path,
@@ -94,43 +188,59 @@ def kill(
     number: Any,
     delay_s: float,
     wait_s: float,
+    stop_s: float,
 ) -> Optional[Tuple[int, str]]:
-    """Kills a training process once it trains.
+    """Kills a training process.
 
     Args:
         process: of the run in ``folder``, started at ``since``.
-        moment: which to wait for, ``wait_s`` seconds at most, from ``delay_s`` seconds of training on.
+        moment: which to wait for, ``wait_s`` seconds at most, from ``delay_s`` seconds of training on; with "before"
+            it is killed ``delay_s`` seconds after it began to listen for signals, whatever it does then.
         number: the signal.
+        stop_s: how long it is stopped before; 0: not at all.
 
     Returns:
         Exit code and the moment it was; None if the run ended before.
     """
-    while not trained(folder, since) and process.poll() is None:
-        if time.time() - since > START_LIMIT_S:
-            process.kill()
-            raise SystemExit(f"{folder}: training did not begin within {START_LIMIT_S:.0f} s")
-        time.sleep(0.002)
-    metrics = folder / "metrics.jsonl"
-    # One in a few checkpoints or validations, not always the first after the start.
-    ready = time.time() + delay_s
-    while time.time() < ready and process.poll() is None:
-        time.sleep(0.001)
-    seen = metrics.stat().st_size if metrics.exists() else 0
-    patience = time.time() + wait_s
-    while process.poll() is None:
-        if (
-            (moment == "any time" or time.time() > patience)
-            or (moment == "checkpoint" and is_writing(folder))
-            or (moment == "validation" and is_validating(folder, seen))
-        ):
-            hit = moment if time.time() <= patience else "any time"
-            process.send_signal(number)
-            break
-        time.sleep(0.0002)
+    wait_for(process, mark_of(folder).exists, f"{folder}: the process did not begin")
+    hit = "before"
+    if moment == "before":
+        pause(process, delay_s)
+        if trained(folder, since):
+            hit = "any time"
     else:
+        wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
+        metrics = folder / "metrics.jsonl"
+        # One in a few checkpoints or validations, not always the first after the start.
+        pause(process, delay_s)
+        seen = metrics.stat().st_size if metrics.exists() else 0
+        patience = time.time() + wait_s
+        while process.poll() is None:
+            if moment == "any time" or time.time() > patience:
+                hit = "any time"
+                break
+            if (moment == "checkpoint" and is_writing(folder)) or (
+                moment == "validation" and is_validating(folder, seen)
+            ):
+                hit = moment
+                break
+            time.sleep(0.0002)
+    if process.poll() is not None:
         return None
+    if stop_s:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(stop_s)
+        process.send_signal(signal.SIGCONT)
+    process.send_signal(number)
     process.wait(timeout=START_LIMIT_S)
     return process.returncode, hit
+
+
+def pause(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Waits so long, or until the process has ended."""
+    ready = time.time() + seconds
+    while time.time() < ready and process.poll() is None:
+        time.sleep(0.001)
 
 
 def compare(reference: Path, folder: Path) -> List[str]:
@@ -146,32 +256,80 @@ def compare(reference: Path, folder: Path) -> List[str]:
     ] + extra
 
 
-def campaign(name: str, kills: int, per_run: int, rng: random.Random, place: Path) -> Dict[str, Any]:
-    """As many runs of one configuration, killed up to ``per_run`` times each, as make that many kills."""
-    configuration, reference, log = CONFIGURATIONS[name], place / name / "reference", place / f"{name}.log"
-    (place / name).mkdir(parents=True)
+def new_result(name: str) -> Dict[str, Any]:
+    """Counts of a configuration, all zero."""
+    result: Dict[str, Any] = {"name": name, "start_s": 0.0, "train_s": 0.0}
+    result.update(dict.fromkeys(COUNTS, 0))
+    return result
+
+
+COUNTS = (
+    "runs", "kills", *MOMENTS, *(number.name for number in EXIT_CODES), "stopped", "no stderr", "late", "wrong end",
+    "differing",
+)  # fmt: skip
+
+
+def reference_run(configuration: str, folder: Path, log: Path, broken: str) -> Tuple[float, float]:
+    """A run that is left alone: seconds until it trains, and seconds of training."""
     since = time.time()
-    process = start(configuration, reference, False, log)
-    while not trained(reference, since) and process.poll() is None:
-        time.sleep(0.01)
+    process = start(configuration, folder, False, log, random.Random(0), broken)
+    wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
     began = time.time()
     if process.wait() != 0:
-        raise SystemExit(f"{name}: the uninterrupted run failed\n{log.read_text(errors='replace')[-2000:]}")
-    train_s = time.time() - began
-    result: Dict[str, Any] = {"name": name, "runs": 0, "kills": 0, "late": 0, "wrong_code": 0, "differing": 0}
-    result.update(dict.fromkeys(MOMENTS, 0))
-    result.update({number.name: 0 for number in EXIT_CODES})
-    while result["kills"] < kills:
-        folder = place / name / f"run-{result['runs']}"
-        one_run(configuration, folder, min(per_run, kills - result["kills"]), train_s, rng, log, result)
+        raise SystemExit(f"{folder}: the uninterrupted run failed\n{log.read_text(errors='replace')[-2000:]}")
+    return began - since, time.time() - began
+
+
+def campaign(
+    name: str,
+    kills: int,
+    per_run: int,
+    seed: int,
+    place: Path,
+    broken: str = "",
+    until: float = float("inf"),
+    moments: Tuple[str, ...] = MOMENTS,
+) -> Dict[str, Any]:
+    """As many runs of one configuration, killed up to ``per_run`` times each, as make that many kills.
+
+    What is there in ``place`` of an earlier call is gone on with; ``result.json`` has the counts after each run.
+
+    Args:
+        name: key of ``CONFIGURATIONS``.
+        kills: altogether.
+        per_run: of one run, at most.
+        seed: each run draws from this, its configuration's name and its number.
+        place: folder for the runs.
+        broken: key of ``BROKEN``.
+        until: no run is begun after that time.
+        moments: which are taken in turns.
+    """
+    configuration, own, log = CONFIGURATIONS[name], place / name, place / f"{name}.log"
+    own.mkdir(parents=True, exist_ok=True)
+    saved, reference = own / "result.json", own / "reference"
+    if saved.exists():
+        result = json.loads(saved.read_text())
+    else:
+        shutil.rmtree(reference, ignore_errors=True)
+        result = new_result(name)
+        result["start_s"], result["train_s"] = reference_run(configuration, reference, log, broken)
+        saved.write_text(json.dumps(result))
+    while result["kills"] < kills and time.time() < until:
+        rng = random.Random(f"{seed} {name} {result['runs']}")
+        folder = own / f"run-{result['runs']}"
+        # Of a run that was under way when an earlier call ended.
+        shutil.rmtree(folder, ignore_errors=True)
+        wanted = min(per_run, kills - result["kills"])
+        problem = one_run(configuration, folder, wanted, rng, log, result, broken, moments)
         result["runs"] += 1
-        differing = compare(reference, folder)
+        differing = [problem] if problem else compare(reference, folder)
         if differing:
             result["differing"] += 1
             print(f"{folder}: {', '.join(differing)}", file=sys.stderr)
         else:
             shutil.rmtree(folder)
-        if result["late"] > 3 * kills:
+        saved.write_text(json.dumps(result))
+        if result["late"] > 3 * kills + 3:
             raise SystemExit(f"{name}: runs end before they can be killed; train longer")
     return result
 
@@ -180,33 +338,57 @@ def one_run(
     configuration: str,
     folder: Path,
     kills: int,
-    train_s: float,
     rng: random.Random,
     log: Path,
     result: Dict[str, Any],
-) -> None:
-    """One run, killed up to ``kills`` times and continued to its end; counts go into ``result``."""
+    broken: str,
+    moments: Tuple[str, ...],
+) -> Optional[str]:
+    """One run, killed up to ``kills`` times and continued to its end; counts go into ``result``.
+
+    Returns:
+        What went wrong with a process that should have ended well, else None.
+    """
     for turn in range(kills):
-        moment = MOMENTS[(result["runs"] + turn) % len(MOMENTS)]
+        moment = moments[(result["runs"] + turn) % len(moments)]
         number = rng.choice(list(EXIT_CODES))
-        share_s = train_s * 0.8 / kills
+        share_s = result["train_s"] * 0.8 / kills
+        delay_s = rng.uniform(0, result["start_s"] if moment == "before" else share_s)
+        stop_s = rng.uniform(0.1, 1.0) if rng.random() < 0.25 else 0.0
+        stderr, before = rng.choice(STDERRS), log.stat().st_size
         since = time.time()
-        process = start(configuration, folder, turn > 0, log)
-        killed = kill(process, folder, since, moment, number, rng.uniform(0, share_s), share_s)
+        process = start(configuration, folder, turn > 0, log, rng, broken, stderr)
+        killed = kill(process, folder, since, moment, number, delay_s, share_s, stop_s)
+        said = log.read_bytes()[before:].decode(errors="replace")
         if killed is None or killed[0] == 0:
             result["late"] += 1
-            if process.returncode != 0:
-                raise SystemExit(f"{folder}: failed\n{log.read_text(errors='replace')[-2000:]}")
-            return
+            return None if process.returncode == 0 else f"failed: {said[-2000:]}"
         code, hit = killed
         result["kills"] += 1
         result[hit] += 1
         result[number.name] += 1
-        if code != EXIT_CODES[number]:
-            result["wrong_code"] += 1
-            print(f"{folder}: {number.name} gave exit code {code}", file=sys.stderr)
-    if start(configuration, folder, True, log).wait() != 0:
-        raise SystemExit(f"{folder}: --resume failed\n{log.read_text(errors='replace')[-2000:]}")
+        result["stopped"] += bool(stop_s)
+        result["no stderr"] += stderr != "log"
+        if code != EXIT_CODES[number] or "Traceback" in said or "bug" in said or "Exception ignored" in said:
+            result["wrong end"] += 1
+            print(f"{folder}: {number.name} ({hit}) gave exit code {code}\n{said[-2000:]}", file=sys.stderr)
+    before = log.stat().st_size
+    if start(configuration, folder, True, log, rng, broken).wait() != 0:
+        return f"--resume failed: {log.read_bytes()[before:].decode(errors='replace')[-2000:]}"
+    return None
+
+
+def self_check(names: List[str], seed: int, place: Path) -> int:
+    """Whether runs of each broken build differ, killed twice where there is something to go on from."""
+    escaped = 0
+    for broken in names:
+        row = campaign(
+            BROKEN_CONFIGURATION, 2, 2, seed, place / broken, broken, moments=("any time", "checkpoint")
+        )
+        escaped += not row["differing"]
+        how = "caught" if row["differing"] else "NOT caught"
+        print(f"build with a broken {broken}: {how} ({row['kills']} kills, {row['runs']} runs)", flush=True)
+    return 1 if escaped else 5
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -215,23 +397,48 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--per-run", type=int, default=4, help="kills of one run, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS))
+    parser.add_argument("--jobs", type=int, default=1, help="configurations side by side")
     parser.add_argument("--keep", type=Path, help="folder to keep the runs in")
+    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on with what is in --keep")
+    parser.add_argument("--minutes", type=float, help="begin no run after so long; --continue goes on")
+    parser.add_argument("--broken", nargs="*", choices=list(BROKEN), help="self-check with broken builds")
     options = parser.parse_args(arguments)
     place = options.keep or Path(tempfile.mkdtemp(prefix="kill-campaign-"))
-    rng = random.Random(options.seed)
-    rows = []
+    if options.keep and not options.go_on and place.exists() and any(place.iterdir()):
+        parser.error(f"--keep {place} is not empty: add --continue, or name another folder")
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, seed {options.seed}", flush=True)
-    heads = ("runs", "kills", *MOMENTS, *(number.name for number in EXIT_CODES), "late", "differing")
-    print(f"{'configuration':14}" + "".join(f"{h:>12}" for h in heads))
-    for name in options.only:
-        row = campaign(name, options.kills, options.per_run, rng, place)
-        rows.append(row)
-        print(f"{name:14}" + "".join(f"{row[head]:12}" for head in heads), flush=True)
-    print(f"{'together':14}" + "".join(f"{sum(row[head] for row in rows):12}" for head in heads))
-    failed = any(row["differing"] or row["wrong_code"] for row in rows)
+    if options.broken is not None:
+        code = self_check(options.broken or list(BROKEN), options.seed, place)
+    else:
+        code = all_campaigns(options, place)
     if options.keep is None:
         shutil.rmtree(place)
-    return 5 if failed else 0
+    return code
+
+
+def all_campaigns(options: argparse.Namespace, place: Path) -> int:
+    """The campaign of each configuration, and the table."""
+    until = time.time() + options.minutes * 60 if options.minutes is not None else float("inf")
+    width = [max(len(head) + 2, 7) for head in COUNTS]
+    print(f"{'configuration':14}" + "".join(f"{head:>{w}}" for head, w in zip(COUNTS, width)), flush=True)
+
+    def line(name: str, row: Dict[str, Any]) -> str:
+        return f"{name:14}" + "".join(f"{row[head]:{w}}" for head, w in zip(COUNTS, width))
+
+    rows = []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        begun = {
+            pool.submit(campaign, name, options.kills, options.per_run, options.seed, place, "", until): name
+            for name in options.only
+        }
+        for done in concurrent.futures.as_completed(begun):
+            rows.append(done.result())
+            print(line(begun[done], rows[-1]), flush=True)
+    print(line("together", {head: sum(row[head] for row in rows) for head in COUNTS}))
+    left = sum(max(0, options.kills - row["kills"]) for row in rows)
+    if left:
+        print(f"{left} kills are left: the same command with --keep {place} --continue goes on")
+    return 5 if any(row["differing"] or row["wrong end"] for row in rows) else 0
 
 
 if __name__ == "__main__":

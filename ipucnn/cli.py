@@ -165,8 +165,8 @@ def run(args: List[str]) -> int:
 def _run(args: List[str]) -> int:
     try:
         code = _dispatch(args)
-    except KeyboardInterrupt:
-        return _interrupted(EXIT_SIGINT)
+    except KeyboardInterrupt as interruption:
+        return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
     except UserError as error:
         signalled = interrupts.noted()
         if signalled is not None and not isinstance(error, interrupts.Interrupted):

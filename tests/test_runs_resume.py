@@ -438,6 +438,7 @@ def test_the_run_folder_says_where_its_result_comes_from(tmp_path):
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     if head.returncode == 0:
         assert processes[0]["git"]["ipucnn"]["revision"] == head.stdout.strip()
+    assert len(processes[0]["git"]["ipucnn"]["sources_sha256"]) == 64
 
 
 def test_a_change_of_versions_is_told(tmp_path, capsys):
@@ -625,7 +626,6 @@ def test_a_checkpoint_of_another_model_is_validated_by_nobody(tmp_path, capsys):
 def test_killed_processes_and_continued_runs(tmp_path):
     """A small part of benchmarks/kill_campaign.py: real processes, real signals."""
     import importlib.util
-    import random
 
     spec = importlib.util.spec_from_file_location("kill_campaign", ROOT / "benchmarks" / "kill_campaign.py")
     module = importlib.util.module_from_spec(spec)
@@ -634,6 +634,10 @@ def test_killed_processes_and_continued_runs(tmp_path):
         "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 4 --limit-train 320 "
         "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {}"
     )
-    result = module.campaign("small", 2, 2, random.Random(4), tmp_path / "campaign")
+    result = module.campaign("small", 2, 2, 4, tmp_path / "campaign", moments=("any time", "checkpoint"))
     assert result["kills"] == 2 and result["runs"] >= 1
-    assert result["differing"] == 0 and result["wrong_code"] == 0
+    assert result["differing"] == 0 and result["wrong end"] == 0
+    # It goes on with what is there: two kills were wanted, and two there are.
+    assert module.campaign("small", 2, 2, 4, tmp_path / "campaign") == result
+    broken = module.campaign("small", 1, 1, 4, tmp_path / "broken", "row", moments=("any time",))
+    assert broken["differing"] == 1

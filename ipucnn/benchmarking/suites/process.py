@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -87,9 +88,10 @@ class RowProcess:
 
 
 def _import_path() -> List[str]:
-    """Where this process imports from, and at the end the folder of this package."""
+    """Where this process imports from, this package included; the current folder is left out."""
+    folders = [folder for folder in sys.path if folder]
     package = str(Path(__file__).resolve().parents[3])
-    return [*(folder for folder in sys.path if folder and folder != package), package]
+    return folders if package in folders else [package, *folders]
 
 
 def _died(code: int, log: Path) -> Dict[str, Any]:
@@ -136,10 +138,16 @@ def main() -> None:
         results.write(json.dumps(message, allow_nan=False) + "\n")
         results.flush()
 
-    answer = run_here(row, lambda *progress: send({"progress": progress}), verbose)
-    send(answer)
-    # Without waiting for TensorFlow's threads and destructors.
-    os._exit(0)
+    code = 1
+    try:
+        send(run_here(row, lambda *progress: send({"progress": progress}), verbose))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        # Without waiting for TensorFlow's threads and destructors, and for the one that reads stdin.
+        os._exit(code)
 
 
 def _end_with_stdin() -> None:
