@@ -182,7 +182,7 @@ class _Unpickler(_PythonUnpickler):
         line = self.readline()[:-1].rstrip(b"L")
         if len(line) > MAX_DIGITS:
             raise ValueError("a number of very many digits")
-        self.append({b"00": False, b"01": True}.get(line, None) if line in (b"00", b"01") else int(line))
+        self.append({b"00": False, b"01": True}.get(line) if line in (b"00", b"01") else int(line))
 
     def load_long_bytes(self, length: int) -> None:
         if not 0 <= length <= MAX_DIGITS:

@@ -11,7 +11,15 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 from ipucnn import json_text
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import is_file, read_text, reason_of, remove_temporaries, temporary_of, write_hint, write_text
+from ipucnn.filesystem import (
+    is_file,
+    read_text,
+    reason_of,
+    remove_temporaries,
+    temporary_of,
+    write_hint,
+    write_text,
+)
 from ipucnn.json_text import is_count, is_number, is_text, list_of, optional, read_json
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
