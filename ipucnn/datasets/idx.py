@@ -64,8 +64,8 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     No more is read, or unpacked, than the header promises.
 
     Raises:
-        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, larger than half of
-            the memory, or its length differs from what its header promises.
+        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, larger than
+            half of the memory, or its length differs from what its header promises.
     """
     name = printable(str(path))
     with open_regular(path, hint=AGAIN) as file:

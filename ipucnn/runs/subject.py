@@ -1,13 +1,13 @@
 """What ``evaluate`` and ``infer`` work on: a trained run, Keras weights, or a network with ImageNet weights."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
@@ -96,8 +96,8 @@ def open_subject(
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     refuse_instances(command)
-    path = Path(target).expanduser()
-    if weights is None and which is not None and _is_network(target) and Path(which).expanduser().exists():
+    path = expand(target, error=DataError)
+    if weights is None and which is not None and _is_network(target) and exists(expand(which, "--checkpoint")):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
         subject = _of_run(command, which, flags, None, reads_data)
         if subject.setup.record.name != get_model(target).name:
@@ -129,7 +129,7 @@ def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights
 
     Whatever is wrong with the command line is "classification": :func:`open_subject` says what it is.
     """
-    path = Path(target).expanduser()
+    path = expand(target, error=DataError)
     try:
         if weights is not None and weights.lower() == IMAGENET:
             return "classification"
@@ -137,7 +137,7 @@ def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights
             return get_model(target).task
         if is_keras_file(path):
             return get_model(str(flags["model_name"])).task
-        if path.is_file():
+        if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
     except (UserError, KeyError):
@@ -145,7 +145,7 @@ def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights
 
 
 def _is_network(target: str) -> bool:
-    return not Path(target).expanduser().exists() and any(record.name == target for record in list_models())
+    return any(record.name == target for record in list_models()) and not exists(expand(target))
 
 
 def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
@@ -175,13 +175,13 @@ def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: st
 def _of_run(
     command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
 ) -> Subject:
-    path = Path(target).expanduser()
+    path = expand(target, error=DataError)
     if _is_network(target):
         raise DataError(
             f"{target} is a network, and there is no run folder of that name",
             _how_to_get_weights(command, target),
         )
-    if which is not None and path.is_file():
+    if which is not None and is_file(path):
         raise ConfigurationError(
             f"--checkpoint {which}: {target} is one checkpoint, not a run to choose from",
             "drop it, or give the run folder",
@@ -280,13 +280,13 @@ def _of_keras_file(
 ) -> Subject:
     from ipucnn.models.keras_weights import load_keras_weights
 
-    path = Path(weights).expanduser()
+    path = expand(weights, "--weights")
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
             f"a run or its checkpoint needs no model: ipucnn {command} {weights}",
         )
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
     if not reads_data and "dataset" not in flags:
         raise ConfigurationError(
@@ -308,7 +308,7 @@ def _of_keras_file(
 
 
 def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> Subject:
-    if Path(model).exists() and not any(record.name == model for record in list_models()):
+    if not any(record.name == model for record in list_models()) and exists(expand(model)):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
             f"name a network instead: ipucnn {command} resnet50-keras --weights imagenet",
