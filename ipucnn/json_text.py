@@ -97,7 +97,7 @@ def metrics(value: Any) -> bool:
 
 
 def all_of(needed: Dict[str, Check], others: Optional[Dict[str, Check]] = None) -> Check:
-    """Whether a value is a mapping that has all ``needed`` fields, and they and those of ``others`` it has are right."""
+    """Whether a value is a mapping with all ``needed`` fields, and they and those of ``others`` it has are right."""
 
     def check(value: Any) -> bool:
         if not isinstance(value, dict) or not set(needed) <= set(value):

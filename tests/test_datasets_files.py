@@ -1,6 +1,11 @@
 """Image folders, decoding and ``load_images``: what is in the file is what the network sees."""
 
 import io
+import struct
+import threading
+import time
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from ipucnn.datasets import limits
 from ipucnn.datasets.base import ArrayExamples, EncodedExamples, FileExamples, array_source
 from ipucnn.datasets.imagefolder import open_imagefolder
 from ipucnn.datasets.images import centre_box, decode_for_eval, decode_to_size, open_image, random_box
@@ -186,11 +192,105 @@ def test_no_image(data):
         open_image(data, "image x.jpg", 3)
 
 
-@pytest.mark.filterwarnings("ignore:.*decompression bomb")
-def test_an_absurdly_large_image_is_refused(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(DataError, match="cannot be decoded"):
-        open_image(encode(picture(12, 12)), "image", 3)
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG", "PPM"])
+def test_an_absurdly_large_image_is_refused_by_its_header(form):
+    data = encode(picture(12, 12), form)
+    assert open_image(data, "image", 3, 144).size == (12, 12)
+    with pytest.raises(DataError, match="image x has 12x12 pixels, more than --max-image-pixels 143") as caught:
+        open_image(data, "image x", 3, 143)
+    assert "--max-image-pixels 144" in caught.value.hint
+
+
+def test_a_png_that_claims_four_gigapixels_costs_no_memory():
+    data = bytearray(encode(picture(12, 12)))
+    data[16:24] = struct.pack(">II", 60000, 60000)
+    data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="60000x60000"):
+            open_image(bytes(data), "image", 3)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("mode", ["LAB", "CMYK", "1", "I;16"])
+def test_a_mode_that_pillow_cannot_convert_is_a_data_error(mode):
+    data = encode(Image.new(mode, (8, 8)), "TIFF")
+    try:
+        assert open_image(data, "image x", 3).size == (8, 8)
+    except DataError as error:  # as some versions of Pillow
+        assert mode == "LAB" and "image x cannot be decoded" in error.message
+
+
+def test_postscript_is_no_image(tmp_path):
+    """Pillow would start the first ``gs`` in PATH for it."""
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(DataError, match="not an image in a known format"):
+        open_image(data, "image x.png", 3)
+
+
+def test_tables_that_point_at_the_same_bytes_are_refused():
+    entries = b"".join(struct.pack("<HHII", 40000 + n, 1, 2**20, 8) for n in range(1000))
+    data = b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", 1000) + entries + bytes(4) + bytes(2**20)
+    with pytest.raises(DataError, match="claims"):
+        open_image(data, "image", 3)
+    jpeg, size = encode(picture(12, 12), "JPEG"), 60000
+    exif = b"Exif\0\0II*\0" + struct.pack("<I", 8) + struct.pack("<H", 4000)
+    exif += b"".join(struct.pack("<HHII", n, 1, 50000, 8) for n in range(4000))
+    exif += bytes(size - len(exif))
+    with pytest.raises(DataError, match="claims"):
+        open_image(jpeg[:2] + b"\xff\xe1" + struct.pack(">H", size + 2) + exif + jpeg[2:], "image", 3)
+
+
+def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
+    data = bytearray(encode(picture(40, 40), "TIFF", compression="tiff_lzw"))
+    data[8:200] = b"\xff" * 192
+    with pytest.raises(DataError):
+        open_image(bytes(data), "image", 3)
+    assert capfd.readouterr().err == ""
+
+
+@given(
+    form=st.sampled_from(["PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG", "PPM"]),
+    changes=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), min_size=1, max_size=4),
+    channels=st.sampled_from([1, 3]),
+)
+@settings(max_examples=300)
+def test_images_with_changed_headers_are_images_or_data_errors(form, changes, channels):
+    data = bytearray(encode(picture(14, 10), form))
+    for position, value in changes:
+        data[position % len(data)] = value
+    try:
+        image = open_image(bytes(data), "image x", channels, 10**6)
+    except DataError as error:
+        assert "image x" in error.message and error.hint
+    else:
+        assert image.mode == ("L" if channels == 1 else "RGB") and image.width * image.height <= 10**6
+
+
+def test_large_images_are_decoded_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(limits, "available_bytes", lambda: 4 * 16 * 150)
+    monkeypatch.setattr(limits, "FREELY_PIXELS", 10)
+    inside, most, lock = [0], [0], threading.Lock()
+
+    def work():
+        with limits.decoding(10, 10, "image"):
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+            time.sleep(0.01)
+            with lock:
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+    with pytest.raises(DataError, match="half of what is free"), limits.decoding(1000, 1000, "image"):
+        pass
 
 
 # ---------------------------------------------------------------- pipelines
@@ -267,7 +367,7 @@ def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
     options = {"input_shape": (32, 32, 3), "input_range": "raw"}
     assert load_images([str(big)], info, **options).min() == 255
     assert load_images([], info, **options).shape == (0, 32, 32, 3)
-    for path, message in ((tmp_path / "none.png", "cannot read"), (tmp_path, "cannot read")):
+    for path, message in ((tmp_path / "none.png", "there is no such file"), (tmp_path, "there is no such file")):
         with pytest.raises(DataError, match=message):
             load_images([str(path)], info, **options)
     (tmp_path / "text.png").write_text("text")

@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_a_cut_idx_file_is_refused(tmp_path_factory, cut):
         (lambda raw: b"\x00\x00\x08\x01" + raw[4:], "not an idx file"),
         (lambda raw: b"\x00\x00\x0d\x03" + raw[4:], "not an idx file"),
         (lambda raw: raw[:10], "header"),
-        (lambda raw: raw[:4] + struct.pack(">I", 2**31) + raw[8:], "truncated"),
+        (lambda raw: raw[:4] + struct.pack(">I", 2**31) + raw[8:], "truncated|of memory"),
     ],
 )
 @pytest.mark.parametrize("compress", [True, False])
@@ -259,7 +260,7 @@ def test_cifar100_both_versions(tmp_path):
         ({"data": np.zeros((1, 3072), np.float32), "labels": [0]}, "3072 columns"),
         ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "label 10"),
         ({"data": np.zeros((1, 3072), np.uint8), "labels": [-1]}, "label -1"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}, "whole numbers"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}, "whole number"),
         ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "no images"),
     ],
 )
@@ -312,3 +313,55 @@ def test_real_partial_cifar10():
     expected = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     np.testing.assert_array_equal(source.eval.images, expected)
     np.testing.assert_array_equal(source.eval.labels, content["labels"])
+
+
+@pytest.mark.parametrize("labels", [[True, 1], [1.0, 2], ["1", 2], [None, 1], [[1], [2]], [2**40, 1], {}, "12", 3])
+def test_labels_that_are_no_whole_numbers_are_refused_not_rounded(tmp_path, labels):
+    images, _ = cifar_arrays(2)
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": planes(images), "labels": labels}, protocol=2))
+    with pytest.raises(DataError, match="whole number") as caught:
+        cifar.read_pickle(path, "labels", 10)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["f4", "b1", "f8"])
+def test_arrays_of_labels_that_are_no_whole_numbers_are_refused(tmp_path, kind):
+    images, _ = cifar_arrays(2)
+    path = tmp_path / "batch"
+    content = {"data": planes(images), "labels": np.array([1, 0]).astype(kind)}
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match="whole numbers"):
+        cifar.read_pickle(path, "labels", 10)
+
+
+def test_a_gzipped_idx_file_is_unpacked_no_further_than_its_header_says(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(struct.pack(">IIII", 0x0803, 1, 2, 2) + bytes(2**26)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="trailing bytes"):
+            idx.read_idx(path, 3)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(0, 28, 2**32 - 1), (2**32 - 1,) * 3, (1, 0, 0)])
+def test_an_absurd_idx_header_is_refused(tmp_path, shape):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(struct.pack(">IIII", 0x0803, *shape)))
+    with pytest.raises(DataError, match="no data|of memory") as caught:
+        idx.read_idx(path, 3)
+    assert caught.value.hint
+
+
+@given(data=st.binary(max_size=64), dimensions=st.sampled_from([1, 3]), packed=st.booleans())
+def test_any_bytes_as_idx_are_an_array_or_a_data_error(tmp_path_factory, data, dimensions, packed):
+    data = struct.pack(">I", 0x0800 + dimensions) + data if len(data) % 2 else data
+    path = tmp_path_factory.mktemp("idx") / "x"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    try:
+        assert idx.read_idx(path, dimensions).ndim == dimensions
+    except DataError as error:
+        assert error.hint

@@ -3,6 +3,8 @@
 import os
 import pickle
 import struct
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -141,3 +143,34 @@ def test_a_flipped_byte_never_escapes_as_another_error(tmp_path_factory, positio
 @settings(max_examples=60)
 def test_plain_data_is_read_as_pickle_reads_it(value, protocol):
     assert safe_unpickle(pickle.dumps(value, protocol=protocol), "file") == value
+
+
+def shared_lists():
+    value = [0] * 30
+    for _ in range(6):
+        value = [value] * 30
+    return pickle.dumps(value, protocol=2)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        shared_lists(),  # 446 bytes, 10^10 parts
+        b"I" + b"9" * 10**6 + b"\n.",  # an integer of a million digits
+        b"\x80\x02" + b"}" * 3_000_000 + b".",  # a dictionary for each byte
+        b"\x80\x02}(" + b"".join(b"I%d\nN" % (n * (2**61 - 1)) for n in range(3)) + b"u.",  # keys of one hash
+        b"\x80\x02c_codecs\nencode\nq\x00X\x10\x27\x00\x00" + b"x" * 10000 + b"q\x01]q\x02("
+        + b"h\x00h\x01\x85R" * 5000 + b"e.",  # 10 kB encoded 5,000 times
+    ],
+    ids=["shared", "digits", "dictionaries", "keys", "copies"],
+)
+def test_a_small_pickle_that_would_grow_is_refused_at_once(stream):
+    tracemalloc.start()
+    try:
+        started = time.process_time()
+        with pytest.raises(DataError, match="holds a "):
+            safe_unpickle(stream, "hostile")
+        assert time.process_time() - started < 60
+        assert tracemalloc.get_traced_memory()[1] < 400 * 2**20
+    finally:
+        tracemalloc.stop()

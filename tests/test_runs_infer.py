@@ -487,3 +487,45 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
     assert process.returncode == 130, err
     assert "interrupted" in err and "Traceback" not in err and out == ""
     assert [p.name for p in tmp_path.iterdir()] == ["many"]
+
+
+def test_links_that_lead_back_do_not_multiply_a_pattern(tmp_path, monkeypatch):
+    from ipucnn.runs.image_inputs import find_images
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"")
+    for name in ("one", "two", "three"):
+        (tmp_path / "a" / name).symlink_to(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    assert find_images(["**/*.png"])[0] == ["a/x.png"]
+    assert find_images([str(tmp_path / "**" / "**" / "x.p?g")])[0] == [str(tmp_path / "a" / "x.png")]
+    assert find_images(["a/*/x.png"])[0] == ["a/one/x.png", "a/three/x.png", "a/two/x.png"]
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    paths, problems = find_images(["loop.png", "a/" + "n" * 300, "a/x.png", "nul\0"])
+    assert paths == ["a/x.png"] and len(problems) == 3
+
+
+def test_a_class_may_have_the_name_of_anything():
+    import json
+
+    from ipucnn.reports.evaluate import evaluation_json
+
+    classes = [{"name": "@confusion_matrix@"}, {"name": '"confusion_matrix": ['}]
+    result = {"model": "@confusion_matrix@", "classes": classes, "confusion_matrix": [[1, 2], [3, 4]], "x": {}}
+    text = evaluation_json(result)
+    assert json.loads(text) == result and "    [1, 2],\n    [3, 4]\n" in text
+
+
+def test_rich_markup_in_names_is_shown_as_it_is(capsys):
+    from rich.table import Table
+
+    from ipucnn.reports.console import console
+
+    table = Table()
+    table.add_column("[red]a[/]")
+    table.add_row("[link=x]b[/link] :smile:")
+    table.title = "[bold]c"
+    console(sys.stdout).print(table)
+    console(sys.stdout).print("[/] d")
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("[red]a[/]", "[link=x]b[/link] :smile:", "[bold]c", "[/] d"))

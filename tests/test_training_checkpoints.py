@@ -8,11 +8,21 @@ from hypothesis.extra import numpy as arrays
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import write_atomically, write_text
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, save_checkpoint
+from ipucnn.training.checkpoints import (
+    META,
+    Checkpoint,
+    assign_weights,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 NAMES = st.text("abc/_0", min_size=1, max_size=8).filter(lambda n: "//" not in n and n.strip("/") == n)
 FACTS = {"model": "m", "num_classes": 2, "input_shape": [4, 4, 1], "weight_updates": 3, "seed": 0}
-ARRAYS = arrays.arrays(np.float32, arrays.array_shapes(min_dims=0, max_dims=3, max_side=3))
+ARRAYS = arrays.arrays(
+    np.float32,
+    arrays.array_shapes(min_dims=0, max_dims=3, max_side=3),
+    elements=st.floats(-(2.0**99), 2.0**99, width=32),
+)
 
 
 @given(weights=st.dictionaries(NAMES, ARRAYS, max_size=4), slots=st.dictionaries(NAMES, ARRAYS, max_size=2))
@@ -95,6 +105,109 @@ def test_a_pickle_in_the_archive_is_not_executed(tmp_path):
     with pytest.raises(DataError):
         load_checkpoint(path)
     assert not (tmp_path / "executed").exists()
+
+
+KINDS = ["<f8", ">f4", "<c8", "|b1", "<U3", "|S4", "|V4", "<M8[s]", "<m8[s]", "<i4", "|u1", "|O"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_other_types_are_refused_by_name(tmp_path, kind):
+    import zipfile
+
+    path = tmp_path / "x.npz"
+    save_checkpoint(path, {"a/kernel": np.zeros(2, np.float32)}, {}, FACTS)
+    with zipfile.ZipFile(path) as archive:
+        meta = archive.read("meta.npy")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("meta.npy", meta)
+        header = repr({"descr": kind, "fortran_order": False, "shape": (2,)}).replace("}", ", }") + "\n"
+        start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+        archive.writestr("weights/a/kernel.npy", start + bytes(8))
+    with pytest.raises(DataError, match="weights/a/kernel"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
+    save_checkpoint(tmp_path / "x", {"w": np.full(3, value, np.float32)}, {}, FACTS)
+    with pytest.raises(DataError, match="'weights/w' is not finite"):
+        load_checkpoint(tmp_path / "x")
+
+
+def test_what_a_run_s_position_says_is_inside_the_checksum(tmp_path):
+    path = tmp_path / "x.npz"
+    save_checkpoint(path, {}, {}, {**FACTS, "position": {"losses": [], "hits": [], "events_done": 1}})
+    data = path.read_bytes()
+    changed = data.replace(b'"events_done": 1', b'"events_done": 2')
+    assert changed != data
+    path.write_bytes(changed)
+    with pytest.raises(DataError, match="checksum"):
+        load_checkpoint(path)
+
+
+def test_the_former_format_is_refused_with_a_hint(tmp_path):
+    path = tmp_path / "x.npz"
+    save_checkpoint(path, {}, {}, FACTS)
+    path.write_bytes(path.read_bytes().replace(b"ipucnn-checkpoint-2", b"ipucnn-checkpoint-1"))
+    with pytest.raises(DataError, match="has the format 'ipucnn-checkpoint-1'") as caught:
+        load_checkpoint(path)
+    assert "train again" in caught.value.hint
+
+
+def test_members_that_expand_or_claim_too_much_are_refused_before_memory_is_taken(tmp_path):
+    import tracemalloc
+    import zipfile
+
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, meta=np.zeros(2**26, np.uint8))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="damaged or no checkpoint"):
+            load_checkpoint(path)
+        for shape in ("(1099511627776,)", "(-1,)", "(0, 999999999999, 999999999999)", "(" * 5000):
+            with zipfile.ZipFile(path, "w") as archive:
+                header = "{'descr': '|u1', 'fortran_order': False, 'shape': " + shape + ", }\n"
+                start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+                archive.writestr("meta.npy", start + header.encode())
+            with pytest.raises(DataError):
+                load_checkpoint(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(name=st.sampled_from(sorted(META)), value=JSON)
+def test_every_fact_has_a_type(tmp_path_factory, name, value):
+    """A fact of another type is refused by its name; what is let through is what its users take it for."""
+    path = tmp_path_factory.mktemp("ckpt") / "a.npz"
+    save_checkpoint(path, {}, {}, {**FACTS, name: value})
+    try:
+        meta = load_checkpoint(path).meta
+    except DataError as error:
+        assert f"the {name} " in error.message and error.hint
+        return
+    if name in ("mean", "std"):
+        assert all(np.isfinite(float(number)) for number in meta[name])
+    elif name == "position":
+        assert all(np.isfinite(float(loss)) for loss in meta[name]["losses"]) and meta[name]["events_done"] >= 0
+    elif name in ("num_classes", "weight_updates", "seed", "num_eval"):
+        assert meta[name] == int(meta[name]) >= 0
+
+
+def test_nested_facts_are_refused(tmp_path):
+    from ipucnn.json_text import parse_json
+
+    for text in ("[" * 100_000, "[" * 100 + "]" * 100, "9" * 5000, '{"a": ' * 60 + "1" + "}" * 60, "{"):
+        with pytest.raises(ValueError):
+            parse_json(text)
+    assert parse_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
 
 
 class Variable:

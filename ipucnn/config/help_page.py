@@ -21,7 +21,13 @@ class Row(NamedTuple):
 
 
 class PipeConsole(Console):
-    """A console that leaves a closed pipe to ``cli`` instead of exiting with 1."""
+    """A console that leaves a closed pipe to ``cli`` instead of exiting with 1, and shows text as it is.
+
+    Names of classes, files and folders may have ``[red]`` or ``:smile:`` in them, which Rich would obey.
+    """
+
+    def __init__(self, **details: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **details})
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -116,6 +116,13 @@ class Data:
         maximum=bounds.MAX_WORKERS,
         commands=(*RUN, "evaluate", "infer"),
     )
+    max_image_pixels: int = option(
+        100_000_000,
+        "Pixels that an image, or a page of a volume, may have at most; larger ones are refused.",
+        minimum=1,
+        maximum=2**31 - 1,
+        commands=DATA,
+    )
     eight_bit_transfer: bool = option(
         False, "Send images to the device in 8 bits.", host_effect=False, commands=PLAN
     )

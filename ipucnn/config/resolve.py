@@ -211,6 +211,7 @@ RESUMABLE = (
     "on_demand",
     "executable_cache",
     "pipeline_num_parallel",
+    "max_image_pixels",
     "run_dir",
     "resume",
     "overwrite",

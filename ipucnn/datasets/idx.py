@@ -15,7 +15,7 @@ import numpy as np
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_file, open_regular
+from ipucnn.filesystem import file_size, is_file, open_regular
 from ipucnn.text import printable
 
 FILES: Dict[str, str] = {
@@ -64,8 +64,8 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     No more is read, or unpacked, than the header promises.
 
     Raises:
-        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, larger than half of
-            the memory, or its length differs from what its header promises.
+        DataError: the file is unreadable, not idx of unsigned bytes with ``num_dimensions`` dimensions, larger than
+            half of the memory, or its length differs from what its header promises.
     """
     name = printable(str(path))
     with open_regular(path, hint=AGAIN) as file:
@@ -75,12 +75,13 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             raise DataError(f"{name} is not a gzip file", AGAIN)
         stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
-            return _read_idx(stream, name, num_dimensions)
+            return _read_idx(stream, name, num_dimensions, None if is_packed else file_size(path))
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"cannot read {name}: {error}", AGAIN) from error
 
 
-def _read_idx(stream: Any, name: str, num_dimensions: int) -> np.ndarray:
+def _read_idx(stream: Any, name: str, num_dimensions: int, num_there: Optional[int]) -> np.ndarray:
+    """``num_there`` is how long the stream is, where that is known."""
     header_bytes = 4 + 4 * num_dimensions
     header = stream.read(header_bytes)
     if len(header) < header_bytes:
@@ -102,6 +103,10 @@ def _read_idx(stream: Any, name: str, num_dimensions: int) -> np.ndarray:
     shown = "x".join(map(str, shape))
     if not size:
         raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
+    if num_there is not None and num_there < header_bytes + size:
+        raise DataError(
+            f"{name} is truncated: {num_there} bytes where its header ({shown}) says {header_bytes + size}", AGAIN
+        )
     check_memory(size, f"{name} of {shown} bytes")
     data: Any = np.empty(size, np.uint8)
     view, filled = memoryview(data), 0

@@ -84,7 +84,8 @@ def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
         warnings.append(f"{folder}: {skipped_train + skipped_eval} files that are no images were passed over")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
-        some = ", ".join(empty[:MOST_NAMED]) + (f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else "")
+        more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
+        some = ", ".join(empty[:MOST_NAMED]) + more
         warnings.append(f"{folder / 'train'}: no images in {some}")
     info = DatasetInfo(
         name=name,

@@ -25,8 +25,8 @@ MAX_ASPECT = 4 / 3
 TRIES = 10
 SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I")
 MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
-FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
-"""Pillow's names of what is read, whatever a file is called."""
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
+"""Pillow's names of what is read, whatever a file is called; "JPEG" also reads the MPO files of telephones."""
 TILE_WIDTH, TILE_LENGTH = 322, 323
 MAX_EXIF_TEXT = 2**16
 HINT = "convert it to JPEG or PNG, or remove it"

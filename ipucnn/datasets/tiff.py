@@ -23,8 +23,8 @@ def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
         max_pixels: what a page may have at most.
 
     Raises:
-        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, pages of different sizes, or more of them than
-            half of the memory holds.
+        DataError: absent, no TIFF, a damaged page, other than 8-bit grey, pages of different sizes, or more of them
+            than half of the memory holds.
     """
     origin = printable(str(path))
     with opened(read_file(str(path)), origin, max_pixels, HINT) as volume:

@@ -1,7 +1,6 @@
 """The names of ImageNet's 1000 classes in the order of Keras Applications' weights, from the file Keras publishes."""
 
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any, Iterator, Tuple
 
 from ipucnn.errors import ConfigurationError, DataError, MissingError
+from ipucnn.filesystem import read_text
+from ipucnn.json_text import parse_json
 from ipucnn.models.registry import ModelRecord
 
 NUM_CLASSES = 1000
@@ -16,6 +17,7 @@ CLASS_INDEX = "imagenet_class_index.json"
 # As in keras.applications.imagenet_utils.
 _URL = f"https://storage.googleapis.com/download.tensorflow.org/data/{CLASS_INDEX}"
 _MD5 = "c2c37ea517e94d9795004a39431a14cb"
+_INDEX_BYTES = 2**20
 TIMEOUT_S = 20.0
 """How long a server may be silent.  Keras itself waits for as long as the system does, which can be minutes."""
 
@@ -44,9 +46,12 @@ def class_names() -> Tuple[str, ...]:
     except Exception as error:
         raise _not_downloaded(f"the names of ImageNet's classes ({CLASS_INDEX})", error) from error
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(str(index[str(i)][1]) for i in range(NUM_CLASSES))
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        index = parse_json(read_text(path, _INDEX_BYTES))
+        names = [index[str(i)][1] for i in range(NUM_CLASSES)]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("a name is no text")
+        return tuple(names)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(f"{path} is damaged: {error}", "delete it; it is then downloaded again") from error
 
 

@@ -18,11 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
+from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, MissingError, UserError
+from ipucnn.filesystem import file_size, open_regular, shown
 
 HINT = "give weights that Keras saved: .weights.h5, .h5 or .keras"
 EXTENSIONS = (".h5", ".hdf5", ".keras")
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
+_MOST_EXPANSION, _SMALL_BYTES = 100, 2**16
+_MOST_NAMES = 100_000
+_FILTERS = (1, 2, 3)
+"""Deflate, shuffle and checksums of HDF5; any other makes it load a library."""
 _ZIP_MEMBER = "model.weights.h5"
 # Layers of preprocessing and of random numbers: what they hold are no weights of the network.
 _NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
@@ -89,19 +95,23 @@ def open_keras_file(path: Path) -> Iterator[KerasFile]:
 
 def _hdf5_of(path: Path) -> Any:
     """What h5py opens: the path, or the HDF5 file inside a zip."""
-    try:
-        with open(path, "rb") as handle:
-            start = handle.read(8)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}", HINT) from None
+    with open_regular(path, "weight file", hint=HINT) as handle:
+        start = handle.read(8)
     if start == _HDF5:
         return str(path)
     if not start.startswith(_ZIP):
         raise DataError(f"{path} is no weight file of Keras: it is neither HDF5 nor a zip", HINT)
+    check_memory(file_size(path), f"weight file {shown(path)}")
     with zipfile.ZipFile(path) as archive:
-        if _ZIP_MEMBER not in archive.namelist():
+        found = [entry for entry in archive.infolist() if entry.filename == _ZIP_MEMBER]
+        if len(found) != 1:
             raise DataError(f"{path} is no weight file of Keras: it holds no {_ZIP_MEMBER}", HINT)
-        return io.BytesIO(archive.read(_ZIP_MEMBER))
+        # Weights hardly shrink: what expands a thousand times is none.
+        if found[0].file_size > _MOST_EXPANSION * max(found[0].compress_size, _SMALL_BYTES):
+            raise DataError(f"{path} is no weight file of Keras: its {_ZIP_MEMBER} is too large for it", HINT)
+        check_memory(found[0].file_size, f"{_ZIP_MEMBER} in {shown(path)}")
+        # As many bytes as its header says: zipfile ends there.
+        return io.BytesIO(archive.read(found[0]))
 
 
 def _read_layout(file: Any, path: Path) -> KerasFile:
@@ -132,13 +142,28 @@ def _legacy_layers(root: Any, path: Path) -> List[FileLayer]:
 def _names(group: Any, attribute: str) -> List[str]:
     """A list of names in an attribute; Keras cuts long ones into ``<attribute>0``, ``<attribute>1``, ..."""
     if attribute in group.attrs:
-        found = list(group.attrs[attribute])
+        found = _attribute(group, attribute)
     else:
         found, part = [], 0
         while f"{attribute}{part}" in group.attrs:
-            found += list(group.attrs[f"{attribute}{part}"])
+            found += _attribute(group, f"{attribute}{part}")
             part += 1
     return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in found]
+
+
+def _attribute(group: Any, name: str) -> List[Any]:
+    """The entries of an attribute, if they are as few as a network has layers.
+
+    Raises:
+        ValueError: they are not.
+    """
+    number = group.attrs.get_id(name)
+    length = 1
+    for side in number.shape:
+        length *= int(side)
+    if len(number.shape) != 1 or length > _MOST_NAMES or length * number.dtype.itemsize > _MOST_NAMES * 256:
+        raise ValueError(f"its attribute {name} has the shape {number.shape}")
+    return list(group.attrs[name])
 
 
 def _counted_layers(container: Any, path: Path, seen: Set[Any]) -> List[FileLayer]:
@@ -195,11 +220,23 @@ def _tensor(group: Any, name: str, path: Path) -> Any:
         or tensor.is_virtual
         or tensor.external
         or tensor.dtype.kind != "f"
+        or not _is_bounded(tensor)
     ):
         raise DataError(
             f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT
         )
     return tensor
+
+
+def _is_bounded(tensor: Any) -> bool:
+    """Whether a data set is read without a library that it names, and in chunks no larger than itself."""
+    plist = tensor.id.get_create_plist()
+    if any(plist.get_filter(i)[0] not in _FILTERS for i in range(plist.get_nfilters())):
+        return False
+    chunk = 1
+    for length in tensor.chunks or ():
+        chunk *= int(length)
+    return chunk <= max(int(tensor.size), _SMALL_BYTES)
 
 
 def by_kind(layers: Tuple[FileLayer, ...]) -> Dict[str, List[FileLayer]]:

@@ -35,9 +35,9 @@ class BenchmarkProgress:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[figures]}", markup=False),
                 TimeElapsedColumn(),
                 console=console(sys.stderr),
                 transient=True,

@@ -9,14 +9,17 @@ from ipucnn.reports.console import console, human_time
 MOST_CLASSES = 20
 """Classes listed one by one; of more, those with the lowest accuracy."""
 WORST = 10
-_MATRIX = "@confusion_matrix@"
 
 
 def evaluation_json(result: Dict[str, Any]) -> str:
     """The result as indented JSON, the confusion matrix with one line per true class."""
-    text = json.dumps({**result, "confusion_matrix": _MATRIX}, indent=2)
     rows = ",\n".join("    " + json.dumps(row) for row in result["confusion_matrix"])
-    return text.replace(json.dumps(_MATRIX), f"[\n{rows}\n  ]")
+    parts = []
+    for key, value in result.items():
+        # Lines of the other values move in by the two blanks of the object around them.
+        text = f"[\n{rows}\n  ]" if key == "confusion_matrix" else json.dumps(value, indent=2).replace("\n", "\n  ")
+        parts.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}"
 
 
 def plain_table(**details: Any) -> Any:

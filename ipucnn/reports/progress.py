@@ -35,7 +35,7 @@ class ItemProgress:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn(self._what),
+                TextColumn(self._what, markup=False),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
                 TextColumn("left"),

@@ -48,8 +48,8 @@ class SuiteProgress:
             self._bar = Progress(
                 MofNCompleteColumn(),
                 BarColumn(bar_width=20),
-                TextColumn("{task.fields[left]}"),
-                TextColumn("{task.description}"),
+                TextColumn("{task.fields[left]}", markup=False),
+                TextColumn("{task.description}", markup=False),
                 console=console(sys.stderr),
                 transient=True,
             )

@@ -40,9 +40,9 @@ class TrainProgress:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
+                TextColumn("epoch {task.fields[epoch]}", markup=False),
                 BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[figures]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(compact=True),

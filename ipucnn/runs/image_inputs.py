@@ -1,22 +1,26 @@
 """The images ``infer`` is given: files, folders, patterns, or a split of a data set; decoded a few at a time."""
 
+import contextlib
+import fnmatch
 import glob
 import os
-import stat
 import threading
 from collections import deque
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, read_file
 from ipucnn.datasets.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
+from ipucnn.filesystem import Kind
 from ipucnn.text import printable
 
 SPLITS = ("eval", "train")
@@ -54,10 +58,15 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
     paths: List[str] = []
     problems: List[str] = []
     for given in inputs:
-        expanded = os.path.expanduser(given)
-        if os.path.isdir(expanded):
+        try:
+            expanded = str(filesystem.expand(given, "image", DataError))
+            kind = filesystem.kind_of(Path(expanded), "image")
+        except DataError as error:
+            problems.append(error.message)
+            continue
+        if kind is Kind.FOLDER:
             found = _in_folder(expanded, problems)
-        elif os.path.exists(expanded):
+        elif kind is not Kind.ABSENT:
             found = [expanded]
         elif glob.has_magic(expanded):
             found = _matching(expanded, problems)
@@ -89,25 +98,51 @@ def _in_folder(folder: str, problems: List[str]) -> List[str]:
 
 
 def _matching(pattern: str, problems: List[str]) -> List[str]:
-    found = set()
-    for path in glob.glob(pattern, recursive=True):
-        if os.path.isdir(path):
-            # As a shell would hand it over; ``**`` names the folders in between, too.
-            found.update(_in_folder(path, problems))
-        elif _is_image_name(path):
-            found.add(path)
+    """The images that a pattern names; of the folders it names, all below them, as a shell would hand them over.
+
+    Not ``glob.glob``, which follows links to folders: two that lead back up make it look at 2^40 of them.
+    """
+    start, parts = os.path.join("/", "") if os.path.isabs(pattern) else "", pattern.split("/")
+    found: Set[str] = set()
+    seen: Set[Tuple[str, int]] = set()
+    waiting = [(start, 0)]
+    parts = [part for part in parts if part not in ("", ".")]
+    while waiting:
+        place, number = waiting.pop()
+        if (place, number) in seen:
+            continue
+        seen.add((place, number))
+        if number == len(parts):
+            if os.path.isdir(place or "."):  # of a path that was just found: an error means that it is gone
+                found.update(_in_folder(place or ".", problems))
+            elif _is_image_name(place):
+                found.add(place)
+            continue
+        part = parts[number]
+        if part == "**":
+            waiting.append((place, number + 1))
+            names = [(entry, number) for entry in _folder_names(place)]
+        elif glob.has_magic(part):
+            matching = fnmatch.filter(_names(place), part)
+            names = [(name, number + 1) for name in matching if part[0] == "." or name[0] != "."]
+        else:
+            names = [(part, number + 1)] if os.path.lexists(os.path.join(place, part)) else []
+        waiting += [(os.path.join(place, name), after) for name, after in names]
     return sorted(found)
 
 
-def read_regular(path: str) -> bytes:
-    """The bytes of a regular file.  Opening a FIFO or a device could wait forever, or never come to its end."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return read_file(path)  # says why it cannot
-    if not stat.S_ISREG(mode):
-        raise DataError(f"image {printable(path)} is no regular file", "give a file, not a pipe or device")
-    return read_file(path)
+def _names(folder: str) -> List[str]:
+    """What lies in a folder; nothing in one that cannot be read, as in a shell's patterns."""
+    with contextlib.suppress(OSError):
+        return os.listdir(folder or ".")
+    return []
+
+
+def _folder_names(folder: str) -> List[str]:
+    """The folders in a folder that ``**`` goes into: none behind a link, none that begins with a dot."""
+    with contextlib.suppress(OSError), os.scandir(folder or ".") as found:
+        return [entry.name for entry in found if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
+    return []
 
 
 def images_of_files(
@@ -115,7 +150,7 @@ def images_of_files(
 ) -> Iterator[ImageInput]:
     """Image files, each brought to the size of the training images as evaluation does it."""
     for path in paths:
-        read = _reader(partial(read_regular, path), path, info, input_shape)
+        read = _reader(partial(read_file, path), path, info, input_shape)
         yield ImageInput(printable(path), read)
 
 
@@ -143,8 +178,8 @@ def _reader(
     def read() -> Any:
         data = load()
         if height is None or width is None:
-            return image_files.decode_for_eval(data, origin, input_shape[:2], channels)
-        return image_files.decode_to_size(data, origin, (height, width), channels)
+            return image_files.decode_for_eval(data, origin, input_shape[:2], channels, info.max_image_pixels)
+        return image_files.decode_to_size(data, origin, (height, width), channels, info.max_image_pixels)
 
     return read
 

@@ -225,7 +225,7 @@ def _open_each(subject: Subject, split: Optional[str], paths: Sequence[str]) -> 
         return
     for path in paths:
         try:
-            source = file_pages(path, setup.input_shape[2])
+            source = file_pages(path, setup.input_shape[2], setup.config.max_image_pixels)
             check_pages(source.sizes, source.name)
             yield source
         except DataError as error:

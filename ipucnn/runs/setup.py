@@ -182,6 +182,7 @@ def prepare(
             seed=seed,
             image_shape=wanted or record.input_shape,
             num_classes=record.num_classes,
+            max_image_pixels=config.max_image_pixels,
         )
         if folded:
             source = _fold(source, config, seed)

@@ -1,7 +1,6 @@
 """What ``evaluate`` and ``infer`` work on: a trained run, Keras weights, or a network with ImageNet weights."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
@@ -68,6 +67,10 @@ class FactsOnly:
 
     def __init__(self, info: DatasetInfo) -> None:
         self.info = info
+
+
+def _facts_only(info: DatasetInfo, resolved: Resolved) -> FactsOnly:
+    return FactsOnly(replace(info, max_image_pixels=resolved.config.max_image_pixels))
 
 
 def open_subject(
@@ -224,7 +227,7 @@ def _of_run(
             f"take {facts.name}, which it was trained on",
         )
     else:
-        setup, num_stored = run_setup.Setup(resolved, FactsOnly(facts), run.input_shape, None, seed), 0
+        setup, num_stored = run_setup.Setup(resolved, _facts_only(facts, resolved), run.input_shape, None, seed), 0
     return Subject(
         setup,
         summary(run),
@@ -348,7 +351,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     else:
         size = resolved.config.image_size
         shape = record.input_shape if size is None else (*size, record.input_shape[2])
-        setup, num_stored = run_setup.Setup(resolved, FactsOnly(_imagenet_facts()), shape, None, 0), 0
+        setup, num_stored = run_setup.Setup(resolved, _facts_only(_imagenet_facts(), resolved), shape, None, 0), 0
     run_setup.build_options(setup)
 
     def fill(built: Any) -> None:

@@ -291,6 +291,8 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
             raise _DamagedError
         raise DataError(f"{what} is of the type {json_text.brief(kind.group(1))}, not {' or '.join(types)}", _HINT)
     kind_text, fortran, shape_text = match.groups()
+    if kind_text not in types and types == _META_TYPES:
+        raise _DamagedError
     if kind_text not in types:
         raise DataError(f"{what} is of the type {json_text.brief(kind_text)}, not {' or '.join(types)}", _HINT)
     shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
