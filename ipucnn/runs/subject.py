@@ -1,6 +1,7 @@
 """What ``evaluate`` and ``infer`` work on: a trained run, Keras weights, or a network with ImageNet weights."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
