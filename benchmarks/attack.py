@@ -181,7 +181,7 @@ def judge(ending: Ending, case: Case, sandbox: Optional[Sandbox] = None) -> List
         add("traceback", errors[-1500:], traceback_signature(errors))
     elif ending.code >= 0 and not ending.cut and ending.code not in (*ALLOWED_CODES, REACHED_CODE):
         add("code", f"exit code {ending.code}: {last}", f"{ending.code} {last}")
-    elif not ending.cut and is_told:
+    elif ending.code >= 0 and not ending.cut and is_told:
         _judge_messages(ending.code, errors, add)
     _judge_output(ending, add)
     if ending.executed:
@@ -410,21 +410,22 @@ def _argument(draw: Draw, case: Case, name: str) -> None:
         case.args.append(word if draw.chance(0.8) else draw.typo(word))
 
 
-_HEAVY = ("--model-name", "--config", "--config-path", "--run-dir", "--plan", "--suite", "--kfold", "--num-epochs")
+_HEAVY = ("--model-name", "--config", "--config-path", "--run-dir", "--plan", "--suite", "--kfold", "--num-epochs", "--print-config")
 
 
 def build_computing(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> None:
     """Small work with a few options that are mostly legal."""
     rng = draw.rng
-    small = ["--limit-train", "16", "--limit-eval", "8", "--epochs", "1", "--seed", str(rng.randrange(9))]
+    small = ["--limit-train", "64", "--limit-eval", "8", "--epochs", "1", "--seed", str(rng.randrange(9))]
+    batch = ["--micro-batch-size", "4"]
     command, start, end = draw.pick(
         [
-            ("train", ["lenet"], ["--dataset", "digits", *small]),
-            ("train", ["mnist_cnn"], ["--dataset", "digits", *small]),
-            ("train", ["lenet"], ["--dataset", "random", *small]),
-            ("train", ["cifar_resnet8"], ["--dataset", "digits", *small]),
+            ("train", ["lenet", *batch], ["--dataset", "digits", *small]),
+            ("train", ["mnist_cnn", *batch], ["--dataset", "digits", *small]),
+            ("train", ["lenet", *batch], ["--dataset", "random", *small]),
+            ("train", ["cifar_resnet8", *batch], ["--dataset", "digits", *small]),
             ("train", ["RUN"], ["--resume"]),
-            ("train", ["lenet"], ["--dataset", "digits", "--weights", "RUN", *small]),
+            ("train", ["lenet"], ["--dataset", "digits", "--weights", "RUN", *batch, *small]),
             ("evaluate", ["RUN"], ["--limit-eval", "8"]),
             ("evaluate", ["RUN"], ["--limit-eval", "8"]),
             ("infer", ["RUN", "--split", "eval"], ["--limit-eval", "8"]),
@@ -452,9 +453,9 @@ def build_computing(draw: Draw, case: Case, commands: Dict[str, CommandLine]) ->
     for word in start:
         case.args += _placed(draw, case, word)
     lines = [option for option in commands[command].options if option.name not in _HEAVY]
-    for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4])):
+    for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 2, 3])):
         option = draw.pick(lines)
-        _add(case, draw, option, draw.typed(option, legal=draw.chance(0.75)))
+        _add(case, draw, option, draw.typed(option, legal=draw.chance(0.9)))
     for word in end:
         case.args += _placed(draw, case, word)
 

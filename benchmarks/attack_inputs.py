@@ -1065,7 +1065,7 @@ def make_cifar(draw: Draw, folder: Path, name: str) -> None:
                 b"\x80\x04\x8b" + struct.pack("<i", 2**31 - 1),
                 b"cos\nsystem\n(S'touch " + str(draw.sandbox.mark).encode() + b"'\ntR.",
                 b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I99999999999\ntS'b'\ntR.",
-                b"".join(b"\x80\x04r" + struct.pack("<I", 2**31)),
+                b"\x80\x04Nr" + struct.pack("<I", 2**31) + b".",
                 b"",
                 b".",
             ]
