@@ -242,8 +242,8 @@ def _end(report: Any, path: Path) -> None:
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
-    from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn import interrupts
+    from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
 

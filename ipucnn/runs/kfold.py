@@ -17,9 +17,9 @@ from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import write_text
+from ipucnn.interrupts import Interrupted
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder, check_new, default_run_dir, latest_run_dir
-from ipucnn.interrupts import Interrupted
 from ipucnn.runs.load import open_run
 from ipucnn.runs.train import TrainingRun
 

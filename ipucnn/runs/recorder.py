@@ -9,11 +9,11 @@ from typing import Any, Dict, Iterator, Sequence
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import EXIT_SIGTERM
+from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import CheckpointSaved, Notes, RunEvent, Validated
 from ipucnn.runs.folder import BEST, LAST, METRICS, TIMINGS
-from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.runs.report import training_report
 from ipucnn.sessions.session import CheckpointDue, ExecutionFinished, Progress, Stopped, ValidationDue
 

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compile_only import check_compile_only, compile_only
@@ -16,7 +17,6 @@ from ipucnn.runs.events import CompilingAhead, Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.instances import check_instances, own_folder
-from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
