@@ -143,13 +143,13 @@ class _Stderr(_Stream):
 
 
 def _flush_streams() -> None:
-    """Writes what the streams still hold; Python is not to try again and to end with a code of its own."""
+    """Writes what the streams still hold; where that fails, Python must not try again and end with its own code."""
     for stream in (sys.stdout, sys.stderr):
         underlying = getattr(stream, "_stream", stream)
         try:
             underlying.flush()
         except OSError:
-            stream.silence()  # type: ignore
+            stream.silence()  # type: ignore[union-attr]
 
 
 def run(args: List[str]) -> int:

@@ -9,6 +9,7 @@ building and tracing while a signal is noted counts as the interruption (:class:
 Signals that this process was started to ignore (``nohup``, the background of a script) stay ignored.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -95,10 +96,8 @@ def _handle(number: int, frame: "Optional[FrameType]") -> None:
 
 
 def _end_at_once(code: int) -> "NoReturn":
-    try:
+    with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")
-    except OSError:
-        pass
     os._exit(code)
 
 

@@ -142,6 +142,12 @@ def test_print_config_shows_values_and_origins(capsys):
     assert rows["shuffle"] == ["shuffle", "True", "default"]
 
 
+def test_print_config_shows_no_control_characters(capsys, tmp_path):
+    (tmp_path / "c.yml").write_text('x: {model: lenet, run-dir: "a\\e[31mb"}\n')
+    code, out, _ = _run(capsys, "train", "--config-path", "c.yml", "--config", "x", "--print-config")
+    assert code == 0 and "\x1b" not in out and "a\\x1b[31mb" in out
+
+
 def test_print_config_as_json_is_every_option(capsys):
     code, out, _ = _run(capsys, "train", "lenet", "--no-shuffle", "--print-config", "--json")
     assert code == 0

@@ -1,5 +1,6 @@
 """Signals end the program in order at every moment; readers that go away and full disks never end its work."""
 
+import contextlib
 import os
 import random
 import signal
@@ -160,10 +161,8 @@ def wraps(kill):
 
 
 def swallows(kill):
-    try:
+    with contextlib.suppress(BaseException):
         kill()
-    except BaseException:
-        pass
 
 
 @pytest.mark.parametrize("number", list(CODES))

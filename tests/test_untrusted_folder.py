@@ -14,7 +14,7 @@ from ipucnn.runs.provenance import git_revision, sources
 ROOT = Path(__file__).resolve().parents[1]
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 MODULES = (
-    "absl", "antigravity", "difflib", "encodings", "gzip", "h5py", "ipucnn_plugin", "json", "keras", "matplotlib", "numpy",
+    "absl", "antigravity", "difflib", "encodings", "gzip", "h5py", "json", "keras", "matplotlib", "numpy",
     "pickle", "PIL", "queue", "random", "rich", "scipy", "shlex", "signal", "sitecustomize", "sklearn", "struct",
     "tensorflow", "tensorflow_datasets", "typer", "typing", "usercustomize", "yaml",
 )  # fmt: skip

@@ -18,7 +18,7 @@ LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pyw
 # Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
 # space (2.21) and 1,218 MiB (2.6).  Some of it are stacks of threads and heaps, which settings of a system make smaller.
 LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
-# Beside what can be read from its files again, importing TensorFlow took 141 MiB of memory (2.6) and 259 MiB (2.21).
+# Beside what can be read from its files again, importing TensorFlow took 141 MiB (2.6) and 259 MiB (2.21).
 LEAST_MEMORY_BYTES = 128 * MEBI
 
 
