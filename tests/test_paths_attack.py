@@ -88,7 +88,14 @@ TEMPLATES = {
     "doctor": ("doctor", "--dataset-path", "{}"),
 }
 
-YAML_KEYS = ("dataset-path", "run-dir", "checkpoint-dir", "checkpoint-input-dir", "checkpoint-output-dir", "weights")
+YAML_KEYS = (
+    "dataset-path",
+    "run-dir",
+    "checkpoint-dir",
+    "checkpoint-input-dir",
+    "checkpoint-output-dir",
+    "weights",
+)
 
 VARIABLES = ("HOME", "XDG_CACHE_HOME", "IPUCNN_CACHE_DIR", "IPUCNN_CUSTOM_OPS", "TMPDIR")
 COMMANDS = {

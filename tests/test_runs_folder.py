@@ -14,7 +14,6 @@ from ipucnn.errors import DataError
 from ipucnn.runs.folder import claim_default, default_run_dir, is_unfinished, latest_run_dir
 
 
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

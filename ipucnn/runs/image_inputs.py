@@ -8,6 +8,7 @@ from collections import deque
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -17,6 +18,7 @@ from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, read_file
 from ipucnn.datasets.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
+from ipucnn.filesystem import absolute, expand, shown
 from ipucnn.text import printable
 
 SPLITS = ("eval", "train")
@@ -54,22 +56,27 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
     paths: List[str] = []
     problems: List[str] = []
     for given in inputs:
-        expanded = os.path.expanduser(given)
-        if os.path.isdir(expanded):
-            found = _in_folder(expanded, problems)
-        elif os.path.exists(expanded):
-            found = [expanded]
-        elif glob.has_magic(expanded):
-            found = _matching(expanded, problems)
-        else:
-            problems.append(f"image {printable(given)} does not exist")
+        try:
+            expand(given, "image", DataError)
+            expanded = os.path.expanduser(given)
+            if os.path.isdir(expanded):
+                found = _in_folder(expanded, problems)
+            elif os.path.exists(expanded):
+                found = [expanded]
+            elif glob.has_magic(expanded):
+                found = _matching(expanded, problems)
+            else:
+                problems.append(f"image {shown(given)} does not exist")
+                continue
+        except DataError as error:
+            problems.append(error.message)
             continue
         if not found:
-            problems.append(f"{printable(given)} names no image ({', '.join(EXTENSIONS)})")
+            problems.append(f"{shown(given)} names no image ({', '.join(EXTENSIONS)})")
         paths += found
     once: Dict[str, str] = {}
     for path in paths:
-        once.setdefault(os.path.abspath(path), path)
+        once.setdefault(os.path.normpath(absolute(Path(path), "image")), path)
     return list(once.values()), problems
 
 
