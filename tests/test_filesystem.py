@@ -81,7 +81,12 @@ def test_kinds_follow_links(here):
     os.mkfifo(here / "fifo")
     bind("socket")
     leader, follower = os.openpty()
-    for name, kind in (("file", Kind.FILE), ("folder", Kind.FOLDER), ("fifo", Kind.FIFO), ("socket", Kind.SOCKET)):
+    for name, kind in (
+        ("file", Kind.FILE),
+        ("folder", Kind.FOLDER),
+        ("fifo", Kind.FIFO),
+        ("socket", Kind.SOCKET),
+    ):
         (here / f"to-{name}").symlink_to(name)
         assert filesystem.kind_of(here / name) is filesystem.kind_of(here / f"to-{name}") is kind
     assert filesystem.kind_of(Path(os.ttyname(follower))) is Kind.DEVICE
@@ -109,7 +114,9 @@ def test_a_working_directory_that_is_gone_is_told(here):
         os.chdir(here)
 
 
-@pytest.mark.skipif(IS_ROOT, reason="root may search every folder; tests/test_paths_attack.py becomes another user")
+@pytest.mark.skipif(
+    IS_ROOT, reason="root may search every folder; tests/test_paths_attack.py becomes another user"
+)
 def test_what_may_not_be_searched_is_an_error(here):
     (here / "closed").mkdir(mode=0)
     with pytest.raises(DataError, match="ermission denied") as found:
@@ -392,7 +399,13 @@ def test_two_outputs_are_not_one_file(here):
     (here / "a").write_text("a")
     (here / "b").symlink_to("a")
     (here / "c").symlink_to("new")
-    for one, two in (("a", "a"), ("a", "b"), ("c", "new"), ("new", "./new"), ("new", "../" + here.name + "/new")):
+    for one, two in (
+        ("a", "a"),
+        ("a", "b"),
+        ("c", "new"),
+        ("new", "./new"),
+        ("new", "../" + here.name + "/new"),
+    ):
         with pytest.raises(ConfigurationError, match="--save and --html are both"):
             filesystem.check_different((("--save", here / one), ("--html", here / two)), ConfigurationError)
     filesystem.check_different((("--save", here / "a"), ("--html", here / "new"), ("--plot", None)))
@@ -461,12 +474,13 @@ ELSEWHERE = {
     "ipucnn/runs/spool.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
     "ipucnn/models/keras_files.py": "a file that was found to be a regular one",
-    # To be converted.
-    "ipucnn/datasets/": "",
-    "ipucnn/training/checkpoints.py": "",
-    "ipucnn/runs/image_inputs.py": "",
-    "ipucnn/runs/load.py": "",
-    "ipucnn/planning/pipeline_plan.py": "",
+    "ipucnn/datasets/base.py": "how large a file is that was listed, inside what turns errors into one of the data",
+    "ipucnn/datasets/imagefolder.py": "one listing with the kinds of its entries, inside asking()",
+    "ipucnn/datasets/download.py": "files that this process has just made",
+    "ipucnn/datasets/images.py": "/proc",
+    "ipucnn/datasets/limits.py": "/proc and /sys",
+    "ipucnn/sessions/host/environment.py": "/proc and /sys, and the interpreter's packages",
+    "ipucnn/runs/image_inputs.py": "patterns and whole trees, every error of which is a line about that input",
 }
 
 
@@ -480,7 +494,9 @@ def test_all_questions_about_paths_are_asked_in_one_place():
         for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
             if QUESTIONS.search(line.split("#")[0]):
                 found.setdefault(name, []).append(f"{name}:{number}: {line.strip()}")
-    others = [line for name in found for line in found[name] if not any(name.startswith(e) for e in ELSEWHERE)]
+    others = [
+        line for name in found for line in found[name] if not any(name.startswith(e) for e in ELSEWHERE)
+    ]
     assert others == []
     needless = [entry for entry in ELSEWHERE if not any(name.startswith(entry) for name in found)]
     assert needless == []

@@ -34,7 +34,13 @@ def trained(tmp_path_factory):
     from ipucnn.runs.train import TrainingRun
 
     path = tmp_path_factory.mktemp("trained") / "run"
-    flags = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", "run_dir": str(path)}
+    flags = {
+        "dataset": "digits",
+        "limit_train": "5%",
+        "limit_eval": "5%",
+        "num_epochs": "1",
+        "run_dir": str(path),
+    }
     for _ in TrainingRun(resolve("train", flags, model="toy_model")).events():
         pass
     return path
@@ -76,7 +82,9 @@ def test_a_plan_goes_to_stdout(tmp_path, name, to):
         with open(tmp_path / "out", "w") as file:
             subprocess.run(command, stdout=file, check=True, cwd=str(tmp_path), env=own)
         out = (tmp_path / "out").read_text()
-    assert "model: lenet" in out and out.index("model: lenet") < out.index("stage 2" if "stage 2" in out else "IPU")
+    assert "model: lenet" in out and out.index("model: lenet") < out.index(
+        "stage 2" if "stage 2" in out else "IPU"
+    )
 
 
 def test_a_plan_goes_through_links_and_keeps_them(run, tmp_path):
@@ -145,6 +153,8 @@ def test_nothing_that_is_read_is_replaced(run, tmp_path, trained, image):
     (tmp_path / "out.csv").symlink_to(trained / "checkpoints" / "last.npz")
     code, _, err = run("infer", trained / "checkpoints" / "last.npz", "image.png", "--output", "out.csv")
     assert code == 2 and "RUN" in err
-    code, _, err = run("evaluate", trained, "--predictions", "a.csv", "--plot", "b.png", "--contact-sheet", "b.png")
+    code, _, err = run(
+        "evaluate", trained, "--predictions", "a.csv", "--plot", "b.png", "--contact-sheet", "b.png"
+    )
     assert code == 2 and "are both" in err
     assert before == (image.read_bytes(), (trained / "report.json").read_bytes())

@@ -1,6 +1,8 @@
 """ipucnn infer: inputs, outputs, unreadable images, fixed shapes, the contact sheet, ImageNet weights, Ctrl-C."""
 
 import csv
+import errno
+import io
 import json
 import os
 import signal
@@ -115,9 +117,13 @@ def test_names_that_no_file_takes_are_escaped_in_every_output(trained, run, tmp_
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
 def test_pipes_and_devices_are_no_images(trained, run, images):
     os.mkfifo(str(images / "pipe.png"))
-    code, out, err = run("infer", trained, "in", "/dev/zero", "in/pipe.png", "--json")
+    ends = os.openpty()
+    terminal = os.ttyname(ends[1])
+    code, out, err = run("infer", trained, "in", terminal, "in/pipe.png", "--json")
+    for end in ends:
+        os.close(end)
     assert code == 3 and len(json.loads(out)) == 3 and "2 of 5 inputs" in err
-    assert err.count("pipe.png is no regular file") == 1 and "/dev/zero is no regular file" in err
+    assert err.count("pipe.png is no regular file") == 1 and f"{terminal} is no regular file" in err
 
 
 def test_ctrl_c_does_not_wait_for_an_image_that_is_being_read(tmp_path):
@@ -150,12 +156,21 @@ def test_threads_end_with_the_images_and_pass_on_their_bugs():
     assert threading.active_count() == before
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+class FullDisk(io.RawIOBase):
+    """A file on a disk without space."""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
     from ipucnn.filesystem import write_atomically
 
-    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - what it still holds can't be written
+    full = io.TextIOWrapper(io.BufferedWriter(FullDisk()), encoding="utf-8")
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: full)
     with pytest.raises(DataError, match=r"results cannot be kept in .*: No space left") as error:
         spool = Spool()

@@ -20,7 +20,7 @@ from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, read_file
 from ipucnn.datasets.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind
+from ipucnn.filesystem import Kind, absolute, shown
 from ipucnn.text import printable
 
 SPLITS = ("eval", "train")
@@ -71,14 +71,14 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
         elif glob.has_magic(expanded):
             found = _matching(expanded, problems)
         else:
-            problems.append(f"image {printable(given)} does not exist")
+            problems.append(f"image {shown(given)} does not exist")
             continue
         if not found:
-            problems.append(f"{printable(given)} names no image ({', '.join(EXTENSIONS)})")
+            problems.append(f"{shown(given)} names no image ({', '.join(EXTENSIONS)})")
         paths += found
     once: Dict[str, str] = {}
     for path in paths:
-        once.setdefault(os.path.abspath(path), path)
+        once.setdefault(os.path.normpath(absolute(Path(path), "image")), path)
     return list(once.values()), problems
 
 
