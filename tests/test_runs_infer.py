@@ -117,7 +117,7 @@ def test_pipes_and_devices_are_no_images(trained, run, images):
     os.mkfifo(str(images / "pipe.png"))
     code, out, err = run("infer", trained, "in", "/dev/zero", "in/pipe.png", "--json")
     assert code == 3 and len(json.loads(out)) == 3 and "2 of 5 inputs" in err
-    assert err.count("pipe.png not a file") == 1 and "/dev/zero is no regular file" in err
+    assert err.count("pipe.png is a FIFO, not a file") == 1 and "/dev/zero is a device, not a file" in err
 
 
 def test_ctrl_c_does_not_wait_for_an_image_that_is_being_read(tmp_path):
