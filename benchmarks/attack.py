@@ -493,6 +493,16 @@ def build_folder(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> No
         change(draw, path)
         case.args = args
         return
+    if not is_masks and draw.chance(0.1):
+        name = inputs.keras_weights(draw)
+        small = ["--dataset", "digits", "--limit-train", "16", "--limit-eval", "8"]
+        case.args = draw.pick(
+            [
+                ["evaluate", name, "--model-name", "lenet", "--dataset", "digits", "--limit-eval", "8"],
+                ["train", "lenet", *small, "--weights", name, "--epochs", "1", "--micro-batch-size", "4"],
+            ]
+        )
+        return
     inputs.damage_run(draw, run)
     checkpoint = draw.pick(["run", "run/checkpoints/last.npz", "run/checkpoints/best.npz"])
     if is_masks:
@@ -1032,6 +1042,9 @@ def prepare(server: Server) -> None:
                 os._exit(code)
         if os.waitpid(pid, 0)[1] != 0:
             raise SystemExit(f"attack.py: `ipucnn {line}` fails, so there is nothing to damage")
+    if not (folder / "bomb.keras").exists():
+        inputs.write_zip_bomb(folder / "bomb.part")
+        (folder / "bomb.part").rename(folder / "bomb.keras")
     _make_unfinished(folder / "classification")
     _make_unfinished(folder / "segmentation")
 
@@ -1296,7 +1309,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         pending = [(kind, n) for kind in KINDS for n in range(counts[kind]) if (kind, n) not in finished]
         plain = [case_id for case_id in pending if case_id[0] == "line"]
         computing = [case_id for case_id in pending if case_id[0] != "line"]
-        if computing or (plain and not (place / "prepared" / "benchmark.json").exists()):
+        if computing or (plain and not (place / "prepared" / "bomb.keras").exists()):
             serve(place, options.seed, options.jobs, computing, True, False)
         if plain:
             serve(place, options.seed, options.jobs, plain, False, False)
@@ -1320,7 +1333,7 @@ def _repeat(place: Path, seed: int, only: str) -> int:
     kind, _, number = only.partition(":")
     if kind not in KINDS or not number.isdigit():
         raise SystemExit(f"attack.py: --only {only}: give {', '.join(KINDS)} with a number, for example line:12")
-    if kind == "line" and not (place / "prepared" / "benchmark.json").exists():
+    if kind == "line" and not (place / "prepared" / "bomb.keras").exists():
         serve(place, seed, 1, [], True, False)
     serve(place, seed, 1, [(kind, int(number))], kind != "line", True)
     return 0

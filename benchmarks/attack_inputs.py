@@ -824,7 +824,10 @@ def _damage_checkpoint(draw: Draw, path: Path) -> str:
                 buffer.write(raw[name])
             else:
                 np.lib.format.write_array(buffer, np.asarray(array, order="C"), allow_pickle=True)
-            archive.writestr(name + ".npy", buffer.getvalue())
+            # As the program writes them: its reader refuses any other zip at once.
+            entry = zipfile.ZipInfo(name + ".npy", date_time=(1980, 1, 1, 0, 0, 0))
+            with archive.open(entry, "w", force_zip64=True) as handle:
+                handle.write(buffer.getvalue())
     return done
 
 
@@ -889,6 +892,79 @@ def _damage_array(draw: Draw, arrays: Dict[str, Any], raw: Dict[str, bytes], nam
         body = text.encode() + b"\n"
         raw[name] = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(body) % 65536) + body + array.tobytes()[:64]
     return kind
+
+
+# -- weights of Keras -----------------------------------------------------------------------------------------
+
+
+def keras_weights(draw: Draw) -> str:
+    """A weight file of Keras made of a prepared checkpoint, in its old layout, hostile in one way; its name."""
+    import h5py
+    import numpy as np
+
+    kind = draw.pick(["good", "bytes", "bytes", "cut", "type", "huge", "huge", "link", "circle", "names", "zip", "bomb", "file"])
+    with zipfile.ZipFile(str(draw.prepared / "classification" / "checkpoints" / "last.npz")) as archive:
+        tensors = {
+            name[len("weights/") : -len(".npy")]: np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
+            for name in archive.namelist()
+            if name.startswith("weights/")
+        }
+    victim = draw.pick(sorted(tensors))
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        layers: Dict[str, List[str]] = {}
+        for name in tensors:
+            layers.setdefault(name.split("/")[0], []).append(name)
+        file.attrs["layer_names"] = [layer.encode() for layer in layers]
+        for layer, names in layers.items():
+            group = file.create_group(layer)
+            group.attrs["weight_names"] = [f"{name}:0".encode() for name in names]
+            for name in names:
+                value = tensors[name]
+                if name == victim and kind == "type":
+                    value = np.zeros(value.shape, draw.pick(["i8", "S4", "c8", "f8", "f2", "?"]))
+                if name == victim and kind == "huge":
+                    shape = draw.pick([(2**40,), (10**9, 10), (2**62,), (0,), value.shape + (2**31,)])
+                    group.create_dataset(f"{name}:0", shape, "f4", chunks=tuple(min(side, 64) or 1 for side in shape))
+                elif name == victim and kind == "link":
+                    group[f"{name}:0"] = draw.pick([h5py.SoftLink("/nowhere"), h5py.ExternalLink("other.h5", "/x")])
+                elif name == victim and kind == "circle":
+                    group.require_group(name.rpartition("/")[0])[name.rpartition("/")[2] + ":0"] = file["/"]
+                else:
+                    group[f"{name}:0"] = value
+        if kind == "names":
+            file.attrs["layer_names"] = draw.pick([[b"x"], [b""], b"x", 3, [b"/"], [b"../x"], [b"\x1b[31m"], [b"a" * 5000], np.zeros(0)])
+    data = buffer.getvalue()
+    ending = draw.pick([".h5", ".weights.h5", ".hdf5"])
+    if kind == "cut":
+        data = data[: draw.rng.randrange(len(data))]
+    elif kind == "bytes":
+        changed = bytearray(data)
+        for _ in range(draw.pick([1, 4, 50])):
+            changed[draw.rng.randrange(draw.pick([100, 3000, len(changed)]))] = draw.rng.randrange(256)
+        data = bytes(changed)
+    elif kind in ("zip", "bomb"):
+        packed, ending = io.BytesIO(), ".keras"
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(draw.pick(["model.weights.h5", "model.weights.h5", "x", "../x"]), data)
+            archive.writestr("config.json", '{"module": "os", "class_name": "system", "config": {"args": ["x"]}}')
+        data = packed.getvalue()
+        if draw.chance(0.4):
+            data = data[: draw.rng.randrange(len(data))]
+        if kind == "bomb":
+            data = (draw.prepared / "bomb.keras").read_bytes()
+    name = draw.file(data, ending)
+    if kind == "file":
+        _damage_file(draw, draw.sandbox.work / name)
+    return name
+
+
+def write_zip_bomb(path: Path) -> None:
+    """A small zip whose member stands for three gigabytes."""
+    with zipfile.ZipFile(str(path), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("model.weights.h5", "w", force_zip64=True) as handle:
+            for _ in range(3 * 2**30 // 2**24):
+                handle.write(bytes(2**24))
 
 
 # -- data files -----------------------------------------------------------------------------------------------
