@@ -70,7 +70,9 @@ class TrainingRun:
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
-        self.program = make_program(config, self.info.num_train, seed=self.seed)
+        self.program = make_program(
+            config, self.info.num_train, seed=self.seed, num_instances=self.instances.count
+        )
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
