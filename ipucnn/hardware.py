@@ -14,12 +14,23 @@ Sources, named at each number:
 Bandwidths are in decimal bytes, per direction; one MAC is two FLOP.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Dict, Mapping, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
 
-__all__ = ["IPU", "IPUS", "SYSTEMS", "AmpUnit", "System", "get_ipu", "get_system", "smallest_system"]
+__all__ = [
+    "IPU",
+    "IPUS",
+    "SYSTEMS",
+    "AmpUnit",
+    "System",
+    "get_ipu",
+    "get_system",
+    "num_cores",
+    "smallest_system",
+]
 
 
 @dataclass(frozen=True)
@@ -227,6 +238,13 @@ def get_system(name: str) -> System:
         ConfigurationError: if there is none.
     """
     return _get(name, SYSTEMS, "system")  # type: ignore[return-value]
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use; a container or ``taskset`` may leave it fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def smallest_system(num_ipus: int, first: str = "pod16") -> System:

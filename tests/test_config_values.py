@@ -173,3 +173,16 @@ min-remote-tensor-size fused-preprocessing
 
 def test_the_options_of_the_public_application_are_there():
     assert [key for key in PUBLIC_KEYS.split() if find_spec(key) is None] == []
+
+
+def test_norm_layers_and_kinds_of_norms_are_said_once():
+    """Names of --norm-layer lead to kinds of norms, and the first name of each kind back."""
+    from ipucnn.models.registry import list_models
+
+    assert [values.norm_of({"name": name}) for name in ("batch_norm", "custom_batch_norm", "none")] == [
+        *("batch", "batch", "none")
+    ]
+    for norm in values.NORMS:
+        assert values.norm_of(values.norm_layer_of(norm)) == norm
+    assert values.norm_layer_of("batch") == {"name": "batch_norm"}
+    assert {norm for record in list_models() for norm in record.norms} <= set(values.NORMS)

@@ -375,3 +375,18 @@ def test_an_empty_set_is_refused():
     empty = source.eval.subset(np.zeros(0, np.int64))
     with pytest.raises(DataError, match="no images"):
         eval_batches(empty, source.info, batch_size=1, input_shape=(8, 8, 3), input_range="raw")
+
+
+def test_cores_that_this_process_may_not_use_do_not_count(monkeypatch):
+    """In a container with one core of many, threads for many would only get in each other's way."""
+    import os
+
+    from ipucnn.datasets.pipeline import parallel_calls
+    from ipucnn.hardware import num_cores
+
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system cannot tell")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert num_cores() == 1
+    assert parallel_calls(48) == 2

@@ -24,6 +24,7 @@ from ipucnn.datasets.base import (
     parse_limit,
 )
 from ipucnn.datasets.baseline import knn_accuracy
+from ipucnn.datasets.catalog import DATASETS
 from ipucnn.datasets.digits import open_digits
 from ipucnn.datasets.membranes import open_membranes
 from ipucnn.datasets.random_data import open_random
@@ -410,3 +411,24 @@ def test_a_data_path_that_is_a_file(tmp_path, server):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError):
         open_dataset(choose("mnist", tmp_path / "file", download=True), download=True)
+
+
+# ---------------------------------------------------------------- what is known without files
+
+
+def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
+    """Planning asks the catalog alone, and no file."""
+    write_mnist(tmp_path / "mnist")
+    write_mnist(tmp_path / "fashion_mnist")
+    write_cifar10(tmp_path / "cifar10")
+    read = {"digits": open_digits()}
+    for name in ("mnist", "fashion_mnist", "cifar10"):
+        read[name] = open_dataset(choose(name, tmp_path))
+    for name, source in read.items():
+        record = DATASETS[name]
+        assert (record.image_shape, record.num_classes) == (
+            tuple(source.info.image_shape),
+            source.info.num_classes,
+        ), name
+    known = {name for name, record in DATASETS.items() if record.image_shape is not None}
+    assert known == {*read, "cifar100"}

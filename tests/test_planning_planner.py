@@ -21,8 +21,9 @@ SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 def naive_tick(tables, starts, schedule):
     ends = [*starts[1:], tables.num_items]
     k = len(starts)
-    f = [sum(float(x) for x in tables.forward_s[i:j]) for i, j in zip(starts, ends)]
-    b = [sum(float(x) for x in tables.backward_s[i:j]) for i, j in zip(starts, ends)]
+    own = tables.stage_s if len(tables.stage_s) == k else [(tables.forward_s, tables.backward_s)] * k
+    f = [sum(float(x) for x in own[s][0][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
+    b = [sum(float(x) for x in own[s][1][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
     if tables.recompute and tables.training:
         b = [b[s] + f[s] if s < k - 1 else b[s] for s in range(k)]
     cut = {s: float(tables.cut_s[starts[s]]) for s in range(1, k)}
@@ -65,9 +66,11 @@ def brute_force(tables, k, schedule):
 
 
 def make_tables(
-    seed, n, whole=True, tight=0.5, recompute=False, training=True, one_ipu=False, monotone=False
+    seed, n, whole=True, tight=0.5, recompute=False, training=True, one_ipu=False, monotone=False, stages=0
 ):
     """Random tables.  ``tight``: about this part of all runs is too large.  ``whole``: many ties.
+
+    In a pipeline of ``stages`` stages each has seconds of its own.
 
     Memory is arbitrary, different at each stage position and for each number of stages, and need not grow
     with the run; with ``monotone`` it does, and is the same everywhere.
@@ -96,9 +99,15 @@ def make_tables(
         capacity = 0.5 + (1 - tight) * 1.5
     if monotone:
         capacity *= n / 2
+
+    def passes():
+        return draw(n), draw(n) if training else np.zeros(n)
+
+    forward, backward = passes()
     return StageTables(
-        forward_s=draw(n),
-        backward_s=draw(n) if training else np.zeros(n),
+        forward_s=forward,
+        backward_s=backward,
+        stage_s=tuple(passes() for _ in range(stages)),
         cut_s=cut,
         capacity_bytes=capacity,
         memory_bytes=memory,
@@ -147,6 +156,29 @@ def test_brute_force_finds_nothing_better(seed, n, k, whole, tight, recompute, t
 def test_brute_force_finds_nothing_better_on_one_ipu(seed, n, k, whole, tight, recompute, training):
     assume(k <= n)
     tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=True)
+    check_against_brute_force(tables, k, "Sequential")
+
+
+@settings(max_examples=300)
+@given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
+def test_brute_force_finds_nothing_better_where_stages_differ_in_speed(
+    seed, n, k, whole, tight, recompute, training, schedule
+):
+    assume(k <= n)
+    tables = make_tables(seed, n, whole, tight, recompute, training, stages=k)
+    check_against_brute_force(tables, k, schedule)
+    if k > 1:
+        # For other numbers of stages they do not.
+        check_against_brute_force(tables, k - 1, schedule)
+
+
+@settings(max_examples=300)
+@given(**INSTANCES)
+def test_brute_force_finds_nothing_better_on_one_ipu_where_segments_differ_in_speed(
+    seed, n, k, whole, tight, recompute, training
+):
+    assume(k <= n)
+    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=True, stages=k)
     check_against_brute_force(tables, k, "Sequential")
 
 
@@ -298,9 +330,10 @@ def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
     extra=st.integers(0, 5),
 )
 def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, recompute, training, extra):
-    tables = make_tables(seed, 9, whole=False, recompute=recompute, training=training)
     starts = (0, *sorted(cuts))
     k = len(starts)
+    own = k if seed % 2 else 0
+    tables = make_tables(seed, 9, whole=False, recompute=recompute, training=training, stages=own)
     count = 2 * k + extra  # what Grouped needs at least
     simulation = simulate(tables, starts, schedule, count)
     tick = tick_s(tables, starts, schedule)

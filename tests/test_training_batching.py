@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar.validation import evaluation_replicas
 from ipucnn.training import batching
 from ipucnn.training.program import Program, make_layout, make_program
 
@@ -227,6 +228,8 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
         ({"dbn_replica_group_size": 3, "num_replicas": 4}, "does not divide"),
         ({"dbn_replica_group_size": 2, "num_replicas": 2, "pipeline_splits": ("a",)}, "one IPU"),
         ({"available_memory_proportion": (10.0, 20.0, 30.0), "pipeline_splits": ("a",)}, "3 values"),
+        # Without a pipeline there are no options of single stages: two values would have no effect.
+        ({"available_memory_proportion": (10.0, 20.0)}, "2 values for 1 stage"),
     ],
 )
 def test_illegal_combinations_are_refused_before_data(values, message):
@@ -260,3 +263,25 @@ def test_the_program_survives_json():
 
     program = cifar_program(2, 1.0, pipeline_splits=("a",), num_replicas=2)
     assert Program.from_dict(json.loads(program.to_json())) == program
+
+
+# --- validation
+
+
+@pytest.mark.parametrize(
+    ("values", "instances", "replicas"),
+    [
+        ({}, 1, 2),
+        ({"ipus_per_replica": 2}, 1, 4),
+        ({"ipus_per_replica": 2, "pipeline_validation_model": True}, 1, 2),
+        ({"ipus_per_replica": 2, "pipeline_validation_model": True}, 2, 1),
+        ({"ipus_per_replica": 2}, 2, 2),
+        ({"validation_num_replicas": 3}, 1, 3),
+    ],
+)
+def test_the_program_names_the_validation_replicas_that_the_session_takes(values, instances, replicas):
+    config = configure(micro_batch_size=2, gradient_accumulation_count=4, num_replicas=2, **values)
+    program = make_program(config, 64, seed=0, num_instances=instances)
+    assert program.validation_num_replicas == replicas
+    if "validation_num_replicas" not in values:
+        assert evaluation_replicas(program, config, instances) == replicas

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipucnn.config.checks import check, check_paths
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
+from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
@@ -33,7 +34,6 @@ _REPLACES = (
     ("pipeline_splits", "ipus_per_replica"),
     ("lr_schedule_params", "learning_rate"),
 )
-_NORMS = {"batch": "batch_norm", "group": "group_norm", "none": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def resolve(
     ):
         settings["dataset"] = dataset
     if origins["norm_layer"] == DEFAULT:
-        settings["norm_layer"] = {"name": _NORMS[record.default_norm]}
+        settings["norm_layer"] = norm_layer_of(record.default_norm)
     config = RunConfig(**settings)
     check_paths(config)
     check(config)

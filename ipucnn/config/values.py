@@ -251,17 +251,34 @@ def parse_poplar_options(value: Any) -> Dict[str, Any]:
     return options
 
 
+NORM_LAYERS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
+    "batch_norm": ("batch", ("momentum", "epsilon")),
+    "custom_batch_norm": ("batch", ("momentum", "epsilon")),
+    "group_norm": ("group", ("num_groups", "channels_per_group", "epsilon")),
+    "none": ("none", ()),
+}
+"""Names that ``--norm-layer`` takes: the kind of norm that networks are built with, and its parameters."""
+
+NORMS = tuple(dict.fromkeys(kind for kind, _ in NORM_LAYERS.values()))
+"""Kinds of norms; the first name of each kind stands for it."""
+
+
+def norm_of(layer: Mapping[str, Any]) -> str:
+    """The kind of a checked ``--norm-layer``."""
+    return NORM_LAYERS[layer["name"]][0]
+
+
+def norm_layer_of(norm: str) -> Dict[str, Any]:
+    """The ``--norm-layer`` that asks for a kind of norm."""
+    return {"name": next(name for name, (kind, _) in NORM_LAYERS.items() if kind == norm)}
+
+
 def parse_norm_layer(value: Any) -> Dict[str, Any]:
     """The normalisation layer: its name, or a dictionary with ``name`` and that layer's parameters."""
     if isinstance(value, str) and not value.lstrip().startswith("{") and ":" not in value:
         value = {"name": value}
     layer = parse_dict(value)
-    allowed = {
-        "batch_norm": ("momentum", "epsilon"),
-        "custom_batch_norm": ("momentum", "epsilon"),
-        "group_norm": ("num_groups", "channels_per_group", "epsilon"),
-        "none": (),
-    }
+    allowed = {name: parameters for name, (_, parameters) in NORM_LAYERS.items()}
     name = check_choice(layer.get("name", "batch_norm"), tuple(allowed))
     for key, number in layer.items():
         if key == "name":

@@ -34,7 +34,9 @@ class DatasetRecord:
 
 _IDX_FILES = "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]"
 DATASETS: Dict[str, DatasetRecord] = {
-    "digits": DatasetRecord("classification", "8x8 handwritten digits, embedded (scikit-learn)", "", (), (8, 8, 1), 10),
+    "digits": DatasetRecord(
+        "classification", "8x8 handwritten digits, embedded (scikit-learn)", "", (), (8, 8, 1), 10
+    ),
     "membranes": DatasetRecord("segmentation", "generated tissue with membrane masks, any size"),
     "isbi2012": DatasetRecord(
         "segmentation",

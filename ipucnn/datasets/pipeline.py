@@ -5,7 +5,6 @@ The order of epoch e is a permutation that is a pure function of (seed, e), and 
 A run that was cut anywhere, or that changes how many micro-batches it fuses, sees the same samples.
 """
 
-import os
 import re
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
@@ -21,6 +20,7 @@ from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare
 from ipucnn.datasets.tile_batches import evaluation_tiles
 from ipucnn.datasets.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.hardware import num_cores
 from ipucnn.text import printable
 
 InputShape = Tuple[int, int, int]
@@ -334,12 +334,12 @@ def parallel_calls(num_parallel: Optional[int]) -> int:
     """How many elements are prepared at once of what ``--pipeline-num-parallel`` asks for."""
     if num_parallel is None:
         return tf.data.AUTOTUNE
-    return max(1, min(num_parallel, 2 * (os.cpu_count() or 1)))
+    return max(1, min(num_parallel, 2 * num_cores()))
 
 
 def buffered_elements(batch_size: int, input_shape: InputShape, num_parallel: Optional[int]) -> int:
     """How many batches :func:`train_batches` has ready or under way at most, if nobody takes any."""
-    calls = max(parallel_calls(num_parallel), os.cpu_count() or 1)
+    calls = max(parallel_calls(num_parallel), num_cores())
     group = max(
         1, min(SMALLEST_GROUP // batch_size, LARGEST_GROUP_BYTES // _batch_bytes(batch_size, input_shape))
     )

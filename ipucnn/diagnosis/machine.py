@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Tuple
 
 from ipucnn.diagnosis import tools
 from ipucnn.errors import DataError
+from ipucnn.hardware import num_cores
 
 __all__ = ["Disk", "Gpu", "Host", "find_datasets", "find_gpus", "look_at_disk", "look_at_host"]
 
@@ -33,7 +34,7 @@ def look_at_host() -> Host:
     from ipucnn.sessions.session import cpu_name, host_memory_bytes
 
     present = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
+    usable = num_cores()
     return Host(cpu_name(), usable, present, host_memory_bytes(), _available_bytes())
 
 

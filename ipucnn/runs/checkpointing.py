@@ -120,7 +120,8 @@ def differences(
         if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
     ]
     if not found:
-        ignored = ("num_epochs", "num_executions", "splits_from")
+        # How many replicas validate changes nothing that is trained; the options that decide it were compared above.
+        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas")
         here, there = program.to_dict(), meta.get("program", {})
         here = json.loads(json.dumps(here))
         found = [

@@ -1,6 +1,5 @@
 """Inference: the most probable classes of images, on batches of one fixed shape."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -8,6 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.hardware import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.image_inputs import (
@@ -115,7 +115,7 @@ def infer_run(
     session.prepare_evaluation(model, None)
     on_total(total)
     spool, failed = Spool(), len(problems)
-    threads = min(config.pipeline_num_parallel, 2 * (os.cpu_count() or 1))
+    threads = min(config.pipeline_num_parallel, 2 * num_cores())
     batch = batch_size(setup.input_shape, total)
     finish = _finisher(subject)
     readable: List[Tuple[int, ImageInput, Any]] = []

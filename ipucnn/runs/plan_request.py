@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.catalog import DATASETS
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
@@ -202,22 +202,22 @@ def _with_legal_proportions(
     values = config.available_memory_proportion
     if len(values) < 2:
         return config
-    try:
-        given_proportions(config, count or 1)
-    except ConfigurationError:
-        if "available_memory_proportion" not in resolved.typed:
-            stages = "one stage" if count == 1 else f"{count} stages" if count else "a search"
-            assumed.append(
-                f"no available memory proportion: the preset's {len(values)} values are not for {stages}"
-            )
-            return replace(config, available_memory_proportion=())
-        if count is None:
-            raise ConfigurationError(
-                f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
-                "give one value, or --stages",
-            ) from None
-        raise
-    return config
+    if count is None and resolved.origins["available_memory_proportion"] == FLAG:
+        raise ConfigurationError(
+            f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
+            "give one value, or --stages",
+        )
+    # A preset's are for the stages that its splits make; four of them may look like two of each of two stages.
+    own = count
+    if FLAG not in (resolved.origins["available_memory_proportion"], resolved.origins["pipeline_splits"]):
+        named = config.pipeline_splits
+        own = len(named) + 1 if named and named != (AUTO,) else count
+    if count is not None and own == count:
+        given_proportions(config, count)
+        return config
+    stages = "one stage" if count == 1 else f"{count} stages" if count else "a search"
+    assumed.append(f"no available memory proportion: the preset's {len(values)} values are not for {stages}")
+    return replace(config, available_memory_proportion=())
 
 
 def _ask_stages(

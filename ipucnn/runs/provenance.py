@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_bytes, shown
+from ipucnn.hardware import num_cores
 
 # Environment variables that change what TensorFlow computes or where.
 VARIABLES = (
@@ -141,7 +142,7 @@ def environment() -> Dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "cpu": cpu_name(),
-        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": num_cores(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
         "command": " ".join(map(shlex.quote, sys.argv)),
     }

@@ -5,14 +5,12 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
+from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import make_schedule
 
 Warn = Callable[[str], None]
-
-# What a run's norm-layer is called in BuildOptions.
-_NORMS = {"batch_norm": "batch", "custom_batch_norm": "batch", "group_norm": "group", "none": "none"}
 
 
 @dataclass
@@ -225,7 +223,7 @@ def network_options(
     options = BuildOptions(
         input_shape=input_shape,
         num_classes=num_classes,
-        norm=_NORMS[norm["name"]],
+        norm=norm_of(norm),
         norm_momentum=float(norm.get("momentum", config.bn_momentum)),
         norm_epsilon=norm.get("epsilon"),
         norm_groups=norm.get("num_groups"),

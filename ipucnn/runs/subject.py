@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
+from ipucnn.config.values import norm_layer_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file
@@ -21,7 +22,6 @@ from ipucnn.training.checkpoints import read_meta
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
 _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_eval")
-_NORM_LAYERS = {"batch": "batch_norm", "group": "group_norm", "none": "none"}
 
 
 @dataclass
@@ -338,7 +338,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     resolved = resolve(command, flags, model=model, reads_data=reads_data)
     if resolved.origins["norm_layer"] != FLAG:
         # The weights are those of the network as published, whatever a preset trains.
-        norm = {"name": _NORM_LAYERS[record.default_norm]}
+        norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
     resolved, notes = _here(command, resolved)
     if reads_data:

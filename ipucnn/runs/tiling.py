@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 from scipy import special
 
+from ipucnn.config.values import norm_of
 from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.shapes import nearest_legal_sizes, output_shape
@@ -226,5 +227,4 @@ class TiledNetwork:
 
 
 def _has_own_statistics(subject: Subject) -> bool:
-    norm: Dict[str, Any] = dict(subject.setup.config.norm_layer)
-    return norm["name"] == "group_norm"
+    return norm_of(subject.setup.config.norm_layer) == "group"

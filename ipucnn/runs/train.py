@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 from ipucnn.config.resolve import Resolved
+from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand, is_file
@@ -23,7 +24,7 @@ from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
-from ipucnn.runs.without_effect import BATCH_NORMS, check_effects
+from ipucnn.runs.without_effect import check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
 from ipucnn.training.optimizers import settings_of_run
@@ -71,7 +72,9 @@ class TrainingRun:
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
-        self.program = make_program(config, self.info.num_train, seed=self.seed)
+        self.program = make_program(
+            config, self.info.num_train, seed=self.seed, num_instances=self.instances.count
+        )
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
@@ -138,9 +141,9 @@ class TrainingRun:
             lines.append(
                 "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
             )
-        norm = self.setup.config.norm_layer["name"]
+        norm = norm_of(self.setup.config.norm_layer)
         precision = self.setup.config.precision
-        if recomputes_statistics(self.program, precision) and norm in BATCH_NORMS:
+        if recomputes_statistics(self.program, precision) and norm == "batch":
             why = "do not update them correctly in a pipeline"
             if self.program.num_stages == 1:
                 why = f"keep them in 16 bits with --precision {precision}"

@@ -8,11 +8,10 @@ from typing import Any, Callable, Mapping, Optional, Tuple
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG
+from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.training.program import Layout
-
-BATCH_NORMS = ("batch_norm", "custom_batch_norm")
 
 # What a run lacks, to follow "has no effect", and how it gets that ("": it cannot); None where nothing is lacking.
 Lack = Optional[Tuple[str, str]]
@@ -71,8 +70,8 @@ def _validation(config: Any, layout: Layout) -> Lack:
 
 
 def _batch_norm(config: Any, layout: Layout) -> Lack:
-    norm = config.norm_layer["name"]
-    return None if norm in BATCH_NORMS else (f"with norm-layer {norm}", "")
+    norm = config.norm_layer
+    return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
 
 
 def _host_session(config: Any, layout: Layout) -> Lack:

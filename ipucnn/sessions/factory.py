@@ -6,6 +6,7 @@ import sys
 from typing import Any, List
 
 from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.hardware import num_cores
 from ipucnn.sessions.session import DeviceInfo, Session, cpu_name, host_memory_bytes
 
 DEVICES = ("auto", "ipu", "gpu", "cpu")
@@ -84,7 +85,7 @@ def create_session(device: str = "auto", *, verbose: bool = False, config: Any =
     import_tensorflow(verbose)
     from ipucnn.sessions.host.session import HostSession
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     gpus = [] if device == "cpu" else visible_gpus()
     if device == "gpu" and not gpus:
         raise MissingError("--device gpu: TensorFlow sees no GPU here", "use --device cpu")

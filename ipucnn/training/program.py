@@ -285,13 +285,30 @@ def make_layout(config: RunConfig) -> Layout:
     return Layout(batch, stages, mapping, ipus_per_replica, tuple(warnings))
 
 
-def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
+def validation_replicas(
+    config: RunConfig, num_replicas: int, ipus_per_replica: int, num_instances: int = 1
+) -> int:
+    """Replicas of the validation model on the IPUs that training has, in one process.
+
+    The model has a pipeline as in training, or is whole on each IPU.
+
+    Args:
+        num_replicas: of training, in all processes.
+        num_instances: processes of ``poprun``; each evaluates the whole data set on its own IPUs.
+    """
+    if config.pipeline_validation_model:
+        return num_replicas // num_instances
+    return num_replicas * ipus_per_replica // num_instances
+
+
+def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instances: int = 1) -> Program:
     """Turns a configuration and a training-set size into the Program.
 
     Args:
         config: validated option by option; combinations are checked here.
         num_samples: training samples.
         seed: the run's seed (drawn by the caller if the configuration has none).
+        num_instances: processes of ``poprun`` that share the replicas.
 
     Raises:
         ConfigurationError: an illegal combination, with the nearest legal values.
@@ -324,7 +341,8 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int) -> Program:
         first_checkpoint_execution=first,
         executions_per_validation=validation,
         validation_micro_batch_size=config.validation_micro_batch_size or batch.micro_batch_size,
-        validation_num_replicas=config.validation_num_replicas or replicas * ipus_per_replica,
+        validation_num_replicas=config.validation_num_replicas
+        or validation_replicas(config, replicas, ipus_per_replica, num_instances),
         num_stages=stages,
         pipeline_splits=_named_splits(config),
         device_mapping=layout.device_mapping,

@@ -1,7 +1,6 @@
 """Runs a suite's rows one by one into a folder that always holds what is finished, and goes on from there."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from ipucnn.filesystem import (
     remove_temporaries,
     write_text,
 )
+from ipucnn.hardware import num_cores
 from ipucnn.runs.folder import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
@@ -95,7 +95,7 @@ def this_machine() -> Dict[str, Any]:
         tensorflow: Optional[str] = version("tensorflow")
     except PackageNotFoundError:
         tensorflow = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     return {
         "cpu": cpu_name(),
         "num_cores": cores,

@@ -5,7 +5,7 @@ from typing import Any
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.popdist import Instances, check_layout
 from ipucnn.training.batching import next_power_of_two
-from ipucnn.training.program import Program
+from ipucnn.training.program import Program, validation_replicas
 
 # (schedule, recomputation mode) that the driver does not implement; driver/tools/pipeline_util.cc.
 _UNSUPPORTED_MODES = (
@@ -85,9 +85,7 @@ def check_program(program: Program, config: Any, instances: Instances = Instance
 
 def evaluation_replicas(program: Program, config: Any, num_instances: int = 1) -> int:
     """Replicas of the validation model on the IPUs that training has, in one process."""
-    if config.pipeline_validation_model:
-        return program.num_replicas // num_instances
-    return program.num_ipus // num_instances
+    return validation_replicas(config, program.num_replicas, program.ipus_per_replica, num_instances)
 
 
 def _check_validation(program: Program, config: Any, num_instances: int) -> None:

@@ -1,0 +1,314 @@
+"""From a run's configuration to what the planner is asked: the same for every command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
+from ipucnn.hardware import SYSTEMS, get_system, smallest_system
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
+from ipucnn.planning import extract, judge, smallest_change
+from ipucnn.planning.cost import layer_times, program_times
+from ipucnn.planning.judge import Planner, candidates
+from ipucnn.planning.memory import program_memory
+from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.predict import predict, stage_starts
+from ipucnn.planning.settings import (
+    PlanSettings,
+    StageProportions,
+    given_proportions,
+    percentages,
+    plan_settings,
+    uniform,
+)
+from ipucnn.runs.fitting import would_fit
+from ipucnn.runs.plan_request import make_request
+from ipucnn.runs.splits import choose_splits
+from ipucnn.training.batching import overlap_length
+from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run
+from ipucnn.training.program import make_program
+
+MODEL = "cifar_resnet8"
+SYSTEM = get_system("pod16")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return extract.known_graph(get_model(MODEL), BuildOptions((32, 32, 3), 10))
+
+
+# --- one function for all commands
+
+
+@st.composite
+def flags(draw):
+    """Options of a legal program that plan-splits, train and benchmark all take."""
+    stages = draw(st.sampled_from([1, 2, 4]))
+    schedule = draw(st.sampled_from(["Grouped", "Interleaved", "Sequential"]))
+    replicas = draw(st.sampled_from([1, 2, 4]))
+    found = {
+        "micro_batch_size": draw(st.integers(1, 5)),
+        "gradient_accumulation_count": overlap_length(schedule, stages) * draw(st.integers(1, 3)),
+        "num_replicas": replicas,
+        "pipeline_schedule": schedule,
+        "precision": draw(st.sampled_from(["16.16", "16.32", "32.32"])),
+        "optimizer": draw(st.sampled_from(OPTIMIZERS)),
+        "optimizer_params": "{}",
+        "optimizer_state_offloading": draw(st.booleans()),
+        "half_partials": draw(st.booleans()),
+        "eight_bit_transfer": draw(st.booleans()),
+    }
+    if found["optimizer"] in ("sgd", "lars", "rmsprop"):
+        found["optimizer_params"] = json.dumps({"momentum": draw(st.sampled_from([0.0, 0.9]))})
+    if stages > 1:
+        found.update(ipus_per_replica=stages, recomputation=draw(st.booleans()))
+    elif draw(st.booleans()):
+        found["dbn_replica_group_size"] = replicas
+    counts = [0, 1] if stages == 1 else [0, 1, stages, 2 * stages]
+    count = draw(st.sampled_from(counts))
+    shares = draw(st.lists(st.integers(5, 100), min_size=count, max_size=count))
+    if shares:
+        found["available_memory_proportion"] = tuple(float(share) for share in shares)
+    for option in ("convolution_options", "matmul_options"):
+        if draw(st.integers(0, 3)) == 0:
+            found[option] = json.dumps({"availableMemoryProportion": str(draw(st.integers(1, 9)) / 10)})
+    return found
+
+
+class Asked(Exception):
+    """What the planner is asked, in place of an answer."""
+
+
+def asked(patch, question):
+    """The settings with which ``question`` turns to the planner."""
+
+    def ask(*arguments, **keywords):
+        raise Asked(arguments)
+
+    patch.setattr(judge.Planner, "best_of", ask)
+    patch.setattr(smallest_change, "smallest_change", ask)
+    with pytest.raises(Asked) as caught:
+        question()
+    found = caught.value.args[0][1]
+    return found if isinstance(found, PlanSettings) else found[0][0]
+
+
+@settings(max_examples=60)
+@given(own=flags())
+def test_every_command_asks_about_the_same_program(graph, own):
+    def resolved(command, **more):
+        return resolve(command, {**own, **more}, model=MODEL, reads_data=False)
+
+    config = resolved("train").config
+    program = make_program(config, 4096, seed=1)
+    wanted = Wanted(resolved("benchmark").config, program, training=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extract, "graph_of", lambda model, name: graph)
+        hinted = asked(patch, lambda: would_fit(None, MODEL, program, config)(None))
+        measured = asked(patch, lambda: predict_ipu(graph, wanted, config.precision))
+        found = {"hint": hinted, "benchmark": measured}
+        if program.num_stages > 1:
+            found["train"] = asked(patch, lambda: choose_splits(None, MODEL, program, config))
+    again = {key: value for key, value in own.items() if key != "recomputation"}
+    request = make_request(
+        resolve("plan-splits", again, model=MODEL, reads_data=False),
+        stages=None if program.num_stages > 1 else 1,
+        recomputation="on" if own.get("recomputation") else "off",
+    )
+    found["plan-splits"] = candidates(request.settings, request.recomputation, request.proportions)[0][0]
+    expected = plan_settings(config, program.layout)
+    assert expected.global_batch_size == program.global_batch_size
+    assert expected.mapping == (program.device_mapping if program.num_stages > 1 else (0,))
+    assert {name: value for name, value in found.items() if value != expected} == {}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum):
+    import tensorflow as tf
+
+    from ipucnn.training.optimizers import Optimizer
+
+    params = {"momentum": momentum} if name in ("sgd", "lars", "rmsprop") else {}
+    config = replace(RunConfig(), optimizer=name, optimizer_params=params)
+    program = make_program(config, 64, seed=0)
+    weight = tf.Variable(tf.zeros([3, 2]))
+    made = Optimizer(settings_of_run(config, program.global_batch_size), [weight], ["weight"])
+    assert plan_settings(config, program.layout).optimizer_slots == len(made.slots)
+
+
+def test_what_an_optimizer_refuses_the_planner_does_not_count():
+    own = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
+    with pytest.raises(ConfigurationError, match="no parameter 'centered'"):
+        make_request(resolve("plan-splits", own, model=MODEL, reads_data=False), stages=2)
+
+
+# --- a proportion for each stage
+
+
+def config_of(values, **more):
+    return replace(RunConfig(), available_memory_proportion=tuple(values), **more)
+
+
+def test_proportions_are_those_that_the_session_sets():
+    assert given_proportions(config_of([]), 2) is None
+    assert given_proportions(config_of([20.0]), 2) == uniform(0.2)
+    stages = given_proportions(config_of([20.0, 40.0]), 2)
+    assert stages == (uniform(0.2)[0], uniform(0.4)[0])
+    assert percentages(stages) == (20, 40)
+    both = given_proportions(config_of([20.0, 25.0, 40.0, 45.0]), 2)
+    assert both == (StageProportions(0.2, 0.2, 0.25, 0.25), StageProportions(0.4, 0.4, 0.45, 0.45))
+    assert percentages(both) == (20, 25, 40, 45)
+    options = {"convolution_options": {"availableMemoryProportion": "0.1"}}
+    assert given_proportions(config_of([20.0], **options), 2) == (StageProportions(0.1, 0.2, 0.1, 0.2),)
+    assert given_proportions(config_of([], **options), 2) == (StageProportions(0.1, 0.6, 0.1, 0.6),)
+    # What is said of single stages goes before what is said of all convolutions.
+    assert given_proportions(config_of([20.0, 40.0], **options), 2) == stages
+    with pytest.raises(ConfigurationError, match="3 values for 2 stage"):
+        given_proportions(config_of([1.0, 2.0, 3.0]), 2)
+
+
+def test_proportions_of_another_number_of_stages():
+    own = PlanSettings(num_stages=2, available_memory_proportion=(uniform(0.2)[0], uniform(0.4)[0]))
+    assert own.has_own_proportions
+    assert own.restaged(4).available_memory_proportion == uniform(0.2)
+    assert own.proportions_of(1, 3) == uniform(0.2)[0] and own.proportions_of(1, 2) == uniform(0.4)[0]
+    alike = PlanSettings(num_stages=2, available_memory_proportion=2 * uniform(0.2))
+    assert alike == PlanSettings(num_stages=2, available_memory_proportion=uniform(0.2))
+    with pytest.raises(ConfigurationError, match="2 entries for 3 stages"):
+        PlanSettings(num_stages=3, available_memory_proportion=(uniform(0.2)[0], uniform(0.4)[0]))
+    with pytest.raises(ConfigurationError, match="available_memory_proportion is 2"):
+        uniform(2)
+
+
+SHARES = (0.6, 0.05, 0.2)
+
+
+@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved", "Sequential"])
+def test_each_stage_is_predicted_with_its_own(graph, schedule):
+    mapping = (0, 1, 2) if schedule == "Sequential" else None
+    base = PlanSettings(16, 12, num_stages=3, schedule=schedule, device_mapping=mapping)
+    own = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
+    alike = [replace(base, available_memory_proportion=uniform(share)) for share in SHARES]
+    splits = Planner(graph, SYSTEM).names((0, 5, 9))
+    memory, prediction = program_memory(graph, splits, own, SYSTEM.ipu), predict(graph, splits, own, SYSTEM)
+    for stage, settings_ in enumerate(alike):
+        assert memory[stage] == program_memory(graph, splits, settings_, SYSTEM.ipu)[stage]
+        assert prediction.stages[stage] == predict(graph, splits, settings_, SYSTEM).stages[stage]
+    planner = Planner(graph, SYSTEM)
+    for one in (own, *alike):
+        tick = predict(graph, splits, one, SYSTEM).tick_s - predict(graph, splits, one, SYSTEM).transfer_s
+        assert planner.tick_s(splits, one) >= 0.99 * (tick - 1e-4)
+        assert planner.needed_fill(splits, one) == pytest.approx(
+            max(m.fill for m in program_memory(graph, splits, one, SYSTEM.ipu))
+        )
+
+
+def test_matrix_products_and_backward_passes_have_their_own(graph):
+    def times(proportions):
+        return layer_times(graph, PlanSettings(64), SYSTEM.ipu, proportions=proportions)
+
+    base, small = times(uniform(0.6)[0]), times(StageProportions(0.6, 0.01, 0.6, 0.01))
+    dense = [i for i, layer in enumerate(graph.layers) if layer.op_class == "matmul"]
+    others = [i for i in range(len(graph.layers)) if i not in dense]
+    assert dense and (small.temporary_bytes[others] == base.temporary_bytes[others]).all()
+    back = times(StageProportions(0.6, 0.6, 0.01, 0.01))
+    assert (back.forward_s == base.forward_s).all() and (back.backward_s > base.backward_s).any()
+    settings_ = PlanSettings(num_stages=2, available_memory_proportion=(uniform(0.6)[0], uniform(0.01)[0]))
+    splits = Planner(graph, SYSTEM).names((0, 6))
+    joined = program_times(graph, stage_starts(graph, splits), settings_, SYSTEM.ipu)
+    first = graph.index(splits[0])
+    half = layer_times(graph, settings_, SYSTEM.ipu, proportions=uniform(0.01)[0])
+    assert (joined.backward_s[first:] == half.backward_s[first:]).all()
+
+
+@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved", "Sequential"])
+@pytest.mark.parametrize("fill", [0.10, 1.0])
+def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
+    """Every split of three stages, judged one by one with each stage's own proportions."""
+    own = PlanSettings(
+        16,
+        12,
+        num_stages=3,
+        schedule=schedule,
+        recomputation=True,
+        available_memory_proportion=tuple(uniform(share)[0] for share in (0.02, 0.6, 0.1)),
+    )
+    planner = Planner(graph, SYSTEM)
+    n = len(planner.starts)
+    every = [planner.names((0, a, b)) for a in range(1, n) for b in range(a + 1, n)]
+    fitting = [splits for splits in every if planner.needed_fill(splits, own) <= fill]
+    best = planner.best(own, fill)
+    if not fitting:
+        assert best is None
+        return
+    assert best is not None and best.solution.optimal
+    assert planner.needed_fill(best.splits, own) <= fill * (1 + 1e-12)
+    least = min(planner.tick_s(splits, own) for splits in fitting)
+    assert planner.tick_s(best.splits, own) == pytest.approx(least, rel=1e-12)
+
+
+def test_plan_splits_takes_a_proportion_for_each_stage(run):
+    args = ["plan-splits", MODEL, "--stages", "2", "--recomputation", "off"]
+    code, out, err = run(*args, "--available-memory-proportion", 60, 10, "--json")
+    assert code == 0, err
+    plan = PipelinePlan.from_dict(json.loads(out))
+    assert percentages(plan.settings.available_memory_proportion) == (60, 10)
+    assert plan.run_options()["available-memory-proportion"] == [60, 10]
+    assert not any("proportion" in line for line in plan.assumed)
+    assert PipelinePlan.from_yaml(plan.to_yaml(), "plan.yml") == plan
+    code, out, _ = run(*args, "--available-memory-proportion", 60, 10)
+    assert code == 0 and "proportion 60 10%" in " ".join(out.split())
+    assert "--available-memory-proportion 60 10" in out
+    code, _, err = run(*args, "--available-memory-proportion", 60, 10, 30)
+    assert code == 2 and "3 values for 2 stage(s)" in err and "give 1, 2 (per stage) or 4" in err
+    code, _, err = run("plan-splits", MODEL, "--ipus", 2, "--available-memory-proportion", 60, 10)
+    assert code == 2 and "nothing says how many stages" in err and "--stages" in err
+
+
+def test_a_presets_proportions_for_other_stages_are_left_out(run):
+    """Four values of a preset say nothing about two stages."""
+    code, out, err = run(
+        "plan-splits", "unet", "--config", "unet@isbi2012-pod4", "--stages", "2", "--precision", "16.16"
+    )
+    assert code == 0, err
+    assert "4 values are not for 2 stages" in " ".join(out.split())
+    assert "--available-memory-proportion 70 30" not in out
+
+
+def test_the_smallest_system():
+    assert [smallest_system(n).name for n in (1, 16, 17, 200, 1000)] == [
+        *("pod16", "pod16", "pod64", "pod256", "pod256")
+    ]
+    assert [smallest_system(n, "m2000").name for n in (4, 5)] == ["m2000", "pod16"]
+    assert SYSTEMS["pod16"] is smallest_system(3)
+
+
+def test_a_hint_keeps_proportions_of_stages(graph):
+    """Smaller ones are limited stage by stage; for other stages the smallest holds, and the hint says so."""
+    own = PlanSettings(
+        64,
+        8,
+        num_stages=2,
+        available_memory_proportion=(uniform(0.6)[0], uniform(0.1)[0]),
+        recomputation=True,
+    )
+    splits = Planner(graph, SYSTEM).names((0, 6))
+    changes = list(smallest_change._changes(own, splits, 4))
+    same = [(flags_, changed) for flags_, changed, _ in changes if changed.num_stages == 2]
+    option = "--available-memory-proportion"
+    assert [option, "30", "10"] in [flags_ for flags_, _ in same]
+    for flags_, changed, _ in changes:
+        if option in flags_:
+            values = flags_[flags_.index(option) + 1 :]
+            expected = [f"{value:g}" for value in percentages(changed.available_memory_proportion)]
+            assert values[: len(expected)] == expected and flags_.count(option) == 1
+        else:
+            assert changed.available_memory_proportion == own.available_memory_proportion
