@@ -373,7 +373,9 @@ def one_run(
             result["wrong end"] += 1
             print(f"{folder}: {number.name} ({hit}) gave exit code {code}\n{said[-2000:]}", file=sys.stderr)
     before = log.stat().st_size
-    if start(configuration, folder, True, log, rng, broken).wait() != 0:
+    ended = start(configuration, folder, True, log, rng, broken).wait()
+    shutil.rmtree(mark_of(folder), ignore_errors=True)
+    if ended != 0:
         return f"--resume failed: {log.read_bytes()[before:].decode(errors='replace')[-2000:]}"
     return None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipucnn.diagnosis import tools
+from ipucnn.errors import DataError
 from ipucnn.runs.provenance import git_revision, sources
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -206,3 +207,25 @@ def test_the_sources_are_told_as_git_tells_them():
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     if head.returncode == 0:
         assert found["revision"] == head.stdout.strip()
+
+
+def test_a_data_set_makes_tfds_import_nothing_of_others(hostile, monkeypatch):
+    """TFDS need not be here: this is the method of it that imports (tensorflow_datasets/core/features/feature.py)."""
+    import importlib
+
+    from ipucnn.datasets.tfds import refuse_foreign_features
+
+    class Connector:
+        @classmethod
+        def cls_from_name(cls, python_class_name):
+            return importlib.import_module(python_class_name.rpartition(".")[0])
+
+    folder, sprung = hostile
+    monkeypatch.syspath_prepend(str(folder))
+    refuse_foreign_features(Connector)
+    refuse_foreign_features(Connector)
+    with pytest.raises(DataError, match="antigravity.Feature"):
+        Connector.cls_from_name("antigravity.Feature")
+    assert not sprung.exists() and "antigravity" not in sys.modules
+    with pytest.raises(ImportError):  # allowed, and absent here or without such a module
+        Connector.cls_from_name("tensorflow_datasets.core.features.absent.Feature")

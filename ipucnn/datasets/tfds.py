@@ -20,6 +20,7 @@ from ipucnn.datasets.base import (
     array_source,
 )
 from ipucnn.errors import DataError, MissingError
+from ipucnn.filesystem import shown
 
 MAX_BYTES = 8 * 2**30
 READ_BATCH = 1024
@@ -40,7 +41,32 @@ def _import_tfds() -> Any:
             "reading a TFDS data set needs the package tensorflow-datasets", 'pip install "ipucnn[tfds]"'
         ) from error
     tensorflow_datasets.disable_progress_bar()
+    refuse_foreign_features(tensorflow_datasets.features.FeatureConnector)
     return tensorflow_datasets
+
+
+def refuse_foreign_features(connector: Any) -> None:
+    """Keeps TFDS from importing what a data set's ``features.json`` names, unless it is of TFDS itself.
+
+    A prepared set is data of anybody; TFDS imports the module of each class that is named in it.
+
+    Args:
+        connector: ``tfds.features.FeatureConnector``, changed in place.
+    """
+    find = connector.cls_from_name.__func__
+    if getattr(find, "refuses_foreign", False):
+        return
+
+    def cls_from_name(cls: Any, python_class_name: str) -> Any:
+        if not python_class_name.startswith("tensorflow_datasets.core.features."):
+            raise DataError(
+                f"the data set's features.json names {shown(python_class_name)}, which is no feature of TFDS",
+                "prepare the data set with features of TFDS alone",
+            )
+        return find(cls, python_class_name)
+
+    cls_from_name.refuses_foreign = True  # type: ignore[attr-defined]
+    connector.cls_from_name = classmethod(cls_from_name)
 
 
 def prepare(name: str, data_dir: Path) -> Path:
