@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError, did_you_mean
-from ipucnn.filesystem import exists, expand, read_text
+from ipucnn.documents import MAX_BYTES
+from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
+from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.assemble import assemble, compare
 from ipucnn.planning.graph import LayerGraph
 from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.no_fit import infeasible, ways_to_fit, why_no_fit
 from ipucnn.planning.optimisations import Optimisation, Outcome, optimisations
-from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan, read_plan
+from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan
 from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
 from ipucnn.runs.plan_request import PlanRequest, check_system
@@ -200,9 +201,9 @@ def _judged(planner: Planner, request: PlanRequest) -> Candidate:
 
 def _check_comparisons(comparisons: Sequence[str]) -> None:
     for name in comparisons:
-        if name not in RULES and not exists(expand(name, "--compare"), "--compare"):
+        if name not in RULES and not exists(expand(name, "--compare"), "--compare", ConfigurationError):
             raise ConfigurationError(
-                f"--compare {name}: neither a rule nor a file",
+                f"--compare {shown(name)}: neither a rule nor a file",
                 did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
             )
 
@@ -227,13 +228,15 @@ def _comparisons(
 
 def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
     """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
-    if _is_plan(path):
-        plan = read_plan(path, "--compare")
+    from ipucnn.config.presets import PresetFile
+
+    hint = "give a plan.yml, or a file of presets with pipeline-splits"
+    text = read_text(path, MAX_BYTES, "--compare", ConfigurationError, hint)
+    if "\nschema_version:" in text:
+        plan = PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
         check_cuts(plan.splits, graph)
         return {path.name: plan.splits}
-    from ipucnn.config.presets import read_file
-
-    file = read_file(path, "--compare")
+    file = PresetFile(text, shown(path))
     found: Dict[str, Sequence[str]] = {}
     skipped: List[str] = []
     for name in [""] if file.is_flat else file.names:
@@ -250,15 +253,7 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
         note(f"{path.name}: not for {graph.model}: {', '.join(skipped)}")
     if not found:
         raise ConfigurationError(
-            f"--compare {path}: no preset in it has pipeline-splits for {graph.model}",
-            "give a plan.yml, or a file of presets with pipeline-splits",
+            f"--compare {shown(path)}: no preset in it has pipeline-splits for {graph.model}",
+            hint,
         )
     return found
-
-
-def _is_plan(path: Path) -> bool:
-    try:
-        text = read_text(path, 2**20)
-    except DataError:
-        return False  # the reader of presets says what is wrong
-    return "\nschema_version:" in text

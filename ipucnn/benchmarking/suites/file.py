@@ -22,7 +22,7 @@ from ipucnn.config.request import matching
 from ipucnn.config.spec import EPOCH_IMAGES, EXECUTIONS, SECONDS, Number
 from ipucnn.config.values import BadValue
 from ipucnn.errors import ConfigurationError, did_you_mean
-from ipucnn.filesystem import expand, is_file, read_text, shown
+from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent
@@ -118,7 +118,7 @@ def find_suite(name: str) -> Suite:
         path = FOLDER / f"{name}.yml"
         return parse_suite(path.read_text(encoding="utf-8"), path.name, name)
     path = expand(name, "--suite")
-    if path.suffix.lower() not in (".yml", ".yaml") and not is_file(path, "--suite", ConfigurationError):
+    if path.suffix.lower() not in (".yml", ".yaml") and not exists(path, "--suite", ConfigurationError):
         raise ConfigurationError(
             f"--suite {shown(name)}: there is no such suite",
             did_you_mean(name, built_in_names())

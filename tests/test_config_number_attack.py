@@ -1,0 +1,273 @@
+"""Absurd numbers for every option that takes one: an error with a hint before TensorFlow is imported, or legal."""
+
+import importlib
+import inspect
+import math
+import sys
+import time
+from typing import List, Optional
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.command_table import COMMANDS
+from ipucnn.config import bounds, values
+from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig
+from ipucnn.config.spec import KINDS, OptionSpec
+from ipucnn.errors import ConfigurationError
+from ipucnn.training.batching import check_length, make_batching
+
+DIGITS = "9" * 5000
+ABSURD = [
+    DIGITS, "-" + DIGITS, DIGITS + "." + DIGITS, DIGITS + "/1", "1/" + DIGITS, DIGITS + "%", DIGITS + "x1",
+    "1" + "0" * 30, "9223372036854775808", "1e300", "1e400", "-1e400", "1e-400", "inf", "nan", "0x" + "f" * 400,
+    "99999999x99999999", "1/10**400", "1e999%", "x" * 10_000_000, "\udcff", "", " ", "1,2,3,4", "--1",
+]  # fmt: skip
+# Of these the whole command is run, and of all others the conversion alone.
+TYPED = [
+    DIGITS,
+    "-" + DIGITS,
+    DIGITS + "/1",
+    "1/" + DIGITS,
+    "1" + "0" * 30,
+    "1e300",
+    "1e400",
+    "nan",
+    "2" * 400 + "%",
+]
+OTHER_NUMBERS = {"limit_train", "limit_eval", "image_size"}
+LINES = {
+    "train": ["train", "lenet", "--print-config"],
+    "benchmark": ["benchmark", "lenet", "--print-config"],
+    "plan-splits": ["plan-splits", "lenet", "--print-config"],
+    "evaluate": ["evaluate", "absent"],
+    "infer": ["infer", "absent"],
+    "verify-dataset": ["verify-dataset", "--dataset", "absent"],
+    "models": ["models", "lenet", "--summary"],
+}
+
+
+def is_number(spec):
+    return spec.kind.is_number or spec.name in OTHER_NUMBERS
+
+
+def params():
+    """(command, option string, name, annotation, what parses it) of every option of every command."""
+    for name, command in COMMANDS.items():
+        module = importlib.import_module(f"ipucnn.commands.{command.module}")
+        for parameter in inspect.signature(getattr(module, command.function)).parameters.values():
+            info = parameter.default
+            if isinstance(info, typer.models.OptionInfo):
+                flag = info.param_decls[0].split("/")[0]
+                yield name, flag, parameter.name, parameter.annotation, info.parser
+
+
+def numeric():
+    """Every numeric option once with a command that takes it, and each command's own ones."""
+    seen = set()
+    for command, flag, name, _, parser in params():
+        spec = BY_NAME.get(name)
+        own = getattr(parser, "number", None)
+        wanted = own is not None or (spec is not None and spec.flag == flag and is_number(spec))
+        if wanted and (flag, own) not in seen:
+            seen.add((flag, own))
+            yield command, flag
+
+
+NUMERIC = list(numeric())
+
+
+def test_the_walk_finds_the_options():
+    flags = {flag for _, flag in NUMERIC}
+    assert {spec.flag for spec in SPECS if is_number(spec)} <= flags
+    own = {
+        "--stages",
+        "--classes",
+        "--executions",
+        "--min-time",
+        "--max-time",
+        "--top",
+        "--tile-size",
+        "--views",
+    }
+    assert own <= flags
+
+
+def test_no_option_is_left_to_typer_s_own_numbers():
+    """They have no bounds, repeat what was typed whole, and take quadratic time for digits on Python 3.8."""
+    for command, flag, _, annotation, parser in params():
+        numbers = (int, float, Optional[int], Optional[float], List[int], List[float])
+        assert annotation not in numbers or hasattr(parser, "number"), (command, flag)
+
+
+def test_a_number_cannot_be_declared_without_bounds():
+    for details in ({}, {"minimum": 0}, {"maximum": 1}, {"above": 0}):
+        with pytest.raises(TypeError, match="declare its bounds"):
+            OptionSpec("n", "n", 1, "help", "panel", KINDS[int], **details)
+    OptionSpec("n", "n", 1, "help", "panel", KINDS[float], above=0, below=1)
+
+
+@pytest.mark.parametrize(("command", "flag"), NUMERIC, ids=lambda value: value)
+def test_absurd_numbers_are_refused_by_the_command(run, command, flag):
+    for text in TYPED:
+        before = time.process_time()
+        code, out, err = run(*LINES[command], f"{flag}={text}")
+        took = time.process_time() - before
+        lines = err.splitlines()
+        assert (code, out) == (2, ""), (text[:20], err[:300])
+        assert len(lines) == 2 and lines[0].startswith(f"error: {flag} "), (text[:20], err[:300])
+        assert lines[1].startswith("hint: ") and len(err) < 1500
+        # Processor time, where minutes were taken before.
+        assert took < 10, text[:20]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if is_number(spec)], ids=lambda spec: spec.key)
+def test_absurd_values_of_options(spec):
+    for text in [
+        *ABSURD,
+        10**30,
+        -(10**30),
+        10**399,
+        math.inf,
+        -math.inf,
+        math.nan,
+        [1] * 100_000,
+        {"a": 1},
+        True,
+    ]:
+        try:
+            value = spec.convert(text)
+        except values.BadValue as bad:
+            assert len(bad.reason) < 300
+            continue
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, (int, float)):
+                assert abs(number) <= bounds.MAX_BYTES or abs(number) <= (spec.maximum or 0)
+
+
+@pytest.mark.parametrize(
+    "key", ["micro-batch-size", "seed", "image-size", "limit-train", "num-epochs", "weight-decay"]
+)
+def test_the_bound_and_the_nearest_legal_value_are_named(run, key):
+    most = BY_KEY[key].maximum or {"image-size": 65536, "limit-train": bounds.MAX_COUNT}[key]
+    flag, bound = f"--{key}", values.plain_number(most)
+    code, _, err = run("train", "lenet", flag, DIGITS, "--print-config")
+    assert code == 2 and f"must be at most {bound}" in err and f"{flag} {bound}\n" in err
+    code, out, err = run("train", "lenet", flag, bound, "--print-config")
+    assert (code, err) == (0, "") and bound in out
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "reason"),
+    [
+        ("--optimizer-params", '{"momentum": 1e400}', "momentum must be at most"),
+        ("--optimizer-params", "{momentum: " + DIGITS[:300] + "}", "momentum must be at most"),
+        ("--lr-schedule-params", '{"boundaries": [1, 1e400]}', "boundaries[1] must be at most"),
+        ("--lr-schedule-params", '{"a": {"b": "-1e39"}}', "a.b must be at least"),
+        ("--norm-layer", '{"name": "group_norm", "num_groups": 99999999999}', "num_groups"),
+        ("--norm-layer", '{"name": "batch_norm", "epsilon": 1e30}', "epsilon"),
+        (
+            "--norm-layer",
+            '{"name": "batch_norm", "momentum": NaN}',
+            "momentum must be a number that is finite",
+        ),
+        ("--matmul-options", '{"a": Infinity}', "a must be at most"),
+        ("--pipeline-splits", ",".join(f"l{n}" for n in range(100_000)), "has 100,000 values"),
+        ("--device-mapping", ",".join(map(str, range(100_000))), "has 100,000 values"),
+        ("--available-memory-proportion", " ".join(["10"] * 100_000), "has 100,000 values"),
+        ("--run-dir", "x" * 10_000_000, "more than 4,096 characters"),
+        ("--optimizer", "x" * 10_000_000, "must be one of"),
+        ("--validation", "x" * 10_000, "validation"),
+    ],
+)
+def test_numbers_lists_and_texts_inside_of_others(run, flag, text, reason):
+    argument = f"{flag}={text}"
+    code, out, err = run("train", "lenet", "--print-config", argument)
+    assert (code, out) == (2, "") and reason in err.splitlines()[0]
+    assert err.splitlines()[1].startswith("hint: ") and len(err) < 1500
+
+
+def test_a_fraction_of_huge_parts_is_divided():
+    assert values.parse_fraction("1" + "0" * 300 + "/4" + "0" * 300) == 0.25
+    with pytest.raises(values.BadValue, match="at least 1e-06"):
+        values.parse_fraction("1/" + "9" * 390)
+    assert values.parse_fraction("9" * 5000 + "/1") == math.inf
+
+
+def test_products_of_legal_numbers_are_bounded():
+    with pytest.raises(ConfigurationError, match="the global batch of 68719476736 samples") as caught:
+        make_batching(1, 2**16, 2**20)
+    assert caught.value.hint == "lower --gradient-accumulation-count to 32767 or less, or one of the others"
+    assert make_batching(1, 2**16, 32767).global_batch_size <= bounds.MAX_COUNT
+    with pytest.raises(ConfigurationError, match="and a run has at most 2147483647") as caught:
+        check_length(10**6, 10**6)
+    check_length(10**6, 2147)
+    assert "--num-epochs 2147 " in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("args", "codes"),
+    [
+        ("--stages 2147483648", (2,)),
+        ("--stages 65536", (2,)),
+        ("--stages 2 --micro-batch-size 1048576", (4,)),
+        ("--stages 2 --global-batch-size 2147483646 --micro-batch-size 1", (0,)),
+        ("--stages 2 --schedule Interleaved --global-batch-size 2147483646 --micro-batch-size 1", (0,)),
+        ("--ipus 65536", (2,)),
+        ("--ipus 64 --global-batch-size 2147483647", (0, 2)),
+        ("--stages 2 --num-replicas 65536", (2,)),
+        ("--stages 2 --device-mapping 0 65535", (2,)),
+        ("--stages 2 --gradient-accumulation-count 1048576 --micro-batch-size 1048576", (2,)),
+        ("--stages 2 --classes 16777217", (2,)),
+    ],
+)
+def test_plans_of_large_numbers_end(run, args, codes):
+    before = time.process_time()
+    code, _, err = run("plan-splits", "cifar_resnet8", *args.split())
+    assert time.process_time() - before < 20
+    assert code in codes, err
+    assert code == 0 or ("error: " in err and "hint: " in err)
+
+
+def test_nothing_above_needs_tensorflow():
+    """A process of its own: others of this one may have imported it."""
+    import subprocess
+
+    program = """
+import sys
+from ipucnn import cli
+lines = (
+    ["train", "lenet", "--micro-batch-size", "9" * 5000],
+    ["plan-splits", "lenet", "--stages", "1e300"],
+    ["train", "lenet", "--optimizer-params", "[" * 100000],
+    ["infer", "x", "--top", "9" * 5000],
+)
+for line in lines:
+    assert cli.run(line) == 2, line[:3]
+assert "tensorflow" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@given(st.sampled_from([spec for spec in SPECS if spec.kind.is_number and not spec.kind.is_list]), st.data())
+def test_every_number_within_the_bounds_is_legal_and_survives(spec, data):
+    least = spec.minimum if spec.minimum is not None else spec.above
+    most = spec.maximum if spec.maximum is not None else spec.below
+    if spec.kind is KINDS[int]:
+        number = data.draw(st.integers(int(least), int(most)))
+    else:
+        number = data.draw(st.floats(least, most))
+    try:
+        value = spec.convert(str(number))
+    except values.BadValue:
+        assert (
+            number in (spec.above, spec.below)
+            or (number == 0 and spec.parse)
+            or 0 < number < bounds.LEAST_FRACTION
+        )
+        return
+    assert value == number
+    assert getattr(RunConfig.from_yaml(f"{spec.key}: {value}\n"), spec.name) == value
