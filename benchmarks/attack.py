@@ -228,7 +228,8 @@ def _judge_messages(code: int, errors: str, add: Any) -> None:
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 _FOREIGN = re.compile(
-    r"^(.*\.py:\d+: \w*Warning|TIFF\w*: |LZW\w*: |libpng |Corrupt JPEG|Exception ignored in|[WEFI]\d{4} \d|\d{4}-\d\d-\d\d \d\d:)"
+    r"^(.*\.py:\d+: \w*Warning|TIFF\w*: |LZW\w*: |libpng |Corrupt JPEG|Exception ignored in"
+    r"|[WEFI]\d{4} \d|\d{4}-\d\d-\d\d \d\d:)"
 )
 
 
@@ -870,9 +871,8 @@ def _run_here(case: Case, sandbox: Sandbox, server: "Server") -> int:
         stream: Any = None
         if case.streams != f"{name} closed":
             errors = "strict" if number == 1 else "backslashreplace"
-            stream = io.TextIOWrapper(
-                open(number, "wb", -1, closefd=False), "utf-8", errors, line_buffering=number == 2
-            )
+            buffer = open(number, "wb", -1, closefd=False)  # noqa: SIM115 - as long as the process
+            stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=number == 2)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["ipucnn", *case.args]
@@ -1192,11 +1192,13 @@ class _stderr_aside:
 PREPARED = (
     (
         "classification",
-        "train lenet --dataset digits --limit-train 48 --limit-eval 16 --epochs 3 --seed 1 --micro-batch-size 16 --run-dir classification",
+        "train lenet --dataset digits --limit-train 48 --limit-eval 16 --epochs 3 --seed 1 --micro-batch-size 16 "
+        "--run-dir classification",
     ),
     (
         "segmentation",
-        "train unet --dataset membranes --base-filters 2 --image-size 188 --gradient-accumulation-count 1 --limit-train 2 "
+        "train unet --dataset membranes --base-filters 2 --image-size 188 --gradient-accumulation-count 1 "
+        "--limit-train 2 "
         "--limit-eval 1 --epochs 2 --seed 1 --run-dir segmentation",
     ),
     ("plan.yml", "plan-splits lenet --stages 2 --seed 1 --dataset digits --save plan.yml"),
@@ -1421,10 +1423,11 @@ def table(head: Dict[str, Any], rows: List[Dict[str, Any]]) -> str:
         ]
         lines.append([TITLES[kind] if kind else "together", *map(str, values)])
     widths = [max(len(line[n]) for line in [titles, *lines]) for n in range(len(titles))]
+    cpu_s, num_fresh = sum(row["cpu_s"] for row in rows), sum(bool(row["fresh"]) for row in rows)
     text = [
         f"seed {head.get('seed')}, ipucnn {head.get('ipucnn')}, {head.get('versions')}",
-        f"{sum(row['cpu_s'] for row in rows) / 60:.0f} min of processor time, {head.get('wall_s', 0) / 60:.0f} min in all on "
-        f"{head.get('cores')} cores, load {head.get('load')}; {sum(bool(row['fresh']) for row in rows)} cases as fresh processes",
+        f"{cpu_s / 60:.0f} min of processor time, {head.get('wall_s', 0) / 60:.0f} min in all on {head.get('cores')} "
+        f"cores, load {head.get('load')}; {num_fresh} cases as fresh processes",
         "",
     ]
     for line in [titles, *lines]:

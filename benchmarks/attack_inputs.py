@@ -331,7 +331,7 @@ ABSURD_NUMBERS = (
         "0x10",
         "0b1",
         "1_000",
-        "１２",
+        "\uff11\uff12",
         "٣",
         "½",
         "1/0",
@@ -1185,10 +1185,10 @@ def keras_weights(draw: Draw) -> str:
 
 def write_zip_bomb(path: Path) -> None:
     """A small zip whose member stands for three gigabytes."""
-    with zipfile.ZipFile(str(path), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open("model.weights.h5", "w", force_zip64=True) as handle:
-            for _ in range(3 * 2**30 // 2**24):
-                handle.write(bytes(2**24))
+    archive = zipfile.ZipFile(str(path), "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with archive, archive.open("model.weights.h5", "w", force_zip64=True) as handle:
+        for _ in range(3 * 2**30 // 2**24):
+            handle.write(bytes(2**24))
 
 
 # -- data files -----------------------------------------------------------------------------------------------
