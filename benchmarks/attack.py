@@ -72,7 +72,10 @@ STREAMS_SHARE = 0.03
 STREAMS = ("stdout closed", "stderr closed", "stdout broken", "stderr broken")
 
 DOCS = REPOSITORY / "docs" / "security.md"
-BEGIN, END = "<!-- the table of benchmarks/attack.py begins -->", "<!-- the table of benchmarks/attack.py ends -->"
+BEGIN, END = (
+    "<!-- the table of benchmarks/attack.py begins -->",
+    "<!-- the table of benchmarks/attack.py ends -->",
+)
 
 
 class ReachedTensorFlow(BaseException):
@@ -177,7 +180,11 @@ def judge(ending: Ending, case: Case, sandbox: Optional[Sandbox] = None) -> List
         name = signal.Signals(-ending.code).name
         add("signal", f"ended by {name}", f"{name} {case.kind} {command}")
     is_told = not case.streams.startswith("stderr")
-    if "Traceback (most recent call last)" in errors or "this is a bug" in errors or "Fatal Python error" in errors:
+    if (
+        "Traceback (most recent call last)" in errors
+        or "this is a bug" in errors
+        or "Fatal Python error" in errors
+    ):
         add("traceback", errors[-1500:], traceback_signature(errors))
     elif ending.code >= 0 and not ending.cut and ending.code not in (*ALLOWED_CODES, REACHED_CODE):
         add("code", f"exit code {ending.code}: {last}", f"{ending.code} {last}")
@@ -200,20 +207,29 @@ def _judge_messages(code: int, errors: str, add: Any) -> None:
     at = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     if code in (0, REACHED_CODE):
         if at:
-            add("hint", f"exit code {code} with {lines[at[0]][:300]}", f"code {code} with an error: {lines[at[0]][:80]}")
+            add(
+                "hint",
+                f"exit code {code} with {lines[at[0]][:300]}",
+                f"code {code} with an error: {lines[at[0]][:80]}",
+            )
         return
     if code in (130, 143):
         return
     if len(at) != 1:
         said = lines[-1][:200] if lines else "nothing"
-        add("hint", f"exit code {code} with {len(at)} error lines; last: {said}", f"{len(at)} error lines: {said[:80]}")
+        add(
+            "hint",
+            f"exit code {code} with {len(at)} error lines; last: {said}",
+            f"{len(at)} error lines: {said[:80]}",
+        )
     elif at[0] + 1 >= len(lines) or not lines[at[0] + 1].startswith("hint: "):
         add("hint", f"no hint: {lines[at[0]][:300]}", f"no hint: {lines[at[0]][:100]}")
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 _FOREIGN = re.compile(
-    r"^(.*\.py:\d+: \w*Warning|TIFF\w*: |LZW\w*: |libpng |Corrupt JPEG|Exception ignored in|[WEFI]\d{4} \d|\d{4}-\d\d-\d\d \d\d:)"
+    r"^(.*\.py:\d+: \w*Warning|TIFF\w*: |LZW\w*: |libpng |Corrupt JPEG|Exception ignored in"
+    r"|[WEFI]\d{4} \d|\d{4}-\d\d-\d\d \d\d:)"
 )
 
 
@@ -228,7 +244,11 @@ def _judge_output(ending: Ending, add: Any) -> None:
         match = _CONTROL.search(text)
         if match:
             around = text[max(0, match.start() - 40) : match.end() + 40]
-            add("output", f"{name} has the control character {match.group()!r}: {around!r}", f"{name} control {around!r}")
+            add(
+                "output",
+                f"{name} has the control character {match.group()!r}: {around!r}",
+                f"{name} control {around!r}",
+            )
         if name == "stderr":
             for line in text.splitlines():
                 if _FOREIGN.match(line):
@@ -276,7 +296,9 @@ def changes(ending: Ending, case: Case, sandbox: Sandbox) -> Iterable[Tuple[str,
         if Path(path).name in ("config.yml", "program.json") and str(Path(path).parent) not in runs:
             runs.add(str(Path(path).parent))
             folder = str(Path(path).parent)
-            if not any(p.startswith(folder + os.sep) and p.endswith((".npz", "metrics.jsonl")) for p in after):
+            if not any(
+                p.startswith(folder + os.sep) and p.endswith((".npz", "metrics.jsonl")) for p in after
+            ):
                 yield os.path.relpath(folder, str(sandbox.guarded)), "is a half-written run folder", "run"
 
 
@@ -301,14 +323,20 @@ def _last_error(errors: str) -> str:
 
 def _normalised(text: str) -> str:
     text = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "'...'", text)
-    text = re.sub(r"\S*/\S*[^\w\s)\]:]?", "PATH", text) if "PATH" not in text and " " in text and "ipucnn/" not in text else text
+    text = (
+        re.sub(r"\S*/\S*[^\w\s)\]:]?", "PATH", text)
+        if "PATH" not in text and " " in text and "ipucnn/" not in text
+        else text
+    )
     return re.sub(r"\s+", " ", re.sub(r"\d+", "N", text)).strip()[:160]
 
 
 # -- the cases ------------------------------------------------------------------------------------------------
 
 
-def build(kind: str, seed: int, number: int, sandbox: Sandbox, place: Path, commands: Dict[str, CommandLine]) -> Case:
+def build(
+    kind: str, seed: int, number: int, sandbox: Sandbox, place: Path, commands: Dict[str, CommandLine]
+) -> Case:
     """Makes a case and what it needs in its sandbox: a pure function of (kind, seed, number)."""
     rng = random.Random(f"{seed}/{kind}/{number}")
     case = Case(kind, number)
@@ -327,7 +355,9 @@ def build(kind: str, seed: int, number: int, sandbox: Sandbox, place: Path, comm
 
 def _typeable(word: str) -> str:
     """The word as the system can hand it over: without NUL, and of bytes."""
-    return os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogateescape" if _is_bytes(word) else "replace"))
+    return os.fsdecode(
+        word.replace("\0", "").encode("utf-8", "surrogateescape" if _is_bytes(word) else "replace")
+    )
 
 
 def _is_bytes(word: str) -> bool:
@@ -370,26 +400,55 @@ def build_line(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> None
     rng = draw.rng
     if draw.chance(0.03):
         case.args = draw.pick(
-            [[], ["--version"], ["--help"], ["-v"], ["-h"], ["--nope"], ["--show-completion"], ["train", "--help"], ["--"], [""]]
-            + [[draw.typo(draw.pick(commands))], [draw.text()], ["-v", "train", "lenet", "--print-config"], ["help"]]
+            [
+                [],
+                ["--version"],
+                ["--help"],
+                ["-v"],
+                ["-h"],
+                ["--nope"],
+                ["--show-completion"],
+                ["train", "--help"],
+                ["--"],
+                [""],
+            ]
+            + [
+                [draw.typo(draw.pick(commands))],
+                [draw.text()],
+                ["-v", "train", "lenet", "--print-config"],
+                ["help"],
+            ]
         )
         return
-    weighted = [name for name in _COMMANDS if name in commands] + [n for n in commands if n not in _COMMANDS] * 4
+    weighted = [name for name in _COMMANDS if name in commands] + [
+        n for n in commands if n not in _COMMANDS
+    ] * 4
     command = commands[rng.choice(weighted)]
     case.args = [command.name]
     for argument in command.arguments:
         _argument(draw, case, argument)
     if draw.chance(0.15) and any(option.name == "--config-path" for option in command.options):
         case.args += ["--config-path", draw.file(inputs.yaml_bytes(draw), ".yml")]
-        case.args += ["--config", draw.pick(["lenet", "mine", "unet", "defaults"])] if draw.chance(0.7) else []
+        case.args += (
+            ["--config", draw.pick(["lenet", "mine", "unet", "defaults"])] if draw.chance(0.7) else []
+        )
     for _ in range(rng.randint(1, 8)):
         option = draw.pick(command.options)
         _add(case, draw, option, draw.typed(option, legal=draw.chance(0.35)))
     if draw.chance(0.06):
         name, value = draw.pick(
             [("COLUMNS", "0"), ("COLUMNS", "-1"), ("COLUMNS", "abc"), ("COLUMNS", "100000"), ("HOME", None)]
-            + [("TMPDIR", str(draw.sandbox.root / "absent")), ("NO_COLOR", "1"), ("TERM", "dumb"), ("LC_ALL", "C")]
-            + [("IPUCNN_CACHE_DIR", draw.path(writes=True)), ("IPUCNN_CUSTOM_OPS", draw.path()), ("FORCE_COLOR", "")]
+            + [
+                ("TMPDIR", str(draw.sandbox.root / "absent")),
+                ("NO_COLOR", "1"),
+                ("TERM", "dumb"),
+                ("LC_ALL", "C"),
+            ]
+            + [
+                ("IPUCNN_CACHE_DIR", draw.path(writes=True)),
+                ("IPUCNN_CUSTOM_OPS", draw.path()),
+                ("FORCE_COLOR", ""),
+            ]
         )
         case.environment[name] = value
         if name == "IPUCNN_CACHE_DIR":
@@ -401,16 +460,30 @@ def _argument(draw: Draw, case: Case, name: str) -> None:
     if draw.chance(0.1):
         case.args.append(draw.pick([draw.text, draw.path])())
     elif name == "run":
-        case.args.append(draw.pick([lambda: inputs.copy_run(draw, "classification"), draw.path, lambda: "lenet"])())
+        case.args.append(
+            draw.pick([lambda: inputs.copy_run(draw, "classification"), draw.path, lambda: "lenet"])()
+        )
     elif name == "images":
         for _ in range(draw.rng.randint(0, 2)):
-            case.args.append(draw.pick([draw.path, lambda: "*.png", lambda: "**", lambda: "[", lambda: "n1/../**/*.jpg"])())
+            case.args.append(
+                draw.pick([draw.path, lambda: "*.png", lambda: "**", lambda: "[", lambda: "n1/../**/*.jpg"])()
+            )
     elif draw.chance(0.75):
         word = draw.pick(inputs.WORDS["model"])
         case.args.append(word if draw.chance(0.8) else draw.typo(word))
 
 
-_HEAVY = ("--model-name", "--config", "--config-path", "--run-dir", "--plan", "--suite", "--kfold", "--num-epochs", "--print-config")
+_HEAVY = (
+    "--model-name",
+    "--config",
+    "--config-path",
+    "--run-dir",
+    "--plan",
+    "--suite",
+    "--kfold",
+    "--num-epochs",
+    "--print-config",
+)
 
 
 def build_computing(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> None:
@@ -432,7 +505,11 @@ def build_computing(draw: Draw, case: Case, commands: Dict[str, CommandLine]) ->
             ("infer", ["RUN", "IMAGES"], []),
             ("infer", ["RUN", "IMAGES"], []),
             ("benchmark", ["lenet"], ["--executions", "3", "--min-time", "0", "--max-time", "1"]),
-            ("benchmark", ["lenet"], ["--mode", "inference", "--executions", "3", "--min-time", "0", "--max-time", "1"]),
+            (
+                "benchmark",
+                ["lenet"],
+                ["--mode", "inference", "--executions", "3", "--min-time", "0", "--max-time", "1"],
+            ),
             ("models", ["lenet", "--summary"], []),
             ("plan-splits", ["lenet", "--stages", "2", "--image-size", str(rng.randint(28, 60))], []),
             ("plan-splits", ["cifar_resnet8", "--image-size", str(rng.randint(24, 60))], []),
@@ -440,7 +517,20 @@ def build_computing(draw: Draw, case: Case, commands: Dict[str, CommandLine]) ->
         + [("MASKS", [], [])]
     )
     if command == "MASKS":
-        unet = ["--base-filters", "2", "--image-size", "188", "--limit-train", "2", "--limit-eval", "1", "--epochs", "1", "--gradient-accumulation-count", "1"]
+        unet = [
+            "--base-filters",
+            "2",
+            "--image-size",
+            "188",
+            "--limit-train",
+            "2",
+            "--limit-eval",
+            "1",
+            "--epochs",
+            "1",
+            "--gradient-accumulation-count",
+            "1",
+        ]
         command, start, end = draw.pick(
             [
                 ("train", ["unet"], ["--dataset", "membranes", *unet]),
@@ -470,7 +560,10 @@ def _placed(draw: Draw, case: Case, word: str) -> List[str]:
         return [name]
     if word == "IMAGES":
         data = inputs.hostile_image(draw) if draw.chance(0.4) else inputs.image_bytes(draw)
-        return [draw.file(data, draw.pick([".png", ".png", ".tif", ".jpg", ""])), draw.file(inputs.image_bytes(draw), ".png")]
+        return [
+            draw.file(data, draw.pick([".png", ".png", ".tif", ".jpg", ""])),
+            draw.file(inputs.image_bytes(draw), ".png"),
+        ]
     return [word]
 
 
@@ -482,14 +575,48 @@ def build_folder(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> No
         # Other files that runs leave and commands take.
         name, args = draw.pick(
             [
-                ("plan.yml", ["train", "lenet", "--dataset", "digits", "--plan", "plan.yml", "--limit-train", "16", "--epochs", "1"]),
+                (
+                    "plan.yml",
+                    [
+                        "train",
+                        "lenet",
+                        "--dataset",
+                        "digits",
+                        "--plan",
+                        "plan.yml",
+                        "--limit-train",
+                        "16",
+                        "--epochs",
+                        "1",
+                    ],
+                ),
                 ("plan.yml", ["plan-splits", "lenet", "--compare", "plan.yml", "--stages", "2"]),
-                ("benchmark.json", ["benchmark", "lenet", "--baseline", "benchmark.json", "--executions", "3", "--min-time", "0", "--max-time", "1"]),
+                (
+                    "benchmark.json",
+                    [
+                        "benchmark",
+                        "lenet",
+                        "--baseline",
+                        "benchmark.json",
+                        "--executions",
+                        "3",
+                        "--min-time",
+                        "0",
+                        "--max-time",
+                        "1",
+                    ],
+                ),
             ]
         )
         shutil.copy(str(draw.prepared / name), str(draw.sandbox.work / name))
         path = draw.sandbox.work / name
-        change = inputs._damage_file if draw.chance(0.3) else inputs._damage_yaml if name.endswith("yml") else inputs._damage_json
+        change = (
+            inputs._damage_file
+            if draw.chance(0.3)
+            else inputs._damage_yaml
+            if name.endswith("yml")
+            else inputs._damage_json
+        )
         change(draw, path)
         case.args = args
         return
@@ -539,14 +666,20 @@ def build_data(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> None
         run = inputs.copy_run(draw, "segmentation" if is_masks else "classification", "run")
         names = []
         for _ in range(draw.rng.randint(1, 3)):
-            data = inputs.hostile_image(draw, pages=draw.pick([1, 1, 3]) if is_masks else 1) if draw.chance(0.8) else inputs.image_bytes(draw)
+            data = (
+                inputs.hostile_image(draw, pages=draw.pick([1, 1, 3]) if is_masks else 1)
+                if draw.chance(0.8)
+                else inputs.image_bytes(draw)
+            )
             names.append(draw.file(data, draw.pick([".png", ".tif", ".jpg", ".gif", ".bmp", ".webp"])))
         case.args = ["infer", run, *names]
         if is_masks:
             case.args += ["--output", "masks"]
             allow(case, draw, "masks")
         elif draw.chance(0.5):
-            sheet = draw.pick([["--contact-sheet", "sheet.png"], ["--output", "labels.csv"], ["--format", "json"]])
+            sheet = draw.pick(
+                [["--contact-sheet", "sheet.png"], ["--output", "labels.csv"], ["--format", "json"]]
+            )
             case.args += sheet
             allow(case, draw, sheet[1])
         return
@@ -559,14 +692,44 @@ def build_data(draw: Draw, case: Case, commands: Dict[str, CommandLine]) -> None
         case.args = ["verify-dataset", *common]
     elif name in ("imagemasks", "isbi2012"):
         if draw.chance(0.5):
-            case.args = ["evaluate", inputs.copy_run(draw, "segmentation", "run"), *common, "--limit-eval", "1"]
+            case.args = [
+                "evaluate",
+                inputs.copy_run(draw, "segmentation", "run"),
+                *common,
+                "--limit-eval",
+                "1",
+            ]
         else:
-            case.args = ["train", "unet", *common, "--base-filters", "2", "--image-size", "188", "--limit-train", "1", "--gradient-accumulation-count", "1"]
+            case.args = [
+                "train",
+                "unet",
+                *common,
+                "--base-filters",
+                "2",
+                "--image-size",
+                "188",
+                "--limit-train",
+                "1",
+                "--gradient-accumulation-count",
+                "1",
+            ]
             case.args += ["--limit-eval", "1", "--epochs", "1"]
     elif draw.chance(0.3):
         case.args = ["evaluate", inputs.copy_run(draw, "classification", "run"), *common, "--limit-eval", "4"]
     else:
-        case.args = ["train", "lenet", *common, "--limit-train", "8", "--limit-eval", "4", "--epochs", "1", "--micro-batch-size", "2"]
+        case.args = [
+            "train",
+            "lenet",
+            *common,
+            "--limit-train",
+            "8",
+            "--limit-eval",
+            "4",
+            "--epochs",
+            "1",
+            "--micro-batch-size",
+            "2",
+        ]
         case.args += ["--image-size", "32"] if name == "imagefolder" else []
 
 
@@ -646,6 +809,7 @@ def child(case_id: Tuple[str, int], server: "Server", sandbox: Sandbox) -> None:
             drop_privileges()
         _set_streams(case, sandbox)
         if case.is_fresh:
+            (sandbox.root / "fresh").touch()
             program = [sys.executable, str(server.place / "ipucnn"), *case.args]
             os.execve(program[0], program, variables)
         os.environ.clear()
@@ -691,7 +855,11 @@ def _run_here(case: Case, sandbox: Sandbox, server: "Server") -> int:
         if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
             started.write(f"{details[0]!r} {details[1]!r}\n" if len(details) > 1 else f"{details[0]!r}\n")
             started.flush()
-            if server.tensorflow is None and event == "subprocess.Popen" and str(details[0]) == sys.executable:
+            if (
+                server.tensorflow is None
+                and event == "subprocess.Popen"
+                and str(details[0]) == sys.executable
+            ):
                 raise ReachedTensorFlow
 
     sys.addaudithook(note_programs)
@@ -703,7 +871,8 @@ def _run_here(case: Case, sandbox: Sandbox, server: "Server") -> int:
         stream: Any = None
         if case.streams != f"{name} closed":
             errors = "strict" if number == 1 else "backslashreplace"
-            stream = io.TextIOWrapper(open(number, "wb", -1, closefd=False), "utf-8", errors, line_buffering=number == 2)
+            buffer = open(number, "wb", -1, closefd=False)  # noqa: SIM115 - as long as the process
+            stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=number == 2)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["ipucnn", *case.args]
@@ -805,8 +974,22 @@ class Server:
             sys.meta_path.insert(0, gate)
         files = sorted((REPOSITORY / "ipucnn").rglob("*.py"))
         names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in files]
-        others = ["sklearn.datasets", "sklearn.neighbors", "scipy.ndimage", "PIL.Image", "yaml", "rich.table", "rich.progress"]
-        others += ["matplotlib.figure", "matplotlib.font_manager", "matplotlib.backends.backend_agg", "getpass", "urllib.request"]
+        others = [
+            "sklearn.datasets",
+            "sklearn.neighbors",
+            "scipy.ndimage",
+            "PIL.Image",
+            "yaml",
+            "rich.table",
+            "rich.progress",
+        ]
+        others += [
+            "matplotlib.figure",
+            "matplotlib.font_manager",
+            "matplotlib.backends.backend_agg",
+            "getpass",
+            "urllib.request",
+        ]
         others += [f"PIL.{form}ImagePlugin" for form in ("Png", "Jpeg", "Gif", "Bmp", "Tiff", "Ppm", "WebP")]
         for name in [*names, *others]:
             if name.endswith(("__main__", "__init__")):
@@ -870,7 +1053,9 @@ class Server:
             return
         ticks = sum(map(int, fields[11:15]))
         entry.cpu_s = ticks / os.sysconf("SC_CLK_TCK")
-        sizes = [path.stat().st_size for path in (entry.sandbox.stdout, entry.sandbox.stderr) if path.exists()]
+        sizes = [
+            path.stat().st_size for path in (entry.sandbox.stdout, entry.sandbox.stderr) if path.exists()
+        ]
         progress = (ticks, *sizes)
         if progress != entry.progress or fields[0] == "R":
             entry.progress, entry.moved = progress, now
@@ -886,8 +1071,9 @@ class Server:
         elif entry.asked is not None:
             if now - entry.asked > STOP_WITHIN_S:
                 self._cut(entry, "deaf")
-        elif (entry.sandbox.root / "reached").exists() or entry.case_id[0] != "line":
-            if entry.cpu_s > STOP_AFTER_CPU_S * (2 if (entry.cpu_s and self.tensorflow is None) else 1):
+        elif entry.case_id[0] != "line":
+            # A process of its own has imported TensorFlow before it computes.
+            if entry.cpu_s > STOP_AFTER_CPU_S * (3 if (entry.sandbox.root / "fresh").exists() else 1):
                 entry.asked = now
                 os.kill(entry.pid, signal.SIGINT if entry.case_id[1] % 2 else signal.SIGTERM)
         elif entry.cpu_s > LIMIT_CPU_S:
@@ -916,7 +1102,9 @@ class Server:
                 case, before = pickle.load(handle)
         except (OSError, EOFError, pickle.UnpicklingError):
             code = BROKEN_CODE
-        executed = tuple(_lines(sandbox.mark) + [p for p in _lines(sandbox.root / "started") if not _may_start(p, case)])
+        executed = tuple(
+            _lines(sandbox.mark) + [p for p in _lines(sandbox.root / "started") if not _may_start(p, case)]
+        )
         ending = Ending(
             code,
             _bytes(sandbox.stdout),
@@ -1002,10 +1190,15 @@ class _stderr_aside:
 # -- what is prepared -----------------------------------------------------------------------------------------
 
 PREPARED = (
-    ("classification", "train lenet --dataset digits --limit-train 48 --limit-eval 16 --epochs 3 --seed 1 --micro-batch-size 16 --run-dir classification"),
+    (
+        "classification",
+        "train lenet --dataset digits --limit-train 48 --limit-eval 16 --epochs 3 --seed 1 --micro-batch-size 16 "
+        "--run-dir classification",
+    ),
     (
         "segmentation",
-        "train unet --dataset membranes --base-filters 2 --image-size 188 --gradient-accumulation-count 1 --limit-train 2 "
+        "train unet --dataset membranes --base-filters 2 --image-size 188 --gradient-accumulation-count 1 "
+        "--limit-train 2 "
         "--limit-eval 1 --epochs 2 --seed 1 --run-dir segmentation",
     ),
     ("plan.yml", "plan-splits lenet --stages 2 --seed 1 --dataset digits --save plan.yml"),
@@ -1092,11 +1285,16 @@ def lay_out(place: Path) -> None:
 
 def reproduce(case: Case) -> str:
     """The command line as a shell takes it."""
-    words = " ".join(shlex.quote(word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")) for word in case.args)
+    words = " ".join(
+        shlex.quote(word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+        for word in case.args
+    )
     return f"ipucnn {words}"[:1500]
 
 
-def record_of(case_id: Tuple[str, int], ending: Ending, case: Case, sandbox: Sandbox, cpu_s: float, wall_s: float) -> Dict[str, Any]:
+def record_of(
+    case_id: Tuple[str, int], ending: Ending, case: Case, sandbox: Sandbox, cpu_s: float, wall_s: float
+) -> Dict[str, Any]:
     """A line of the state file."""
     return {
         "kind": case_id[0],
@@ -1130,7 +1328,9 @@ def _append(path: Path, row: Dict[str, Any]) -> None:
         handle.write(data)
 
 
-def serve(place: Path, seed: int, jobs: int, pending: List[Tuple[str, int]], with_tensorflow: bool, verbose: bool) -> None:
+def serve(
+    place: Path, seed: int, jobs: int, pending: List[Tuple[str, int]], with_tensorflow: bool, verbose: bool
+) -> None:
     """Runs cases in a server of its own process; results go into the state file."""
     parent = os.getpid()
     pid = os.fork()
@@ -1143,7 +1343,14 @@ def serve(place: Path, seed: int, jobs: int, pending: List[Tuple[str, int]], wit
                 prepare(server)
             count = [0]
 
-            def done(case_id: Tuple[str, int], ending: Ending, case: Case, sandbox: Sandbox, cpu_s: float, wall_s: float) -> None:
+            def done(
+                case_id: Tuple[str, int],
+                ending: Ending,
+                case: Case,
+                sandbox: Sandbox,
+                cpu_s: float,
+                wall_s: float,
+            ) -> None:
                 row = record_of(case_id, ending, case, sandbox, cpu_s, wall_s)
                 _append(place / "state.jsonl", row)
                 count[0] += 1
@@ -1152,7 +1359,11 @@ def serve(place: Path, seed: int, jobs: int, pending: List[Tuple[str, int]], wit
                 else:
                     remove(sandbox.root)
                     if count[0] % 250 == 0:
-                        print(f"{time.strftime('%H:%M:%S')}  {count[0]} of {len(pending)} cases", file=sys.stderr, flush=True)
+                        print(
+                            f"{time.strftime('%H:%M:%S')}  {count[0]} of {len(pending)} cases",
+                            file=sys.stderr,
+                            flush=True,
+                        )
 
             server.run(pending, done)
             code = 0
@@ -1174,8 +1385,12 @@ def serve(place: Path, seed: int, jobs: int, pending: List[Tuple[str, int]], wit
 
 
 def _show_case(row: Dict[str, Any], ending: Ending, case: Case, sandbox: Sandbox) -> None:
-    print(f"{row['kind']}:{row['number']}  exit code {row['code']}  {row['cpu_s']} s of processor, {row['wall_s']} s")
-    print(f"fresh {case.is_fresh}, unprivileged {case.is_unprivileged}, streams {case.streams}, {case.environment}")
+    print(
+        f"{row['kind']}:{row['number']}  exit code {row['code']}  {row['cpu_s']} s of processor, {row['wall_s']} s"
+    )
+    print(
+        f"fresh {case.is_fresh}, unprivileged {case.is_unprivileged}, streams {case.streams}, {case.environment}"
+    )
     print(f"in {sandbox.work}: {row['line']}")
     for name, data in (("stdout", ending.stdout), ("stderr", ending.stderr)):
         print(f"-- {name}\n{data[-4000:].decode('utf-8', 'backslashreplace')}")
@@ -1208,14 +1423,20 @@ def table(head: Dict[str, Any], rows: List[Dict[str, Any]]) -> str:
         ]
         lines.append([TITLES[kind] if kind else "together", *map(str, values)])
     widths = [max(len(line[n]) for line in [titles, *lines]) for n in range(len(titles))]
+    cpu_s, num_fresh = sum(row["cpu_s"] for row in rows), sum(bool(row["fresh"]) for row in rows)
     text = [
         f"seed {head.get('seed')}, ipucnn {head.get('ipucnn')}, {head.get('versions')}",
-        f"{sum(row['cpu_s'] for row in rows) / 60:.0f} min of processor time, {head.get('wall_s', 0) / 60:.0f} min in all on "
-        f"{head.get('cores')} cores, load {head.get('load')}; {sum(bool(row['fresh']) for row in rows)} cases as fresh processes",
+        f"{cpu_s / 60:.0f} min of processor time, {head.get('wall_s', 0) / 60:.0f} min in all on {head.get('cores')} "
+        f"cores, load {head.get('load')}; {num_fresh} cases as fresh processes",
         "",
     ]
     for line in [titles, *lines]:
-        text.append("  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths))).rstrip())
+        text.append(
+            "  ".join(
+                cell.rjust(width) if n else cell.ljust(width)
+                for n, (cell, width) in enumerate(zip(line, widths))
+            ).rstrip()
+        )
     return "\n".join(text)
 
 
@@ -1266,15 +1487,23 @@ def _versions() -> str:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on with a campaign that was stopped")
+    parser.add_argument(
+        "--continue", dest="go_on", action="store_true", help="go on with a campaign that was stopped"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time")
     parser.add_argument("--command-lines", type=int, default=10000, help="with those that compute")
     parser.add_argument("--tensorflow", type=int, default=2000, help="command lines that compute")
     parser.add_argument("--folders", type=int, default=2000)
     parser.add_argument("--data-files", type=int, default=500)
-    parser.add_argument("--keep", type=Path, help="the campaign's folder; default: one in the temporary folder")
-    parser.add_argument("--only", metavar="KIND:NUMBER", help="repeat one case and print everything; its folder is kept")
-    parser.add_argument("--report", action="store_true", help="print the table of what was run, and run nothing")
+    parser.add_argument(
+        "--keep", type=Path, help="the campaign's folder; default: one in the temporary folder"
+    )
+    parser.add_argument(
+        "--only", metavar="KIND:NUMBER", help="repeat one case and print everything; its folder is kept"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="print the table of what was run, and run nothing"
+    )
     parser.add_argument("--write-docs", action="store_true", help="write the table into docs/security.md")
     options = parser.parse_args(arguments)
     place = (options.keep or Path(tempfile.gettempdir()) / f"ipucnn-attack-{options.seed}").resolve()
@@ -1300,7 +1529,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
         if not head:
             from ipucnn import __version__
 
-            head = {"seed": options.seed, "ipucnn": __version__, "versions": _versions(), "cores": os.cpu_count()}
+            head = {
+                "seed": options.seed,
+                "ipucnn": __version__,
+                "versions": _versions(),
+                "cores": os.cpu_count(),
+            }
             _append(state, head)
         elif state.read_bytes()[-1:] != b"\n":
             with open(str(state), "ab") as handle:
@@ -1332,7 +1566,9 @@ def _repeat(place: Path, seed: int, only: str) -> int:
     """Repeats one case and prints everything."""
     kind, _, number = only.partition(":")
     if kind not in KINDS or not number.isdigit():
-        raise SystemExit(f"attack.py: --only {only}: give {', '.join(KINDS)} with a number, for example line:12")
+        raise SystemExit(
+            f"attack.py: --only {only}: give {', '.join(KINDS)} with a number, for example line:12"
+        )
     if kind == "line" and not (place / "prepared" / "bomb.keras").exists():
         serve(place, seed, 1, [], True, False)
     serve(place, seed, 1, [(kind, int(number))], kind != "line", True)

@@ -105,9 +105,9 @@ def _option(param: Any) -> Option:
         types = {"INT": "int", "FLOAT": "float", "SIZE": "size", "DICT": "dict", "": "bool"}
         kind = types.get(spec.kind.metavar.rstrip("."), "text")
     else:
-        kind = _kind_of(param)
-        own = getattr(param, "type", param)  # newer versions of Typer have no types of click
-        low, high = getattr(own, "min", None), getattr(own, "max", None)
+        kind, number = _kind_of(param), _number_of(param)
+        if number is not None:
+            kind, low, high = number.kind.__name__, number.minimum, number.maximum
         if kind == "text" and "|" in metavar and not _PATH_METAVAR.search(metavar):
             choices = tuple(metavar.rstrip(".").split("|"))
     if getattr(param, "is_flag", False) or param.secondary_opts:
@@ -123,11 +123,23 @@ def _option(param: Any) -> Option:
     )
 
 
+def _number_of(param: Any) -> Any:
+    """The ``config.spec.Number`` whose parser an option has, or None."""
+    parser = getattr(getattr(getattr(param, "type_descriptor", None), "parameter_info", None), "parser", None)
+    return getattr(parser or getattr(getattr(param, "type", None), "func", None), "number", None)
+
+
 def _kind_of(param: Any) -> str:
     """The kind of an option that is not one of a run's, by the type it is declared with."""
     annotation = str(getattr(getattr(param, "type_descriptor", None), "annotation", ""))
     name = annotation or getattr(getattr(param, "type", None), "name", "")
-    for part, kind in (("int", "int"), ("float", "float"), ("bool", "bool"), ("path", "path"), ("Path", "path")):
+    for part, kind in (
+        ("int", "int"),
+        ("float", "float"),
+        ("bool", "bool"),
+        ("path", "path"),
+        ("Path", "path"),
+    ):
         if part in name:
             return kind
     return "text"
@@ -304,10 +316,14 @@ class Draw:
         if option.kind == "bool":
             if option.negative and self.chance(0.5):
                 flag = self.pick(option.negative)
-            return [flag, self.pick(["False", "true", "2", ""])] if not legal and self.chance(0.05) else [flag]
+            return (
+                [flag, self.pick(["False", "true", "2", ""])] if not legal and self.chance(0.05) else [flag]
+            )
         if not legal and self.chance(0.03):
             return [self.typo(flag), self.value(option)]
-        values = [self.value(option, legal) for _ in range(self.rng.choice([1, 1, 2, 3]) if option.is_list else 1)]
+        values = [
+            self.value(option, legal) for _ in range(self.rng.choice([1, 1, 2, 3]) if option.is_list else 1)
+        ]
         if not legal and self.chance(0.1):
             return [f"{flag}={values[0]}"]
         return [flag, *values]
@@ -317,16 +333,19 @@ ABSURD_NUMBERS = (
     *("nan", "inf", "-inf", "1e309", "1e300", "-1e300", "1e-400", "5e-324", "-0", "-0.0", "0", "-1", "-7"),
     *("2147483647", "2147483648", "4294967296", "9223372036854775807", "9223372036854775808"),
     *("18446744073709551616", "1" + "0" * 30, "9" * 400, "9" * 5000, "-" + "9" * 4301, "0." + "3" * 3000),
-    *("0x10", "0b1", "1_000", "１２", "٣", "½", "1/0", "1/3", "0/1", "-1/3", "9" * 4301 + "/1", "1/" + "9" * 400),
+    *("0x10", "0b1", "1_000", "\uff11\uff12", "٣", "½", "1/0", "1/3", "0/1", "-1/3"),
+    *("9" * 4301 + "/1", "1/" + "9" * 400),
     *("1,5", "1 2", "+5", ".5", "5.", "1e", "1e5", "true", "None", "", " ", "50%", "101%", "0%", "-5%"),
     *("9" * 400 + "%", "1e2%", "2**8", "1e999999999999", "999999999999999999/1", "1:30", "12:30:45"),
 )
 ABSURD_TEXTS = (
     *("", " ", "-", "--", "[bold]x[/bold]", "[/]", "[link=file:///x]y[/link]", "[red", "a\nb", "\t", "\r"),
-    *("\x1b[31mred\x1b[0m", "\x07", "\x7f", "\x9b31m", "\u202eabc", "\u2028", "\ufeff", "é" * 100, "日本語", "💥" * 70),
-    *("a" * 256, "b" * 5000, "c" * 100000, "\udcff\udcfe", "x\udc80y", "@confusion_matrix@", "%s%n%d", "{0}{x!r}"),
+    *("\x1b[31mred\x1b[0m", "\x07", "\x7f", "\x9b31m", "\u202eabc", "\u2028", "\ufeff", "é" * 100),
+    *("日本語", "💥" * 70, "a" * 256, "b" * 5000, "c" * 100000, "\udcff\udcfe", "x\udc80y"),
+    *("@confusion_matrix@", "%s%n%d", "{0}{x!r}"),
     *("${HOME}", "$(touch MARK)", "`touch MARK`", "; touch MARK", "| touch MARK", "__import__('os')"),
-    *("../../x", "..", ".", "~", "~/x", "~nouser/x", "None", "null", "none", "*", "?", "[a-z]", "***", "'", '"'),
+    *("../../x", "..", ".", "~", "~/x", "~nouser/x", "None", "null", "none", "*", "?", "[a-z]"),
+    *("***", "'", '"'),
     *("lenet", "lenett", "digits", "imagenet", "tfds:mnist", "tfds:../x", "tfds:", "random", "best", "last"),
     *("auto", "ipu", "params", "conv1", "0", "http://127.0.0.1:9/x", "s3://x/y", "file:///etc/hostname"),
 )
@@ -386,8 +405,28 @@ SIZES = (
     *("1e3", "9" * 400, "4294967296x2", "nan", "224", "188", "32 x 32", "32X32", "2147483648x1", "0x0"),
 )
 WORDS = {
-    "model": ("lenet", "mnist_cnn", "cifar_resnet8", "unet", "resnet50", "efficientnet-b0", "toy_model", "res*", "*"),
-    "dataset": ("digits", "membranes", "random", "mnist", "cifar10", "imagefolder", "isbi2012", "tfds:mnist", "imagemasks"),
+    "model": (
+        "lenet",
+        "mnist_cnn",
+        "cifar_resnet8",
+        "unet",
+        "resnet50",
+        "efficientnet-b0",
+        "toy_model",
+        "res*",
+        "*",
+    ),
+    "dataset": (
+        "digits",
+        "membranes",
+        "random",
+        "mnist",
+        "cifar10",
+        "imagefolder",
+        "isbi2012",
+        "tfds:mnist",
+        "imagemasks",
+    ),
     "--config": ("lenet", "unet", "resnet50", "efficientnet-b0@digits", "mnist_cnn"),
     "system": ("m2000", "pod16", "bow-pod64", "c600", "pod4"),
     "splits": ("auto", "conv1", "conv2_block1_out", "dense", "flatten", "block2a_expand_conv"),
@@ -441,7 +480,9 @@ def _foreign_folder(draw: Draw, ending: str) -> str:
 
 
 def _file(draw: Draw, ending: str) -> str:
-    return draw.file(draw.pick([b"", b"x", b"\0" * 100, b"a: 1\n", b"{}", b"\xff\xfe\n", b"rows: [lenet]\n"]), ending)
+    return draw.file(
+        draw.pick([b"", b"x", b"\0" * 100, b"a: 1\n", b"{}", b"\xff\xfe\n", b"rows: [lenet]\n"]), ending
+    )
 
 
 def _below_file(draw: Draw, ending: str) -> str:
@@ -527,7 +568,10 @@ def _closed_folder(draw: Draw, ending: str) -> str:
 
 
 def _strange_name(draw: Draw, ending: str) -> str:
-    name = draw.pick(["é ü", "\udcff\udcfe", "[bold]x[/]", "a\nb", "\x1b[31m", "-x", "$(x)", "💥", ".hidden"]) + ending
+    name = (
+        draw.pick(["é ü", "\udcff\udcfe", "[bold]x[red]", "a\nb", "\x1b[31m", "-x", "$(x)", "💥", ".hidden"])
+        + ending
+    )
     if draw.chance(0.5):
         path = os.path.join(str(draw.sandbox.work), name)
         if not os.path.lexists(path):
@@ -539,7 +583,9 @@ def _strange_name(draw: Draw, ending: str) -> str:
 
 
 def _odd(draw: Draw, ending: str) -> str:
-    return draw.pick(["", ".", "..", "-", " ", "/dev/fd/9999", "./" + draw.new_name(ending), "/dev/stdout", "/dev/fd/2"])
+    return draw.pick(
+        ["", ".", "..", "-", " ", "/dev/fd/9999", "./" + draw.new_name(ending), "/dev/stdout", "/dev/fd/2"]
+    )
 
 
 def _good_run(draw: Draw, ending: str) -> str:
@@ -551,7 +597,9 @@ def _yaml_file(draw: Draw, ending: str) -> str:
 
 
 def _proc(draw: Draw, ending: str) -> str:
-    return draw.pick(["/proc/self/environ", "/proc/self/mem", "/proc/self/fd", "/proc/self/status", "/nonexistent/x"])
+    return draw.pick(
+        ["/proc/self/environ", "/proc/self/mem", "/proc/self/fd", "/proc/self/status", "/nonexistent/x"]
+    )
 
 
 _PATHS: List[Callable[[Draw, str], str]] = [
@@ -586,17 +634,23 @@ def yaml_bytes(draw: Draw) -> bytes:
             lines.append(f"{name}:{anchor}")
             lines += _yaml_options(draw, "  ", merges=True)
     elif dice < 0.85:
-        lines.append(draw.pick(["title: t", "title: [x]", "about: 1", "epoch-images: 50000", "epoch-images: -1"]))
+        lines.append(
+            draw.pick(["title: t", "title: [x]", "about: 1", "epoch-images: 50000", "epoch-images: -1"])
+        )
         if draw.chance(0.3):
             lines.append("defaults:")
             lines += _yaml_options(draw, "  ")
         lines.append("rows:")
         for _ in range(draw.rng.randint(1, 3)):
-            lines.append("  - model: " + draw.pick(["lenet", "res*", "nope", "[lenet]", "*", "&x lenet", "1"]))
+            lines.append(
+                "  - model: " + draw.pick(["lenet", "res*", "nope", "[lenet]", "*", "&x lenet", "1"])
+            )
             if draw.chance(0.4):
                 lines.append("    mode: " + draw.pick(["training", "inference", "fit", "x", "[training]"]))
             if draw.chance(0.3):
-                lines.append("    for-each: " + draw.pick(["{micro-batch-size: [1, 2]}", "{x: 1}", "[]", "{seed: {}}"]))
+                lines.append(
+                    "    for-each: " + draw.pick(["{micro-batch-size: [1, 2]}", "{x: 1}", "[]", "{seed: {}}"])
+                )
             lines += _yaml_options(draw, "    ", at_most=2)
     else:
         plan = draw.prepared / "plan.yml"
@@ -604,12 +658,18 @@ def yaml_bytes(draw: Draw) -> bytes:
         for _ in range(draw.rng.randint(0, 4)):
             at = draw.rng.randrange(len(lines))
             key = lines[at].split(":")[0]
-            lines[at] = draw.pick([f"{key}: {_yaml_value(draw)}", lines[at] + "x", "", lines[at].lstrip(), lines[0]])
+            lines[at] = draw.pick(
+                [f"{key}: {_yaml_value(draw)}", lines[at] + "x", "", lines[at].lstrip(), lines[0]]
+            )
     text = draw.pick(["\n", "\n", "\n", "\r\n"]).join(lines) + "\n"
     data = text.encode("utf-8", "surrogateescape")
     if draw.chance(0.06):
         at = draw.rng.randrange(len(data) + 1)
-        data = data[:at] + draw.pick([b"\xff", b"\0", b"\xc3", b"\x1b[31m", b"\xe2\x80\xa8", b"\t", b"\x85"]) + data[at:]
+        data = (
+            data[:at]
+            + draw.pick([b"\xff", b"\0", b"\xc3", b"\x1b[31m", b"\xe2\x80\xa8", b"\t", b"\x85"])
+            + data[at:]
+        )
     return draw.pick([b"", b"", b"", b"\xef\xbb\xbf"]) + data
 
 
@@ -632,10 +692,54 @@ def _yaml_options(draw: Draw, indent: str, merges: bool = False, at_most: int = 
 def _yaml_value(draw: Draw) -> str:
     return draw.pick(
         [
-            *("1", "2", "0.5", "1e-5", "true", "~", "''", "[]", "{}", "2001-01-01", "2001-01-01 10:00:00", "0o17"),
-            *("12:30:45", "!!int foo", "!!float x", "!!binary a", "!!set {a}", "!!omap [a: 1]", "!custom x", "&c 3"),
-            *("*a", "*absent", "[1, [2, [3]]]", "{a: {b: {c: 1}}}", "? a", "| \n      text", '"\\0"', '"\\e[31m"'),
-            *(".nan", ".inf", "-.inf", "9" * 400, "9" * 4400, "1/3", "50%", '"[bold]x"', "é", "- a", "a: b", "'"),
+            *(
+                "1",
+                "2",
+                "0.5",
+                "1e-5",
+                "true",
+                "~",
+                "''",
+                "[]",
+                "{}",
+                "2001-01-01",
+                "2001-01-01 10:00:00",
+                "0o17",
+            ),
+            *(
+                "12:30:45",
+                "!!int foo",
+                "!!float x",
+                "!!binary a",
+                "!!set {a}",
+                "!!omap [a: 1]",
+                "!custom x",
+                "&c 3",
+            ),
+            *(
+                "*a",
+                "*absent",
+                "[1, [2, [3]]]",
+                "{a: {b: {c: 1}}}",
+                "? a",
+                "| \n      text",
+                '"\\0"',
+                '"\\e[31m"',
+            ),
+            *(
+                ".nan",
+                ".inf",
+                "-.inf",
+                "9" * 400,
+                "9" * 4400,
+                "1/3",
+                "50%",
+                '"[bold]x"',
+                "é",
+                "- a",
+                "a: b",
+                "'",
+            ),
             f"!!python/object/apply:os.system ['touch {draw.sandbox.mark}']",
             "!!python/name:os.system ''",
             draw.number(),
@@ -656,7 +760,8 @@ def _bomb(draw: Draw) -> bytes:
         return ("\n".join(lines) + "\n").encode()
     if kind == 2:
         lines = ["a0: &a0 {k0: 1}"] + [
-            f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n  k{n}: 1" for n in range(1, rng.choice([4, 8]))
+            f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n  k{n}: 1"
+            for n in range(1, rng.choice([4, 8]))
         ]
         return ("\n".join(lines) + "\n").encode()
     if kind == 3:
@@ -704,7 +809,23 @@ def damage_run(draw: Draw, run: Path) -> List[str]:
 def _damage_file(draw: Draw, path: Path) -> str:
     rng = draw.rng
     data = path.read_bytes()
-    kind = rng.choice(["flip", "flip", "cut", "empty", "absent", "folder", "fifo", "loop", "link", "unreadable", "noise", "zeros", "tail"])
+    kind = rng.choice(
+        [
+            "flip",
+            "flip",
+            "cut",
+            "empty",
+            "absent",
+            "folder",
+            "fifo",
+            "loop",
+            "link",
+            "unreadable",
+            "noise",
+            "zeros",
+            "tail",
+        ]
+    )
     if kind == "flip":
         changed = bytearray(data)
         for _ in range(rng.choice([1, 1, 8, 100])):
@@ -730,7 +851,9 @@ def _damage_file(draw: Draw, path: Path) -> str:
         elif kind == "loop":
             os.symlink(path.name, str(path))
         elif kind == "link":
-            os.symlink(str(draw.pick([draw.sandbox.outside / "decoy.txt", draw.sandbox.home / ".bashrc"])), str(path))
+            os.symlink(
+                str(draw.pick([draw.sandbox.outside / "decoy.txt", draw.sandbox.home / ".bashrc"])), str(path)
+            )
     return kind
 
 
@@ -743,7 +866,9 @@ def _damage_yaml(draw: Draw, path: Path) -> str:
     for _ in range(draw.rng.choice([1, 1, 2, 4])):
         at = draw.pick([n for n, line in enumerate(lines) if ":" in line])
         key = lines[at].split(":")[0]
-        lines[at] = draw.pick([f"{key}: {_yaml_value(draw)}", "", draw.typo(key) + ": 1", f"{key}: {draw.number()}"])
+        lines[at] = draw.pick(
+            [f"{key}: {_yaml_value(draw)}", "", draw.typo(key) + ": 1", f"{key}: {draw.number()}"]
+        )
         done.append(lines[at][:80])
     path.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
     return "; ".join(done)
@@ -751,7 +876,24 @@ def _damage_yaml(draw: Draw, path: Path) -> str:
 
 def _json_value(draw: Draw) -> Any:
     return draw.pick(
-        [None, True, 0, -1, 2**63, 1e308, 10**400, "", "x", "[bold]x", "\x1b[31m", "\ud800", [], [1], {}, {"a": 1}]
+        [
+            None,
+            True,
+            0,
+            -1,
+            2**63,
+            1e308,
+            10**400,
+            "",
+            "x",
+            "[bold]x",
+            "\x1b[31m",
+            "\ud800",
+            [],
+            [1],
+            {},
+            {"a": 1},
+        ]
         + [[[]] * 3, "9" * 5000, 0.5, float("nan"), float("inf"), "é", "../../x", False]
     )
 
@@ -864,7 +1006,9 @@ def _damage_array(draw: Draw, arrays: Dict[str, Any], raw: Dict[str, bytes], nam
     import numpy as np
 
     array = arrays[name]
-    kind = draw.pick(["nan", "inf", "type", "type", "type", "shape", "shape", "gone", "more", "pickle", "header"])
+    kind = draw.pick(
+        ["nan", "inf", "type", "type", "type", "shape", "shape", "gone", "more", "pickle", "header"]
+    )
     if kind in ("nan", "inf"):
         arrays[name] = np.full_like(array, float(kind)) if array.dtype.kind == "f" else array
     elif kind == "type":
@@ -876,7 +1020,14 @@ def _damage_array(draw: Draw, arrays: Dict[str, Any], raw: Dict[str, bytes], nam
             arrays[name] = np.zeros(array.shape, new)
     elif kind == "shape":
         arrays[name] = draw.pick(
-            [array.reshape(-1), array[..., None], array.reshape(-1)[:1], np.zeros(0, "f4"), np.zeros((0, 3), "f4"), array.T]
+            [
+                array.reshape(-1),
+                array[..., None],
+                array.reshape(-1)[:1],
+                np.zeros(0, "f4"),
+                np.zeros((0, 3), "f4"),
+                array.T,
+            ]
         )
     elif kind == "gone":
         del arrays[name]
@@ -888,7 +1039,14 @@ def _damage_array(draw: Draw, arrays: Dict[str, Any], raw: Dict[str, bytes], nam
         shape = draw.pick([(2**31, 2**31), (10**12,), (2**62, 4), (-1,), (10**9,)])
         text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape!r}, }}"
         if draw.chance(0.2):
-            text = draw.pick(["(" * 5000, "{", "__import__('os')", "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"])
+            text = draw.pick(
+                [
+                    "(" * 5000,
+                    "{",
+                    "__import__('os')",
+                    "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+                ]
+            )
         body = text.encode() + b"\n"
         raw[name] = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(body) % 65536) + body + array.tobytes()[:64]
     return kind
@@ -902,10 +1060,28 @@ def keras_weights(draw: Draw) -> str:
     import h5py
     import numpy as np
 
-    kind = draw.pick(["good", "bytes", "bytes", "cut", "type", "huge", "huge", "link", "circle", "names", "zip", "bomb", "file"])
+    kind = draw.pick(
+        [
+            "good",
+            "bytes",
+            "bytes",
+            "cut",
+            "type",
+            "huge",
+            "huge",
+            "link",
+            "circle",
+            "names",
+            "zip",
+            "bomb",
+            "file",
+        ]
+    )
     with zipfile.ZipFile(str(draw.prepared / "classification" / "checkpoints" / "last.npz")) as archive:
         tensors = {
-            name[len("weights/") : -len(".npy")]: np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
+            name[len("weights/") : -len(".npy")]: np.lib.format.read_array(
+                io.BytesIO(archive.read(name)), allow_pickle=False
+            )
             for name in archive.namelist()
             if name.startswith("weights/")
         }
@@ -925,15 +1101,21 @@ def keras_weights(draw: Draw) -> str:
                     value = np.zeros(value.shape, draw.pick(["i8", "S4", "c8", "f8", "f2", "?"]))
                 if name == victim and kind == "huge":
                     shape = draw.pick([(2**40,), (10**9, 10), (2**62,), (0,), value.shape + (2**31,)])
-                    group.create_dataset(f"{name}:0", shape, "f4", chunks=tuple(min(side, 64) or 1 for side in shape))
+                    group.create_dataset(
+                        f"{name}:0", shape, "f4", chunks=tuple(min(side, 64) or 1 for side in shape)
+                    )
                 elif name == victim and kind == "link":
-                    group[f"{name}:0"] = draw.pick([h5py.SoftLink("/nowhere"), h5py.ExternalLink("other.h5", "/x")])
+                    group[f"{name}:0"] = draw.pick(
+                        [h5py.SoftLink("/nowhere"), h5py.ExternalLink("other.h5", "/x")]
+                    )
                 elif name == victim and kind == "circle":
                     group.require_group(name.rpartition("/")[0])[name.rpartition("/")[2] + ":0"] = file["/"]
                 else:
                     group[f"{name}:0"] = value
         if kind == "names":
-            file.attrs["layer_names"] = draw.pick([[b"x"], [b""], b"x", 3, [b"/"], [b"../x"], [b"\x1b[31m"], [b"a" * 5000], np.zeros(0)])
+            file.attrs["layer_names"] = draw.pick(
+                [[b"x"], [b""], b"x", 3, [b"/"], [b"../x"], [b"\x1b[31m"], [b"a" * 5000], np.zeros(0)]
+            )
     data = buffer.getvalue()
     ending = draw.pick([".h5", ".weights.h5", ".hdf5"])
     if kind == "cut":
@@ -947,7 +1129,9 @@ def keras_weights(draw: Draw) -> str:
         packed, ending = io.BytesIO(), ".keras"
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(draw.pick(["model.weights.h5", "model.weights.h5", "x", "../x"]), data)
-            archive.writestr("config.json", '{"module": "os", "class_name": "system", "config": {"args": ["x"]}}')
+            archive.writestr(
+                "config.json", '{"module": "os", "class_name": "system", "config": {"args": ["x"]}}'
+            )
         data = packed.getvalue()
         if draw.chance(0.4):
             data = data[: draw.rng.randrange(len(data))]
@@ -961,16 +1145,18 @@ def keras_weights(draw: Draw) -> str:
 
 def write_zip_bomb(path: Path) -> None:
     """A small zip whose member stands for three gigabytes."""
-    with zipfile.ZipFile(str(path), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open("model.weights.h5", "w", force_zip64=True) as handle:
-            for _ in range(3 * 2**30 // 2**24):
-                handle.write(bytes(2**24))
+    archive = zipfile.ZipFile(str(path), "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with archive, archive.open("model.weights.h5", "w", force_zip64=True) as handle:
+        for _ in range(3 * 2**30 // 2**24):
+            handle.write(bytes(2**24))
 
 
 # -- data files -----------------------------------------------------------------------------------------------
 
 
-def image_bytes(draw: Draw, form: str = "PNG", size: Tuple[int, int] = (12, 10), mode: str = "RGB", pages: int = 1) -> bytes:
+def image_bytes(
+    draw: Draw, form: str = "PNG", size: Tuple[int, int] = (12, 10), mode: str = "RGB", pages: int = 1
+) -> bytes:
     """A small image in a format of Pillow."""
     from PIL import Image
 
@@ -994,19 +1180,36 @@ def hostile_image(draw: Draw, form: Optional[str] = None, mode: str = "RGB", pag
     """An image file that lies, or is damaged, or is none."""
     rng = draw.rng
     form = form or rng.choice(["PNG", "PNG", "JPEG", "GIF", "BMP", "TIFF", "TIFF", "WEBP", "PPM"])
-    kind = rng.choice(["bytes", "bytes", "header", "header", "cut", "empty", "text", "huge", "mode", "pickle", "good"])
+    kind = rng.choice(
+        ["bytes", "bytes", "header", "header", "cut", "empty", "text", "huge", "mode", "pickle", "good"]
+    )
     if kind == "good":
         return image_bytes(draw, form, mode=mode, pages=pages)
     if kind == "empty":
         return b""
     if kind == "text":
-        return rng.choice([b"<html></html>", b"\0" * 300, b"GIF89a", b"\x89PNG\r\n\x1a\n", b"II*\0", b"BM", b"\xff\xd8\xff"])
+        return rng.choice(
+            [b"<html></html>", b"\0" * 300, b"GIF89a", b"\x89PNG\r\n\x1a\n", b"II*\0", b"BM", b"\xff\xd8\xff"]
+        )
     if kind == "pickle":
         return pickle.dumps(_Touch(draw.sandbox.mark))
     if kind == "huge":
-        return _huge_png(rng.choice([(100000, 100000), (2**31 - 1, 2**31 - 1), (9400, 9400), (30000, 4000), (1, 2**30)]))
+        return _huge_png(
+            rng.choice([(100000, 100000), (2**31 - 1, 2**31 - 1), (9400, 9400), (30000, 4000), (1, 2**30)])
+        )
     if kind == "mode":
-        form, mode = rng.choice([("PNG", "L"), ("PNG", "RGBA"), ("TIFF", "LAB"), ("TIFF", "CMYK"), ("JPEG", "CMYK"), ("TIFF", "I"), ("TIFF", "F"), ("PNG", "1")])
+        form, mode = rng.choice(
+            [
+                ("PNG", "L"),
+                ("PNG", "RGBA"),
+                ("TIFF", "LAB"),
+                ("TIFF", "CMYK"),
+                ("JPEG", "CMYK"),
+                ("TIFF", "I"),
+                ("TIFF", "F"),
+                ("PNG", "1"),
+            ]
+        )
         from PIL import Image
 
         buffer = io.BytesIO()
@@ -1055,7 +1258,9 @@ def make_idx(draw: Draw, folder: Path) -> None:
         files[f"{part}-labels-idx1-ubyte"] = _idx(draw, (count,), 10)
     victim = rng.choice(sorted(files))
     data = files[victim]
-    kind = rng.choice(["shape", "shape", "bytes", "cut", "empty", "gzip", "gzip", "bomb", "tail", "labels", "good", "file"])
+    kind = rng.choice(
+        ["shape", "shape", "bytes", "cut", "empty", "gzip", "gzip", "bomb", "tail", "labels", "good", "file"]
+    )
     if kind == "shape":
         dimensions = 3 if "images" in victim else 1
         shape = [rng.choice([0, 1, 28, 12, 2**16, 2**31, 2**32 - 1]) for _ in range(dimensions)]
@@ -1071,7 +1276,9 @@ def make_idx(draw: Draw, folder: Path) -> None:
         data = b""
     elif kind == "gzip":
         packed = gzip.compress(data)
-        data = rng.choice([packed, packed[: rng.randrange(len(packed))], packed + b"x", packed[:20] + b"\0" + packed[21:]])
+        data = rng.choice(
+            [packed, packed[: rng.randrange(len(packed))], packed + b"x", packed[:20] + b"\0" + packed[21:]]
+        )
     elif kind == "bomb":
         data = gzip.compress(data + bytes(400_000_000 if draw.chance(0.2) else 10_000_000), 1)
     elif kind == "tail":
@@ -1093,9 +1300,15 @@ def make_cifar(draw: Draw, folder: Path, name: str) -> None:
     rng = draw.rng
     if draw.chance(0.25):
         rows, labels = 6, 2 if name == "cifar100" else 1
-        parts = ["train.bin", "test.bin"] if name == "cifar100" else [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+        parts = (
+            ["train.bin", "test.bin"]
+            if name == "cifar100"
+            else [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+        )
         for part in parts:
-            body = b"".join(bytes(rng.randrange(10) for _ in range(labels)) + bytes(3072) for _ in range(rows))
+            body = b"".join(
+                bytes(rng.randrange(10) for _ in range(labels)) + bytes(3072) for _ in range(rows)
+            )
             (folder / part).write_bytes(body)
         _damage_file(draw, folder / rng.choice(parts))
         return
@@ -1109,25 +1322,69 @@ def make_cifar(draw: Draw, folder: Path, name: str) -> None:
     content[meta_name] = {meta_key: [f"class {n}" for n in range(100 if fine else 10)]}
     victim = rng.choice([*parts, meta_name])
     value = content[victim]
-    kind = rng.choice(["value", "value", "value", "shared", "run", "opcodes", "bytes", "bytes", "file", "names"])
+    kind = rng.choice(
+        ["value", "value", "value", "shared", "run", "opcodes", "bytes", "bytes", "file", "names"]
+    )
     packed: Optional[bytes] = None
     if kind in ("value", "names"):
         if victim == meta_name or kind == "names":
             victim = meta_name
             content[victim] = {
-                meta_key: draw.pick([None, 3, "abc", [1] * 10, [b"x"] * 10, ["[bold]"] * 10, ["\x1b[31m"] * 10, {}, [[]] * 10, ["@confusion_matrix@"] * 10])
+                meta_key: draw.pick(
+                    [
+                        None,
+                        3,
+                        "abc",
+                        [1] * 10,
+                        [b"x"] * 10,
+                        ["[bold]"] * 10,
+                        ["\x1b[31m"] * 10,
+                        {},
+                        [[]] * 10,
+                        ["@confusion_matrix@"] * 10,
+                    ]
+                )
             }
         else:
-            value[key] = draw.pick([None, [0.5] * 6, [10**30] * 6, [-1] * 6, ["x"] * 6, [0] * 5, {}, [True] * 6, [[0]] * 6, [float("nan")] * 6, b"\0" * 6])
+            value[key] = draw.pick(
+                [
+                    None,
+                    [0.5] * 6,
+                    [10**30] * 6,
+                    [-1] * 6,
+                    ["x"] * 6,
+                    [0] * 5,
+                    {},
+                    [True] * 6,
+                    [[0]] * 6,
+                    [float("nan")] * 6,
+                    b"\0" * 6,
+                ]
+            )
             if draw.chance(0.4):
-                value["data"] = draw.pick([np.zeros((6, 3071), np.uint8), np.zeros((0, 3072), np.uint8), np.zeros((6, 3072), np.float32), [1], None, np.zeros(3072, np.uint8)])
+                value["data"] = draw.pick(
+                    [
+                        np.zeros((6, 3071), np.uint8),
+                        np.zeros((0, 3072), np.uint8),
+                        np.zeros((6, 3072), np.float32),
+                        [1],
+                        None,
+                        np.zeros(3072, np.uint8),
+                    ]
+                )
     elif kind == "shared":
         shared: Any = []
         for _ in range(rng.choice([5, 30, 200])):
             shared = [shared, shared, shared]
         value[draw.pick([key, "data", "x", meta_key])] = shared
     elif kind == "run":
-        content[victim] = draw.pick([_Touch(draw.sandbox.mark), {"data": _Touch(draw.sandbox.mark), key: [0]}, [_Touch(draw.sandbox.mark)]])
+        content[victim] = draw.pick(
+            [
+                _Touch(draw.sandbox.mark),
+                {"data": _Touch(draw.sandbox.mark), key: [0]},
+                [_Touch(draw.sandbox.mark)],
+            ]
+        )
     elif kind == "opcodes":
         packed = draw.pick(
             [
@@ -1163,7 +1420,12 @@ def make_cifar(draw: Draw, folder: Path, name: str) -> None:
 def make_imagefolder(draw: Draw, folder: Path) -> None:
     """``train`` and ``val`` with classes of a few images, some of them hostile."""
     rng = draw.rng
-    names = ["a", draw.pick(["b", "[bold]b", "é", "\x1b[31mb", "@confusion_matrix@", "b\nc", "\udcff", "-b", "b" * 200])]
+    names = [
+        "a",
+        draw.pick(
+            ["b", "[bold]b", "é", "\x1b[31mb", "@confusion_matrix@", "b\nc", "\udcff", "-b", "b" * 200]
+        ),
+    ]
     for part in ("train", "val"):
         for label in names:
             inside = os.path.join(str(folder), part, label)

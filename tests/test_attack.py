@@ -101,7 +101,9 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", refuse)
     # A terminal has a process of its own that reads what is written to it: not in a process with threads.
     monkeypatch.setattr(inputs, "_PATHS", [p for p in inputs._PATHS if p is not inputs._terminal])
-    monkeypatch.setattr(inputs, "_READ_ONLY_PATHS", [p for p in inputs._READ_ONLY_PATHS if p is not inputs._good_run])
+    monkeypatch.setattr(
+        inputs, "_READ_ONLY_PATHS", [p for p in inputs._READ_ONLY_PATHS if p is not inputs._good_run]
+    )
     yield tmp_path
     attack.remove(tmp_path / "case")
 
@@ -140,7 +142,15 @@ def test_every_option_is_attacked():
 def test_what_options_write_is_known():
     """A new option that writes must say so in its help, or what it writes counts as left behind."""
     writing = {o.name for command in COMMANDS.values() for o in command.options if o.writes}
-    assert {"--run-dir", "--save", "--html", "--plot", "--predictions", "--output", "--contact-sheet"} <= writing
+    assert {
+        "--run-dir",
+        "--save",
+        "--html",
+        "--plot",
+        "--predictions",
+        "--output",
+        "--contact-sheet",
+    } <= writing
     assert not {"--dataset-path", "--config-path", "--plan", "--weights", "--baseline", "--versus"} & writing
 
 
@@ -154,7 +164,9 @@ def test_a_case_is_a_function_of_its_number(tmp_path, kind):
         sandbox.root.mkdir()
         case = attack.build(kind, 5, number, sandbox, tmp_path, COMMANDS)
         files = {
-            name: (Path(name).read_bytes() if entry[0] & 0o170000 == 0o100000 and entry[0] & 0o400 else entry[4])
+            name: (
+                Path(name).read_bytes() if entry[0] & 0o170000 == 0o100000 and entry[0] & 0o400 else entry[4]
+            )
             for name, entry in attack.snapshot(sandbox.guarded).items()
         }
         terminals = [re.sub(r"/dev/pts/\d+", "/dev/pts/N", word) for word in case.args]
@@ -351,9 +363,19 @@ def test_the_table_goes_into_the_page(tmp_path, monkeypatch):
     page = tmp_path / "security.md"
     shutil.copy(SECURITY, page)
     monkeypatch.setattr(attack, "DOCS", page)
-    row = {"kind": "line", "number": 0, "code": 2, "reached": False, "fresh": False, "cpu_s": 1.0, "command": "train"}
+    row = {
+        "kind": "line",
+        "number": 0,
+        "code": 2,
+        "reached": False,
+        "fresh": False,
+        "cpu_s": 1.0,
+        "command": "train",
+    }
     rows = [dict(row, findings=[["hint", "d", "s"]], line="ipucnn train")]
-    text = attack.table({"seed": 9, "ipucnn": "1", "versions": "v", "cores": 2, "load": 1.0, "wall_s": 60}, rows)
+    text = attack.table(
+        {"seed": 9, "ipucnn": "1", "versions": "v", "cores": 2, "load": 1.0, "wall_s": 60}, rows
+    )
     attack.write_docs(text)
     attack.write_docs(text)
     assert page.read_text(encoding="utf-8").count("seed 9, ipucnn 1, v") == 1
