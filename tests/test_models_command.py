@@ -5,7 +5,6 @@ import json
 import pytest
 
 from ipucnn.cli import run
-from ipucnn.commands.models import _short
 from ipucnn.models.registry import list_models
 
 
@@ -54,18 +53,3 @@ def test_errors(args, word, capsys):
     streams = capsys.readouterr()
     assert streams.out == ""
     assert word in streams.err and "Traceback" not in streams.err
-
-
-@pytest.mark.parametrize(
-    "count, text",
-    [
-        (0, "0"),
-        (999, "999"),
-        (999_700, "1.00 M"),
-        (1_234_567, "1.23 M"),
-        (4_089_184_256, "4.09 G"),
-        (75_290, "75.3 k"),
-    ],
-)
-def test_short_numbers(count, text):
-    assert _short(count) == text

@@ -23,7 +23,8 @@ from ipucnn.planning.verdict import CATEGORIES
 from ipucnn.reports.markup import Markup, element, nice_ticks
 from ipucnn.reports.plan_html import render
 from ipucnn.reports.plan_style import STYLE
-from ipucnn.reports.plan_units import command_line, milliseconds, percent
+from ipucnn.reports.plan_units import command_line
+from ipucnn.reports.units import milliseconds, percent
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "\"><script>alert(1)</script>&amp;'\x00\ud800]]>"

@@ -8,6 +8,7 @@ import typer
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, get_model, list_models
+from ipucnn.reports import units
 
 # Column titles, whether they are numbers, and the terminal width from which on they are shown.
 _RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
@@ -80,24 +81,14 @@ def _dimensions(shape: Sequence[Any]) -> str:
     return "x".join("?" if n is None else str(n) for n in shape)
 
 
-def _short(count: int) -> str:
-    """A count with three significant digits and k, M or G."""
-    for unit, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if count >= unit * 0.9995:
-            number = count / unit
-            digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2
-            return f"{number:.{digits}f}{letter}"
-    return str(count)
-
-
 def _record_row(record: ModelRecord) -> List[str]:
     return [
         record.name,
         record.home_dataset,
         _dimensions(record.input_shape),
         str(record.num_classes),
-        _short(record.parameters),
-        _short(record.macs),
+        units.count(record.parameters),
+        units.count(record.macs),
         record.default_norm,
         str(record.min_size),
         record.paper,
@@ -133,7 +124,7 @@ def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[Lis
                 kind,
                 _dimensions(output_shape),
                 f"{parameters:,}" if parameters else "",
-                _short(macs) if macs else "",
+                units.count(macs) if macs else "",
             ]
         )
         layers.append(

@@ -257,10 +257,10 @@ NORM_LAYERS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "group_norm": ("group", ("num_groups", "channels_per_group", "epsilon")),
     "none": ("none", ()),
 }
-"""Names that ``--norm-layer`` takes: the kind of norm that networks are built with, and its parameters."""
+"""Names that ``--norm-layer`` takes: the kind of norm (see ``models.registry.NORMS``), and its parameters.
 
-NORMS = tuple(dict.fromkeys(kind for kind, _ in NORM_LAYERS.values()))
-"""Kinds of norms; the first name of each kind stands for it."""
+The first name of a kind stands for it.
+"""
 
 
 def norm_of(layer: Mapping[str, Any]) -> str:

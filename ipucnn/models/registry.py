@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from ipucnn.config.values import NORMS
 from ipucnn.errors import ConfigurationError, did_you_mean
 
 TASKS = ("classification", "segmentation")
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
+NORMS = ("batch", "group", "none")
 
 
 @dataclass(frozen=True)

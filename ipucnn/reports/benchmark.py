@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.benchmarking.regression import QUIET_SHARE
 from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
-from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
+from ipucnn.reports import units
+from ipucnn.reports.console import console, is_interactive, note
 
 _VERDICTS = {
     "slower": "slower than allowed",
@@ -67,16 +68,8 @@ class BenchmarkProgress:
             self._bar.update(self._task, description=phase, completed=done, total=total, figures=figures)
 
 
-def _number(value: float) -> str:
-    """Four significant digits, without an exponent from 0.001 on: 15370, 151.3, 0.1234."""
-    if value >= 1000:
-        digits = max(0, len(str(int(value))) - 4)
-        return f"{round(value, -digits):.0f}"
-    return f"{value:.4g}"
-
-
 def _interval(value: Dict[str, Any]) -> str:
-    text = _number(value["value"])
+    text = units.number(value["value"])
     if value["lower"] is not None:
         text += f" ({_bounds(value)})"
     return text
@@ -85,23 +78,11 @@ def _interval(value: Dict[str, Any]) -> str:
 def _bounds(value: Dict[str, Any]) -> str:
     if value["lower"] is None:
         return f"needs {INTERVAL_NEEDS}"
-    return f"{_number(value['lower'])} to {_number(value['upper'])}"
-
-
-def _time(seconds: Optional[float]) -> str:
-    if seconds is None:
-        return ""
-    return f"{_number(seconds)} s" if seconds >= 1 else f"{_number(1e3 * seconds)} ms"
-
-
-def _bytes(number: Optional[float]) -> str:
-    if number is None:
-        return ""
-    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+    return f"{units.number(value['lower'])} to {units.number(value['upper'])}"
 
 
 def _rate(number: Optional[float], unit: str) -> str:
-    return "" if number is None else f"{human_count(number)}{unit}"
+    return "" if number is None else f"{units.count(number)}{unit}"
 
 
 def _memory(prediction: Dict[str, Any]) -> str:
@@ -109,7 +90,7 @@ def _memory(prediction: Dict[str, Any]) -> str:
     if not memory:
         return ""
     fullest = max(memory, key=lambda ipu: ipu["fill"])
-    return f"{_bytes(fullest['bytes'])} per IPU ({fullest['fill']:.0%}, {fullest['verdict']})"
+    return f"{units.size(fullest['bytes'])} per IPU ({fullest['fill']:.0%}, {fullest['verdict']})"
 
 
 def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
@@ -129,13 +110,13 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
     rows = [
         [
             "images/s",
-            _number(measured["images_per_s"]["value"]) if measured else void,
-            *([_number(rival["images_per_s"]["value"])] if rival else []),
-            *(_number(p["images_per_s"]) if p["images_per_s"] else "none" for p in predicted),
+            units.number(measured["images_per_s"]["value"]) if measured else void,
+            *([units.number(rival["images_per_s"]["value"])] if rival else []),
+            *(units.number(p["images_per_s"]) if p["images_per_s"] else "none" for p in predicted),
         ]
     ]
     m = measured or {}
-    rival_step = [_time(m["step_samples"] / rival["images_per_s"]["value"])] if rival and m else []
+    rival_step = [units.seconds(m["step_samples"] / rival["images_per_s"]["value"])] if rival and m else []
     rows += [
         row(
             "95 % interval",
@@ -145,9 +126,9 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
         ),
         row(
             f"time of a {step}",
-            _time(m.get("step_s")),
+            units.seconds(m.get("step_s")),
             rival_step,
-            lambda p: _time(p["step_s"]),
+            lambda p: units.seconds(p["step_s"]),
         ),
         row(
             "arithmetic", _rate(m.get("flop_per_s"), "FLOP/s"), [], lambda p: _rate(p["flop_per_s"], "FLOP/s")
@@ -158,7 +139,7 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
             [],
             lambda p: f"{p['share_of_peak']:.1%}" if p["share_of_peak"] else "",
         ),
-        row("peak memory", _bytes(m.get("peak_memory_bytes")), [], _memory),
+        row("peak memory", units.size(m.get("peak_memory_bytes")), [], _memory),
         row("IPUs", "", [], lambda p: str(p["num_ipus"] or "")),
     ]
     return titles, rows
@@ -175,7 +156,7 @@ def facts(report: Any) -> List[Tuple[str, str]]:
         ("program", _program_line(program, execution, report.mode)),
         (
             "device",
-            f"{device['name']}, {device['num_cores']} core(s), {_bytes(device['memory_bytes'])}; "
+            f"{device['name']}, {device['num_cores']} core(s), {units.size(device['memory_bytes'])}; "
             f"TensorFlow {environment.get('tensorflow')}, Keras {environment.get('keras')}",
         ),
     ]
@@ -186,23 +167,23 @@ def facts(report: Any) -> List[Tuple[str, str]]:
             (
                 "compilation",
                 f"{compilation['num_layers']} layers, {operations}"
-                f"{human_count(compilation['num_parameters'])} parameters, "
-                f"{human_count(compilation['macs_per_sample'])} MACs per sample",
+                f"{units.count(compilation['num_parameters'])} parameters, "
+                f"{units.count(compilation['macs_per_sample'])} MACs per sample",
             )
         )
         first = compilation["first_execution_s"]
         rows.append(
             (
                 "compile time",
-                f"{human_time(compilation['trace_s'])} tracing"
-                + (f", {human_time(first)} first execution" if first else "")
+                f"{units.duration(compilation['trace_s'])} tracing"
+                + (f", {units.duration(first)} first execution" if first else "")
                 + _CACHED[compilation["cached"]],
             )
         )
     if report.warmup is not None:
         warm = report.warmup
         how = "until steady" if warm["steady"] else "not steady when its time was over"
-        rows.append(("warm-up", f"{warm['executions']} executions, {human_time(warm['seconds'])}, {how}"))
+        rows.append(("warm-up", f"{warm['executions']} executions, {units.duration(warm['seconds'])}, {how}"))
     if measured is not None:
         rows += _spread_rows(measured)
     if report.end_to_end is not None:
@@ -269,19 +250,21 @@ def _program_line(program: Dict[str, Any], execution: Optional[Dict[str, Any]], 
 def _spread_rows(measured: Dict[str, Any]) -> List[Tuple[str, str]]:
     spread = measured["execution"]
     varies = spread["coefficient_of_variation"]
-    times = [f"{_time(spread[key])} {name}" for key, name in (("min_s", "least"), ("max_s", "most"))]
+    times = [f"{units.seconds(spread[key])} {name}" for key, name in (("min_s", "least"), ("max_s", "most"))]
     latency = []
     for row in measured["percentiles"]:
         name = f"p{row['percent']:g}"
         if row["value_s"] is None:
             latency.append(f"{name} needs {row['needs']}")
         else:
-            latency.append(f"{name} {_time(row['value_s'])} (at most {_time(row['at_most_s'])})")
+            latency.append(
+                f"{name} {units.seconds(row['value_s'])} (at most {units.seconds(row['at_most_s'])})"
+            )
     rows = [
         (
             "measured",
             f"{measured['num_executions']} executions, {measured['total_samples']} images in "
-            f"{human_time(measured['total_s'])}; interval: 95 %, "
+            f"{units.duration(measured['total_s'])}; interval: 95 %, "
             + (
                 f"bootstrap over blocks of {block_length(measured['num_executions'])} executions"
                 if measured["num_executions"] >= INTERVAL_NEEDS
@@ -299,7 +282,7 @@ def _spread_rows(measured: Dict[str, Any]) -> List[Tuple[str, str]]:
         rows.append(("others took", f"{measured['others_share']:.0%} of the processors meanwhile{quiet}"))
     if measured["matmul_peak"]:
         peak = measured["matmul_peak"]
-        rows.append(("peak", f"{human_count(peak['flop_per_s'])}FLOP/s: {peak['method']}"))
+        rows.append(("peak", f"{units.count(peak['flop_per_s'])}FLOP/s: {peak['method']}"))
     return rows
 
 
@@ -320,7 +303,7 @@ def stage_rows(found: Dict[str, Any]) -> List[List[str]]:
     return [
         [
             stage["name"],
-            _number(stage["images_per_s"]["value"]),
+            units.number(stage["images_per_s"]["value"]),
             _bounds(stage["images_per_s"]),
             _own_time(stage["own_s_per_image"]),
             stage["what"],
@@ -369,8 +352,8 @@ def _print_pipeline(out: Any, report: Any) -> None:
         number = feed["num_ipus"]
         table.add_row(
             Text(f"{feed['system']}, {feed['precision']}", style="bold"),
-            _number(feed["images_per_s_per_ipu"]),
-            _number(number["value"]),
+            units.number(feed["images_per_s_per_ipu"]),
+            units.number(number["value"]),
             _bounds(number),
         )
     out.print(table)

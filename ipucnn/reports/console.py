@@ -41,22 +41,3 @@ def console(stream: TextIO) -> Any:
 def note(message: str) -> None:
     """One line on stderr."""
     print(printable(message), file=sys.stderr, flush=True)
-
-
-def human_count(number: float) -> str:
-    """4049571 -> ``4.05 M``; three significant digits."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"
-
-
-def human_time(seconds: float) -> str:
-    """75.2 -> ``1 min 15 s``; below a minute with one decimal."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"

@@ -3,14 +3,11 @@
 import sys
 from typing import Any, Iterator, List, Optional, Tuple
 
+from ipucnn.reports import units
 from ipucnn.reports.console import console
 from ipucnn.text import printable
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.3g} GiB" if number < 1000 * 2**30 else f"{number / 2**40:.3g} TiB"
 
 
 def _python(found: Any) -> Iterator[Tuple[str, str]]:
@@ -72,7 +69,9 @@ def _machine(found: Any) -> Iterator[Tuple[str, str]]:
     if found.gpus:
         yield (
             "GPUs",
-            "; ".join(f"{gpu.name}, {_gib(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in found.gpus),
+            "; ".join(
+                f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in found.gpus
+            ),
         )
     else:
         yield "GPUs", f"none: {found.gpu_problem}"
@@ -82,8 +81,8 @@ def _machine(found: Any) -> Iterator[Tuple[str, str]]:
         cores += f" of {host.num_cores_present}"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"
     if host.memory_bytes:
-        yield "memory", f"{_gib(host.memory_bytes)}, {_gib(host.available_bytes)} free"
-    yield "disk for runs", f"{_gib(found.disk.free_bytes)} free in {found.disk.folder}"
+        yield "memory", f"{units.size(host.memory_bytes)}, {units.size(host.available_bytes)} free"
+    yield "disk for runs", f"{units.size(found.disk.free_bytes)} free in {found.disk.folder}"
     here = [
         name if place in ("embedded", "generated") else f"{name} ({place})" for name, place in _located(found)
     ]

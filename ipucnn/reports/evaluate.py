@@ -4,7 +4,8 @@ import json
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
-from ipucnn.reports.console import console, human_time
+from ipucnn.reports import units
+from ipucnn.reports.console import console
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, those with the lowest accuracy."""
@@ -69,7 +70,7 @@ def _figures(result: Dict[str, Any]) -> Any:
         rows.append(("top-5 accuracy", f"{measured['top5']:.2%}"))
     calibration = f"{measured['calibration_error']:.4f} (ECE, {len(result['calibration'])} bins)"
     rows.append(("calibration error", calibration))
-    rows.append(("time", f"{human_time(measured['wall_s'])}, measured on {result['device'].upper()}"))
+    rows.append(("time", f"{units.duration(measured['wall_s'])}, measured on {result['device'].upper()}"))
     updates = result["weight_updates"]
     checkpoint = result["checkpoint"] + ("" if updates is None else f" ({updates} weight updates)")
     rows.append(("weights" if updates is None else "checkpoint", checkpoint))

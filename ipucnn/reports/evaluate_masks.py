@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.reports.console import console, human_time
+from ipucnn.reports import units
+from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
 from ipucnn.reports.panel_sheet import Colour, PanelSheet
 from ipucnn.reports.predictions import FALSE, MISSED
@@ -77,9 +78,9 @@ def _other_rows(result: Dict[str, Any]) -> List[Row]:
     views = result["segmentation"]["views"]
     averaged = f", {views} views of each averaged" if views > 1 else ""
     found = result["segmentation"]
-    time = f"{human_time(measured['wall_s'])}: network {human_time(found['network_s'])}"
+    time = f"{units.duration(measured['wall_s'])}: network {units.duration(found['network_s'])}"
     if found["scores"] is not None:
-        time += f", V^Rand and V^Info {human_time(found['scores_s'])}"
+        time += f", V^Rand and V^Info {units.duration(found['scores_s'])}"
     return [
         ("loss", f"{measured['loss']:.4f}", ""),
         ("calibration error", f"{measured['calibration_error']:.4f}", ""),

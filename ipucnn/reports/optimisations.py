@@ -7,9 +7,9 @@ from typing import Any, List, Optional, Sequence
 
 from ipucnn.planning.judge import Candidate
 from ipucnn.planning.optimisations import NOT_MODELLED, Optimisation, Outcome
+from ipucnn.reports import units
 from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
-from ipucnn.reports.plan_units import images, percent
 from ipucnn.runs.plan_request import PlanRequest
 
 
@@ -96,10 +96,10 @@ def _outcome(one: Optimisation, base: Outcome) -> List[Any]:
 
 
 def _fill(outcome: Outcome) -> str:
-    return percent(outcome.predicted_fill) + ("?" if outcome.verdict == "uncertain" else "")
+    return units.percent(outcome.predicted_fill) + ("?" if outcome.verdict == "uncertain" else "")
 
 
 def _images(outcome: Outcome) -> str:
     if outcome.verdict == "does not fit":
         return outcome.verdict
-    return "" if outcome.predicted_images_per_s is None else images(outcome.predicted_images_per_s)
+    return "" if outcome.predicted_images_per_s is None else units.images(outcome.predicted_images_per_s)

@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.timeline import Timeline, timeline
 from ipucnn.planning.verdict import FITS_BELOW
-from ipucnn.reports.console import console, human_count
+from ipucnn.reports import units
+from ipucnn.reports.console import console
 from ipucnn.reports.plan_units import command_line, proportion, train_options
 
 __all__ = ["print_plan"]
@@ -132,15 +133,8 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
     ]
 
 
-def _number(seconds: float) -> str:
-    """Seconds in milliseconds, without the unit."""
-    value = 1e3 * seconds
-    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:,.{digits}f}"
-
-
 def _ms(seconds: float) -> str:
-    return f"{_number(seconds)} ms"
+    return f"{units.column_milliseconds(seconds)} ms"
 
 
 def _stages(plan: PipelinePlan, out: Any) -> None:
@@ -170,13 +164,17 @@ def _stages(plan: PipelinePlan, out: Any) -> None:
         cells.append(Text(stage.first_layer))
         if wide:
             cells.append(Text(stage.last_layer))
-        cells += [str(stage.num_layers), human_count(stage.macs), human_count(stage.num_parameters)]
-        cells.append(_number(stage.predicted_forward_s))
+        cells += [str(stage.num_layers), units.count(stage.macs), units.count(stage.num_parameters)]
+        cells.append(units.column_milliseconds(stage.predicted_forward_s))
         if recomputes:
-            cells.append(_number(stage.predicted_recompute_s) if stage.predicted_recompute_s else "")
-        cells.append(_number(stage.predicted_backward_s))
+            cells.append(
+                units.column_milliseconds(stage.predicted_recompute_s) if stage.predicted_recompute_s else ""
+            )
+        cells.append(units.column_milliseconds(stage.predicted_backward_s))
         if wide and plan.num_stages > 1:
-            cells.append(_number(stage.predicted_receive_s) if stage.predicted_receive_s else "")
+            cells.append(
+                units.column_milliseconds(stage.predicted_receive_s) if stage.predicted_receive_s else ""
+            )
             cells.append(str(len(stage.skips)) if stage.skips else "")
         table.add_row(*cells)
     out.print(table)
@@ -185,7 +183,7 @@ def _stages(plan: PipelinePlan, out: Any) -> None:
 def _memory(plan: PipelinePlan, out: Any) -> None:
     from rich.text import Text
 
-    capacity = f"{plan.system.ipu_memory_bytes / 2**20:.0f} MiB of an {plan.system.ipu}"
+    capacity = f"{units.mebibytes(plan.system.ipu_memory_bytes)} of an {plan.system.ipu}"
     out.print(Text(f"memory, predicted, of the {capacity}", style="bold"))
     label = max(len(f"IPU {ipu.ipu}") for ipu in plan.ipus)
     width = min(100, out.width - label - 23)

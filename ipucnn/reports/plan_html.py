@@ -7,6 +7,7 @@ from typing import Any, List, Sequence, Tuple
 
 from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan
 from ipucnn.planning.verdict import CATEGORIES
+from ipucnn.reports import units
 from ipucnn.reports.figures.memory import memory_figure
 from ipucnn.reports.figures.pareto import pareto_figures
 from ipucnn.reports.figures.profile import profile_figure
@@ -20,7 +21,7 @@ from ipucnn.reports.plan_tables import (
     verdict_class,
     verdict_mark,
 )
-from ipucnn.reports.plan_units import command_line, images, milliseconds, percent, proportion
+from ipucnn.reports.plan_units import command_line, proportion
 
 __all__ = ["render"]
 
@@ -108,37 +109,41 @@ def _subtitle(plan: PipelinePlan) -> str:
 
 def _proof(plan: PipelinePlan) -> Tuple[str, str]:
     """(value, explanation) of the gap."""
-    bound = milliseconds(plan.predicted_lower_bound_s)
+    bound = units.milliseconds(plan.predicted_lower_bound_s)
     if plan.optimal:
         return "optimal: true", f"gap 0, proved: no split in this layer order has a tick below {bound}"
     kind = "the best splits take" if not plan.planned else "proved lower bound"
-    return f"gap {percent(plan.gap)}", f"{kind} {bound} per tick"
+    return f"gap {units.percent(plan.gap)}", f"{kind} {bound} per tick"
 
 
 def _cards(plan: PipelinePlan) -> Markup:
-    tick = f"tick {milliseconds(plan.predicted_tick_s)}, of which transfers {milliseconds(plan.predicted_transfer_s)}"
-    update = f"fill and drain {milliseconds(plan.predicted_fill_drain_s)}"
+    tick = (
+        f"tick {units.milliseconds(plan.predicted_tick_s)}, of which transfers "
+        f"{units.milliseconds(plan.predicted_transfer_s)}"
+    )
+    update = f"fill and drain {units.milliseconds(plan.predicted_fill_drain_s)}"
     if plan.settings.training:
-        update += f", optimizer and all-reduce {milliseconds(plan.predicted_update_s)}"
-    host = f"input at this throughput; the host can feed {images(plan.predicted_host_limit_images_per_s)} images/s"
+        update += f", optimizer and all-reduce {units.milliseconds(plan.predicted_update_s)}"
+    limit = units.images(plan.predicted_host_limit_images_per_s)
+    host = f"input at this throughput; the host can feed {limit} images/s"
     proof, explanation = _proof(plan)
     cards: List[Tuple[str, Any, str]] = [
-        ("predicted throughput", f"{images(plan.predicted_images_per_s)} images/s", tick),
+        ("predicted throughput", f"{units.images(plan.predicted_images_per_s)} images/s", tick),
         (
             "predicted memory",
-            verdict_mark(plan.verdict, f"{plan.verdict}: {percent(plan.predicted_fill)}"),
+            verdict_mark(plan.verdict, f"{plan.verdict}: {units.percent(plan.predicted_fill)}"),
             "of the fullest IPU"
-            + (f"; the planner allowed {percent(plan.memory_limit)}" if plan.planned else ""),
+            + (f"; the planner allowed {units.percent(plan.memory_limit)}" if plan.planned else ""),
         ),
         ("splits", proof, explanation),
         (
             "predicted bottleneck",
             plan.bottleneck,
-            f"latency of a micro-batch, forward: {milliseconds(plan.predicted_latency_s)}",
+            f"latency of a micro-batch, forward: {units.milliseconds(plan.predicted_latency_s)}",
         ),
         (
             "predicted weight update" if plan.settings.training else "predicted execution",
-            milliseconds(plan.predicted_weight_update_s),
+            units.milliseconds(plan.predicted_weight_update_s),
             update,
         ),
         ("predicted host bandwidth", f"{plan.predicted_host_bytes_per_s / 1e9:.3g} GB/s", host),
@@ -171,14 +176,15 @@ def _notices(plan: PipelinePlan) -> List[Markup]:
     if plan.no_fit is not None:
         found.append(_no_fit(plan.no_fit, plan.verdict))
     elif plan.verdict != "fits":
-        text = f"The fullest IPU is predicted to take {percent(plan.predicted_fill)} of its memory: {plan.verdict}."
+        fill = units.percent(plan.predicted_fill)
+        text = f"The fullest IPU is predicted to take {fill} of its memory: {plan.verdict}."
         found.append(element("p", text, class_=f"notice {verdict_class(plan.verdict)}"))
     return found
 
 
 def _no_fit(why: NoFit, verdict: str) -> Markup:
     lines = [
-        f"No split into {_stages(why.num_stages)} stays below {percent(why.memory_limit)} of an IPU's memory; "
+        f"No split into {_stages(why.num_stages)} stays below {units.percent(why.memory_limit)} of an IPU's memory; "
         f"the verdict on this one is: {verdict}."
     ]
     if why.layer is not None:
@@ -228,7 +234,7 @@ def _pass_legend(plan: PipelinePlan) -> List[Tuple[str, str]]:
 def _timeline_caption(plan: PipelinePlan) -> str:
     settings, after = plan.settings, ""
     if settings.training:
-        after = f" The optimizer and the all-reduce follow, {milliseconds(plan.predicted_update_s)}."
+        after = f" The optimizer and the all-reduce follow, {units.milliseconds(plan.predicted_update_s)}."
     return (
         f"One {'weight update' if settings.training else 'execution'} of {settings.gradient_accumulation_count} "
         f"micro-batch(es), counted in {TICK_NAMES[settings.schedule]}, with predicted durations. All IPUs advance "

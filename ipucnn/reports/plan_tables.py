@@ -3,9 +3,9 @@
 from typing import List, Optional, Sequence, Tuple
 
 from ipucnn.planning.pipeline_plan import ComparisonRow, ParetoRow, PipelinePlan, StagePlan
-from ipucnn.reports.console import human_count
+from ipucnn.reports import units
 from ipucnn.reports.markup import Markup, element, join
-from ipucnn.reports.plan_units import images, mebibytes, milliseconds, percent, proportion
+from ipucnn.reports.plan_units import proportion
 
 __all__ = ["comparison_table", "pareto_table", "stage_table", "verdict_class", "verdict_mark"]
 
@@ -49,14 +49,14 @@ def stage_table(plan: PipelinePlan) -> Markup:
 
 def _stage_cells(plan: PipelinePlan, stage: StagePlan, recomputes: bool) -> List[object]:
     cells: List[object] = [stage.stage, stage.ipu, _layers(stage)]
-    cells += [human_count(stage.macs), human_count(stage.num_parameters)]
-    cells.append(milliseconds(stage.predicted_forward_s))
+    cells += [units.count(stage.macs), units.count(stage.num_parameters)]
+    cells.append(units.milliseconds(stage.predicted_forward_s))
     if recomputes:
         again = stage.predicted_recompute_s
-        cells.append(milliseconds(again) if again else _NOTHING)
+        cells.append(units.milliseconds(again) if again else _NOTHING)
     if plan.settings.training:
-        cells.append(milliseconds(stage.predicted_backward_s))
-    return [*cells, _received(stage), mebibytes(sum(stage.predicted_memory_bytes.values()))]
+        cells.append(units.milliseconds(stage.predicted_backward_s))
+    return [*cells, _received(stage), units.mebibytes(sum(stage.predicted_memory_bytes.values()))]
 
 
 def _layers(stage: StagePlan) -> Markup:
@@ -79,7 +79,9 @@ def _received(stage: StagePlan) -> Markup:
     if not stage.received_bytes:
         return _NOTHING
     moved_s = stage.predicted_receive_s
-    text = f"{mebibytes(stage.received_bytes)}, {milliseconds(moved_s) if moved_s else 'same IPU'}"
+    text = (
+        f"{units.mebibytes(stage.received_bytes)}, {units.milliseconds(moved_s) if moved_s else 'same IPU'}"
+    )
     if not stage.skips:
         return join([text])
     count = len(stage.skips)
@@ -101,11 +103,11 @@ def _comparison_cells(row: ComparisonRow) -> List[object]:
     splits = element("code", " ".join(row.splits) or "none")
     return [
         element("details", element("summary", row.name), splits),
-        milliseconds(row.predicted_tick_s),
-        images(row.predicted_images_per_s),
-        percent(row.predicted_fill),
+        units.milliseconds(row.predicted_tick_s),
+        units.images(row.predicted_images_per_s),
+        units.percent(row.predicted_fill),
         verdict_mark(row.verdict),
-        milliseconds(row.predicted_best_tick_s),
+        units.milliseconds(row.predicted_best_tick_s),
         f"{row.ratio:.2f}",
     ]
 
@@ -134,7 +136,7 @@ def _pareto_cells(number: int, row: ParetoRow) -> List[object]:
         row.num_replicas,
         "on" if row.recomputation else "off",
         proportion(row.available_memory_proportion),
-        images(row.predicted_images_per_s),
-        percent(row.predicted_fill),
+        units.images(row.predicted_images_per_s),
+        units.percent(row.predicted_fill),
         verdict_mark(row.verdict),
     ]

@@ -1,4 +1,4 @@
-"""A plan's figures and options as text."""
+"""A plan's options as text."""
 
 import json
 import shlex
@@ -7,22 +7,7 @@ from typing import Any, Dict
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.settings import Proportions, percentages
 
-__all__ = ["command_line", "images", "mebibytes", "milliseconds", "percent", "train_options"]
-
-
-def milliseconds(seconds: float) -> str:
-    """0.00213 -> ``2.13 ms``; below a tenth of a millisecond microseconds, above ten seconds seconds."""
-    if seconds >= 10:
-        return f"{seconds:.3g} s"
-    if seconds and seconds < 1e-4:
-        return f"{1e6 * seconds:.3g} \u00b5s"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
-
-
-def mebibytes(bytes_: float) -> str:
-    """Three digits or whole MiB; an IPU's memory is told in MiB by its maker."""
-    value = bytes_ / 2**20
-    return f"{value:,.0f} MiB" if value >= 100 else f"{value:.3g} MiB"
+__all__ = ["command_line", "proportion", "train_options"]
 
 
 def proportion(proportions: Proportions) -> str:
@@ -31,15 +16,6 @@ def proportion(proportions: Proportions) -> str:
     if any(own.matmul != own.convolution for own in proportions):
         text += f" (matrix products {100 * proportions[0].matmul:g}%)"
     return text
-
-
-def percent(share: float) -> str:
-    """0.804 -> ``80%``."""
-    return f"{100 * share:.0f}%" if share >= 0.0995 or not share else f"{100 * share:.2g}%"
-
-
-def images(images_per_s: float) -> str:
-    return f"{images_per_s:,.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
 
 
 def train_options(plan: PipelinePlan) -> Dict[str, Any]:

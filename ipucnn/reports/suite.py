@@ -4,7 +4,8 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ipucnn.reports.console import console, human_time, is_interactive, note
+from ipucnn.reports import units
+from ipucnn.reports.console import console, is_interactive, note
 from ipucnn.text import printable
 
 _RATE = "measured\nimages/s"
@@ -71,7 +72,7 @@ class SuiteProgress:
         """A row has finished."""
         self._done = done
         left = self._left()
-        line = f"[{done}/{total}] {row['id']}: {_outcome(row)} ({human_time(row['wall_s'])})"
+        line = f"[{done}/{total}] {row['id']}: {_outcome(row)} ({units.duration(row['wall_s'])})"
         if self._bar is not None:
             from rich.text import Text
 
@@ -85,31 +86,14 @@ class SuiteProgress:
         if not finished or self._done >= self._total:
             return ""
         seconds = (time.monotonic() - self._began) / finished * (self._total - self._done)
-        return f"about {human_time(max(1.0, round(seconds)))} left"
+        return f"about {units.duration(max(1.0, round(seconds)))} left"
 
 
 def _outcome(row: Dict[str, Any]) -> str:
     if row["status"] == "failed":
         return f"failed: {row['error']}"
-    text = f"{_number(row['images_per_s'])} images/s"
+    text = f"{units.number(row['images_per_s'])} images/s"
     return text + (f", accuracy {row['accuracy']:.2%}" if row["accuracy"] is not None else "")
-
-
-def _number(value: Optional[float]) -> str:
-    if value is None:
-        return ""
-    if value >= 1000:
-        digits = max(0, len(str(int(value))) - 4)
-        return f"{round(value, -digits):.0f}"
-    return f"{value:.4g}" if value >= 100 else f"{value:.3g}"
-
-
-def _time(seconds: Optional[float]) -> str:
-    if seconds is None:
-        return ""
-    if seconds >= 1:
-        return f"{_number(seconds)} s"
-    return f"{_number(1e3 * seconds)} ms" if seconds >= 1e-3 else f"{_number(1e6 * seconds)} us"
 
 
 def _size(row: Dict[str, Any]) -> str:
@@ -136,7 +120,7 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
     labels = row_labels(result.rows)
 
     def faster(row: Dict[str, Any]) -> str:
-        return f"{_number(first / row['step_s'])}x" if first and row["step_s"] else ""
+        return f"{units.number(first / row['step_s'])}x" if first and row["step_s"] else ""
 
     kinds: List[Tuple[str, bool, Callable[[Dict[str, Any]], str]]] = [
         ("row", True, lambda row: labels[row["id"]]),
@@ -146,15 +130,15 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
         ("repl.", True, lambda row: _above_one(row["num_replicas"])),
         ("stages", True, lambda row: _above_one(row["num_stages"])),
         ("size", not is_ladder, _size),
-        (_RATE, True, lambda row: _number(row["images_per_s"])),
-        ("measured\nstep", True, lambda row: _time(row["step_s"])),
+        (_RATE, True, lambda row: units.number(row["images_per_s"])),
+        ("measured\nstep", True, lambda row: units.seconds(row["step_s"])),
         ("against\nthe first", is_ladder, faster),
         ("accuracy", is_ladder, lambda row: "" if row["accuracy"] is None else f"{row['accuracy']:.2%}"),
-        ("times\nKeras", True, lambda row: _number(row["ratio_to_keras"])),
-        ("FLOP per\nparam.", not is_ladder, lambda row: _number(row["flop_per_parameter"])),
-        ("predicted\nimages/s", True, lambda row: _number(_predicted(row, "images_per_s"))),
-        ("predicted\nstep", is_ladder, lambda row: _time(_predicted_step(row))),
-        ("speed-up", not is_ladder, lambda row: _number(factors.get(row["id"]))),
+        ("times\nKeras", True, lambda row: units.number(row["ratio_to_keras"])),
+        ("FLOP per\nparam.", not is_ladder, lambda row: units.number(row["flop_per_parameter"])),
+        ("predicted\nimages/s", True, lambda row: units.number(_predicted(row, "images_per_s"))),
+        ("predicted\nstep", is_ladder, lambda row: units.seconds(_predicted_step(row))),
+        ("speed-up", not is_ladder, lambda row: units.number(factors.get(row["id"]))),
     ]
     titles: List[str] = []
     cells: List[List[str]] = [[] for _ in result.rows]
@@ -291,14 +275,14 @@ def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
             f" ({_counted(missing, 'more has', 'more have')} no result)" if missing else ""
         )
         what = f"one epoch of {totals['epoch_images']} images on each of {count}, one after the other"
-        rows.append(("total epoch time", f"measured {human_time(totals['measured_s'])}: {what}"))
+        rows.append(("total epoch time", f"measured {units.duration(totals['measured_s'])}: {what}"))
     both = speedup.totals
     if totals.get("measured_s") is not None and both["second_s"] is not None:
         rows.append(
             (
                 "",
-                f"{speedup.second}: {human_time(both['second_s'])} for {both['num_rows']} of them, "
-                f"which take {human_time(both['first_s'])} here",
+                f"{speedup.second}: {units.duration(both['second_s'])} for {both['num_rows']} of them, "
+                f"which take {units.duration(both['first_s'])} here",
             )
         )
     is_ladder = any(row["mode"] == "fit" for row in result.rows)

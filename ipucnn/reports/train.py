@@ -3,7 +3,8 @@
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.reports.console import console, human_count, human_time, is_interactive, note
+from ipucnn.reports import units
+from ipucnn.reports.console import console, is_interactive, note
 from ipucnn.text import printable
 
 
@@ -21,11 +22,6 @@ def program_line(program: Any) -> str:
     if program.num_ipus > 1:
         parts.append(f"{program.num_ipus} IPUs")
     return "; ".join(parts)
-
-
-def _rate(images_per_s: float) -> str:
-    """Whole images a second, with two decimals below ten: large tiles take seconds."""
-    return f"{images_per_s:.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"
 
 
 class TrainProgress:
@@ -68,7 +64,7 @@ class TrainProgress:
     def progress(self, event: Any) -> None:
         """Part of an execution is done."""
         if self._bar is not None:
-            speed = f" {_rate(event.images_per_s)} img/s" if event.images_per_s else ""
+            speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
             self._bar.update(
                 self._task,
                 completed=event.weight_updates,
@@ -81,7 +77,7 @@ class TrainProgress:
         self.flush()
         m = event.metrics
         # An execution in which IPUs compile is not timed.
-        speed = f"{_rate(event.images_per_s)} images/s" if event.images_per_s else "compiled"
+        speed = f"{units.rate(event.images_per_s)} images/s" if event.images_per_s else "compiled"
         figures = f"loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
         self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
 
@@ -138,14 +134,14 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
         rows.append(
             (
                 "throughput",
-                f"{_rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
+                f"{units.rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
             )
         )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
-        rows.append(("with compilation", f"{_rate(total)} images/s"))
-        rows.append(("arithmetic", f"{human_count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
+        rows.append(("with compilation", f"{units.rate(total)} images/s"))
+        rows.append(("arithmetic", f"{units.count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
     rows.append(("compile time", _compile_time(compiled)))
-    rows.append(("time", human_time(measured["wall_s"])))
+    rows.append(("time", units.duration(measured["wall_s"])))
     continued = measured.get("first_weight_update", 0)
     if continued:
         rows.append(
@@ -154,8 +150,8 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
     rows.append(
         (
             "model",
-            f"{human_count(compiled['num_parameters'])} parameters, "
-            f"{human_count(compiled['macs_per_sample'])} MACs per sample, "
+            f"{units.count(compiled['num_parameters'])} parameters, "
+            f"{units.count(compiled['macs_per_sample'])} MACs per sample, "
             f"{compiled['fused_micro_batches']} micro-batch(es) computed as one",
         )
     )
@@ -203,10 +199,11 @@ def print_compiled(report: Dict[str, Any]) -> None:
     from rich.text import Text
 
     out, compiled = console(sys.stdout), report["compilation"]
-    stages = [f"{stage} {human_time(seconds)}" for stage, seconds in compiled["stages_s"].items()]
+    stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
     what = ", ".join(stages) or "all programs were there already"
     for line in (
-        f"compiled {report['model']} for {compiled['device']['name']} in {human_time(compiled['compile_s'])}: {what}",
+        f"compiled {report['model']} for {compiled['device']['name']} in "
+        f"{units.duration(compiled['compile_s'])}: {what}",
         f"programs in {report['executable_cache']}",
         "train with them: the same command without --compile-only",
     ):
@@ -220,6 +217,6 @@ def _compile_time(compiled: Any) -> str:
     elif compiled["cached"]:
         size = "the first execution; its program was compiled before"
     else:
-        stages = [f"{stage} {human_time(seconds)}" for stage, seconds in compiled["stages_s"].items()]
+        stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
         size = "the first execution; " + ", ".join(stages)
-    return f"{human_time(compiled['compile_s'])} ({size})"
+    return f"{units.duration(compiled['compile_s'])} ({size})"

@@ -4,9 +4,9 @@ from typing import Callable, List
 
 from ipucnn.planning.pipeline_plan import IpuPlan, PipelinePlan
 from ipucnn.planning.verdict import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE
+from ipucnn.reports import units
 from ipucnn.reports.figures.svg import WIDTH, group, line, svg, text
 from ipucnn.reports.markup import Markup, element, nice_ticks
-from ipucnn.reports.plan_units import mebibytes, percent
 
 __all__ = ["memory_figure"]
 
@@ -38,9 +38,9 @@ def memory_figure(plan: PipelinePlan) -> Markup:
     for row, (ipu, total) in enumerate(zip(plan.ipus, totals)):
         parts.append(_bar(ipu, total, x, _TOP + _ROW * row + (_ROW - _BAR) / 2))
     bounds = (
-        (FITS_BELOW, "end", 4.0, f"fits below {percent(FITS_BELOW)}"),
+        (FITS_BELOW, "end", 4.0, f"fits below {units.percent(FITS_BELOW)}"),
         (1.0, "middle", 0.0, "all"),
-        (FITS_NOT_ABOVE, "start", -4.0, f"does not fit above {percent(FITS_NOT_ABOVE)}"),
+        (FITS_NOT_ABOVE, "start", -4.0, f"does not fit above {units.percent(FITS_NOT_ABOVE)}"),
     )
     for share, anchor, nudge, label in bounds:
         at = x(share * capacity)
@@ -50,8 +50,8 @@ def memory_figure(plan: PipelinePlan) -> Markup:
     return svg(
         "memory",
         "Predicted memory of each IPU",
-        f"Stacked by category; an IPU has {mebibytes(capacity)}. The fullest is IPU {worst.ipu} at "
-        f"{percent(worst.predicted_fill)}: {worst.verdict}.",
+        f"Stacked by category; an IPU has {units.mebibytes(capacity)}. The fullest is IPU {worst.ipu} at "
+        f"{units.percent(worst.predicted_fill)}: {worst.verdict}.",
         bottom + 30,
         parts,
     )
@@ -69,7 +69,7 @@ def _bar(ipu: IpuPlan, total: float, x: Callable[[float], float], y: float) -> M
     for name in CATEGORIES:
         bytes_ = ipu.predicted_memory_bytes[name]
         if bytes_ > 0:
-            title = f"IPU {ipu.ipu}: {name.replace('_', ' ')} {mebibytes(bytes_)}, predicted"
+            title = f"IPU {ipu.ipu}: {name.replace('_', ' ')} {units.mebibytes(bytes_)}, predicted"
             rect = element(
                 "rect",
                 element("title", title),
@@ -84,6 +84,6 @@ def _bar(ipu: IpuPlan, total: float, x: Callable[[float], float], y: float) -> M
             )
             parts.append(rect)
         begin += bytes_
-    label = f"{mebibytes(total)}, {percent(ipu.predicted_fill)} {_MARKS[ipu.verdict]}"
+    label = f"{units.mebibytes(total)}, {units.percent(ipu.predicted_fill)} {_MARKS[ipu.verdict]}"
     parts.append(text(WIDTH - _RIGHT, y + _BAR / 2 + 4, label, "label end strong"))
     return group("ipu", parts)

@@ -4,9 +4,9 @@ from typing import Callable, List, Sequence, Tuple
 
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.verdict import FITS_BELOW
+from ipucnn.reports import units
 from ipucnn.reports.figures.svg import line, svg, text
 from ipucnn.reports.markup import Markup, element, nice_ticks
-from ipucnn.reports.plan_units import images, percent
 
 __all__ = ["pareto_figures"]
 
@@ -34,7 +34,7 @@ def pareto_figures(plan: PipelinePlan) -> Tuple[Markup, Markup]:
             "Predicted throughput against memory",
             "memory of the fullest IPU, predicted",
             lambda row: row.predicted_fill / far,
-            [(tick / far, percent(tick)) for tick in nice_ticks(far, 6)],
+            [(tick / far, units.percent(tick)) for tick in nice_ticks(far, 6)],
             (FITS_BELOW / far, 1 / far),
         ),
     )
@@ -84,7 +84,7 @@ def _scatter(
         parts.append(point)
         if row.best:
             parts.append(element("circle", cx=at[0], cy=at[1], r=10.0, class_="best"))
-            label = f"best: {images(row.predicted_images_per_s)}"
+            label = f"best: {units.images(row.predicted_images_per_s)}"
             if at[0] > _WIDTH / 2:
                 parts.append(text(at[0] - 14, at[1] - 9, label, "label strong halo end"))
             else:
@@ -99,5 +99,6 @@ def _describe(row: ParetoRow) -> str:
     return (
         f"{row.num_stages} stage(s), {row.schedule}, micro-batch {row.micro_batch_size} x "
         f"{row.gradient_accumulation_count}, {row.num_replicas} replica(s), {row.num_ipus} IPU(s), "
-        f"{images(row.predicted_images_per_s)} images/s and {percent(row.predicted_fill)} of memory predicted"
+        f"{units.images(row.predicted_images_per_s)} images/s and {units.percent(row.predicted_fill)} of memory "
+        "predicted"
     )

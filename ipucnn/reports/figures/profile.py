@@ -3,9 +3,9 @@
 from typing import List, NamedTuple
 
 from ipucnn.planning.pipeline_plan import PipelinePlan, ProfileLayer
+from ipucnn.reports import units
 from ipucnn.reports.figures.svg import STAGE_COLOURS, WIDTH, group, line, svg, text, text_width
 from ipucnn.reports.markup import Markup, element, join, nice_ticks
-from ipucnn.reports.plan_units import milliseconds, percent
 
 __all__ = ["profile_figure"]
 
@@ -68,11 +68,12 @@ def _stage(plan: PipelinePlan, plot: _Plot, begin: int, end: int) -> List[Markup
     colour = f"stage-{stage % STAGE_COLOURS}"
     before_s = layers[begin - 1].predicted_cumulative_s if begin else 0.0
     own_s = layers[end - 1].predicted_cumulative_s - before_s
-    share = percent(own_s / plot.total_s)
+    share = units.percent(own_s / plot.total_s)
     cut, width = _LEFT + plot.pitch * begin, plot.pitch * (end - begin)
     per_second = (WIDTH - _LEFT - _RIGHT) / plot.total_s
     left, across = _LEFT + per_second * before_s, per_second * own_s
-    title = f"stage {stage}: {layers[begin].name} to {layers[end - 1].name}, {milliseconds(own_s)}, {share}, predicted"
+    names = f"{layers[begin].name} to {layers[end - 1].name}"
+    title = f"stage {stage}: {names}, {units.milliseconds(own_s)}, {share}, predicted"
     strip = element(
         "rect",
         element("title", title),
@@ -107,7 +108,7 @@ def _bars(layer: ProfileLayer, x: float, plot: _Plot) -> Markup:
     forward, backward = layer.predicted_forward_s, layer.predicted_backward_s
     if not forward and not backward:
         return Markup("")
-    times = f"forward {milliseconds(forward)}, backward {milliseconds(backward)}, predicted"
+    times = f"forward {units.milliseconds(forward)}, backward {units.milliseconds(backward)}, predicted"
     width = max(0.6, plot.pitch - min(1.0, 0.15 * plot.pitch))
     parts = [element("title", f"{layer.name} ({layer.op_class}): {times}")]
     for seconds, y, pass_ in ((forward, plot.zero - plot.scale * forward, "f"), (backward, plot.zero, "b")):

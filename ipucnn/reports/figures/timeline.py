@@ -4,9 +4,9 @@ from typing import Dict, List
 
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.timeline import Phase, Span, Timeline, timeline
+from ipucnn.reports import units
 from ipucnn.reports.figures.svg import WIDTH, group, line, svg, text, text_width
 from ipucnn.reports.markup import Markup, element, join, nice_ticks
-from ipucnn.reports.plan_units import milliseconds
 
 __all__ = ["TICK_NAMES", "timeline_figure"]
 
@@ -80,16 +80,14 @@ def timeline_figure(plan: PipelinePlan) -> Markup:
 
 def _transfer(span: Span, axis: _Axis, bottom: float) -> Markup:
     seconds = span.end_s - span.start_s
-    title = element("title", f"transfer: {milliseconds(seconds)}, predicted")
+    title = element("title", f"transfer: {units.milliseconds(seconds)}, predicted")
     x, width = axis(span.start_s), axis.scale * seconds
     return element("rect", title, x=x, y=_TOP, width=width, height=bottom - _TOP, data_s=repr(seconds))
 
 
 def _pass(span: Span, axis: _Axis, y: float, height: float) -> Markup:
     seconds = span.end_s - span.start_s
-    title = (
-        f"stage {span.stage}, {span.kind}, micro-batch {span.micro_batch}: {milliseconds(seconds)}, predicted"
-    )
+    title = f"stage {span.stage}, {span.kind}, micro-batch {span.micro_batch}: {units.milliseconds(seconds)}, predicted"
     return element(
         "rect",
         element("title", title),

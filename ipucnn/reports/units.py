@@ -1,0 +1,90 @@
+"""Numbers as reports show them: counts, times, sizes, shares and rates."""
+
+from typing import Optional
+
+_COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def number(value: Optional[float]) -> str:
+    """Four significant digits, without an exponent from 0.001 on: 15370, 151.3, 0.1234; nothing where it is unknown."""
+    if value is None:
+        return ""
+    if value >= 1000:
+        digits = max(0, len(str(int(value))) - 4)
+        return f"{round(value, -digits):.0f}"
+    return f"{value:.4g}"
+
+
+def count(value: float) -> str:
+    """4049571 -> ``4.05 M``; three significant digits, all of them shown from 1000 on."""
+    for size, unit in _COUNTS:
+        scaled = value / size
+        if abs(scaled) >= 0.9995:
+            digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
+            return f"{scaled:.{digits}f} {unit}"
+    return f"{value:.3g}"
+
+
+def size(num_bytes: Optional[float]) -> str:
+    """Three digits in GiB or TiB, whole MiB below a GiB; nothing where it is unknown."""
+    if num_bytes is None:
+        return ""
+    if num_bytes >= 1000 * 2**30:
+        return f"{num_bytes / 2**40:.3g} TiB"
+    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def mebibytes(num_bytes: float) -> str:
+    """Three digits or whole MiB: an IPU's memory is told in MiB by its maker."""
+    value = num_bytes / 2**20
+    return f"{value:,.0f} MiB" if value >= 100 else f"{value:.3g} MiB"
+
+
+def seconds(value: Optional[float]) -> str:
+    """Of one operation, in s, ms or us, with four digits; nothing where it is unknown."""
+    if value is None:
+        return ""
+    if value >= 1:
+        return f"{number(value)} s"
+    return f"{number(1e3 * value)} ms" if value >= 1e-3 or not value else f"{number(1e6 * value)} us"
+
+
+def milliseconds(value: float) -> str:
+    """0.00213 -> ``2.13 ms``; below a tenth of a millisecond microseconds, above ten seconds seconds."""
+    if value >= 10:
+        return f"{value:.3g} s"
+    if value and value < 1e-4:
+        return f"{1e6 * value:.3g} \u00b5s"
+    return f"{1e3 * value:.3g} ms" if value < 1 else f"{1e3 * value:,.0f} ms"
+
+
+def column_milliseconds(value: float) -> str:
+    """Seconds as milliseconds without the unit, for a column of them: 0.02, 2.13, 21.3, 213."""
+    scaled = 1e3 * value
+    digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:,.{digits}f}"
+
+
+def duration(value: float) -> str:
+    """75.2 -> ``1 min 15 s``; below a minute with one decimal."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float) -> str:
+    """0.804 -> ``80%``."""
+    return f"{100 * share:.0f}%" if share >= 0.0995 or not share else f"{100 * share:.2g}%"
+
+
+def images(images_per_s: float) -> str:
+    """Predicted images a second: three digits, from 100 on whole ones."""
+    return f"{images_per_s:,.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
+
+
+def rate(images_per_s: float) -> str:
+    """Measured images a second: whole ones, with two decimals below ten, because large tiles take seconds."""
+    return f"{images_per_s:.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"

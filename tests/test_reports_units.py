@@ -1,0 +1,53 @@
+"""Numbers in reports: one way each, whatever report shows them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ipucnn
+from ipucnn.reports import units
+
+
+@pytest.mark.parametrize(
+    ("show", "value", "text"),
+    [
+        (units.count, 0, "0"),
+        (units.count, 999, "999"),
+        (units.count, 1_234_567, "1.23 M"),
+        (units.count, 4_089_184_256, "4.09 G"),
+        (units.count, 75_290, "75.3 k"),
+        (units.count, 25_000_000, "25.0 M"),
+        (units.count, 999_700, "1.00 M"),  # not 1e+03 k
+        (units.count, 4_049_571, "4.05 M"),
+        (units.number, 15372.0, "15370"),
+        (units.number, 15.372, "15.37"),
+        (units.number, None, ""),
+        (units.seconds, 0.0001234, "123.4 us"),
+        (units.seconds, 0.5, "500 ms"),
+        (units.seconds, 0.0, "0 ms"),
+        (units.size, 15.62 * 2**30, "15.6 GiB"),
+        (units.size, 512 * 2**20, "512 MiB"),
+        (units.size, None, ""),
+        (units.duration, 75.2, "1 min 15 s"),
+        (units.duration, 3_700, "1 h 1 min"),
+        (units.column_milliseconds, 0.00213, "2.13"),
+        (units.rate, 9.1234, "9.12"),
+    ],
+)
+def test_numbers_as_text(show, value, text):
+    assert show(value) == text
+
+
+def test_no_report_has_its_own_bytes_or_counts():
+    """Powers of 1024 and of 1000 with their units are in one module."""
+    own = re.compile(r"""2 ?\*\* ?[234]0\b.*iB|["'] ?[kMG]["']""")
+    reports = Path(ipucnn.__file__).parent / "reports"
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(reports.rglob("*.py"))
+        if path.name != "units.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if own.search(line)
+    ]
+    assert found == []
