@@ -16,7 +16,7 @@ MEBI = 2**20
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
 LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
 # Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
-# space (2.21) and 1,218 MiB (2.6).  Some of it are stacks of threads and heaps, which settings of a system make smaller.
+# space (2.21) and 1,218 MiB (2.6).  Some of it are stacks and heaps of threads, which may be set smaller.
 LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
 # Beside what can be read from its files again, importing TensorFlow took 141 MiB (2.6) and 259 MiB (2.21).
 LEAST_MEMORY_BYTES = 128 * MEBI
