@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError, did_you_mean
@@ -205,6 +205,9 @@ def _check_comparisons(comparisons: Sequence[str]) -> None:
                 f"--compare {name}: neither a rule nor a file",
                 did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
             )
+        elif name not in RULES:
+            # What is no plan and no file of presets is refused before the network is built.
+            _read_comparison(expand(name, "--compare"))
 
 
 def _comparisons(
@@ -227,13 +230,10 @@ def _comparisons(
 
 def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
     """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
-    if _is_plan(path):
-        plan = read_plan(path, "--compare")
+    plan, file = _read_comparison(path)
+    if plan is not None:
         check_cuts(plan.splits, graph)
         return {path.name: plan.splits}
-    from ipucnn.config.presets import read_file
-
-    file = read_file(path, "--compare")
     found: Dict[str, Sequence[str]] = {}
     skipped: List[str] = []
     for name in [""] if file.is_flat else file.names:
@@ -254,6 +254,19 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
             "give a plan.yml, or a file of presets with pipeline-splits",
         )
     return found
+
+
+def _read_comparison(path: Path) -> Tuple[Optional[PipelinePlan], Any]:
+    """The plan, or else the presets, in a file.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if _is_plan(path):
+        return read_plan(path, "--compare"), None
+    from ipucnn.config.presets import read_file
+
+    return None, read_file(path, "--compare")
 
 
 def _is_plan(path: Path) -> bool:
