@@ -17,21 +17,25 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import pytest
+
 NOBODY = 65534
 HANGS_S = int(os.environ.get("HANGS_S", "60"))
 NAME = "x" * 300
 LONG = "/".join(["y" * 200] * 25)
 
-STOP = ("--pipeline-splits", "no-such-layer")
-"""Ends ``train`` after all that is looked at of its paths, and before TensorFlow is imported."""
+STOP = ("--ipus", "4", "--num-replicas", "2")
+"""Ends ``train`` after its options were looked at, and before the data are."""
+LATE = ("--micro-batch-size", "1", "--global-batch-size", "1000000")
+"""Ends it after the data were opened, and before TensorFlow is imported."""
 
 TEMPLATES = {
-    "dataset-path": ("train", "lenet", *STOP, "--dataset-path", "{}"),
-    "dataset-path of a set": ("train", "lenet", *STOP, "--dataset", "mnist", "--dataset-path", "{}"),
-    "dataset-path of images": ("train", "lenet", *STOP, "--dataset", "imagefolder", "--dataset-path", "{}"),
-    "dataset-path of tfds": ("train", "lenet", *STOP, "--dataset", "tfds:mnist", "--dataset-path", "{}"),
-    "dataset": ("train", "lenet", *STOP, "--dataset", "{}"),
-    "dataset of masks": ("train", "unet", *STOP, "--dataset", "{}"),
+    "dataset-path": ("train", "lenet", *LATE, "--dataset-path", "{}"),
+    "dataset-path of a set": ("train", "lenet", *LATE, "--dataset", "mnist", "--dataset-path", "{}"),
+    "dataset-path of images": ("train", "lenet", *LATE, "--dataset", "imagefolder", "--dataset-path", "{}"),
+    "dataset-path of tfds": ("train", "lenet", *LATE, "--dataset", "tfds:mnist", "--dataset-path", "{}"),
+    "dataset": ("train", "lenet", *LATE, "--dataset", "{}"),
+    "dataset of masks": ("train", "unet", *LATE, "--dataset", "{}"),
     "run-dir": ("train", "lenet", *STOP, "--run-dir", "{}"),
     "run-dir --resume": ("train", "lenet", *STOP, "--resume", "--run-dir", "{}"),
     "run-dir --overwrite": ("train", "lenet", *STOP, "--overwrite", "--run-dir", "{}"),
@@ -52,8 +56,8 @@ TEMPLATES = {
     "plan": ("train", "lenet", *STOP, "--plan", "{}"),
     "plan-splits config-path": ("plan-splits", "lenet", "--stages", "200", "--config-path", "{}"),
     "plan-splits compare": ("plan-splits", "lenet", "--stages", "2", "--compare", "{}"),
-    "plan-splits save": ("plan-splits", "lenet", "--stages", "200", "--save", "{}"),
-    "plan-splits html": ("plan-splits", "lenet", "--stages", "200", "--html", "{}"),
+    "plan-splits save": ("plan-splits", "lenet", "--optimisations", "--save", "{}"),
+    "plan-splits html": ("plan-splits", "lenet", "--optimisations", "--html", "{}"),
     "evaluate": ("evaluate", "{}"),
     "evaluate checkpoint": ("evaluate", "run", "--checkpoint", "{}"),
     "evaluate checkpoint of a network": ("evaluate", "lenet", "--checkpoint", "{}"),
@@ -98,9 +102,7 @@ YAML_KEYS = (
 )
 
 VARIABLES = {
-    "HOME": ("train ~", "plan-splits", "doctor"),
-    "XDG_CACHE_HOME": ("plan-splits",),
-    "IPUCNN_CACHE_DIR": ("plan-splits",),
+    "HOME": ("train ~", "doctor"),
     "IPUCNN_CUSTOM_OPS": ("doctor",),
     "TMPDIR": ("doctor", "infer"),
 }
@@ -109,7 +111,6 @@ FOR_OTHERS = ("closed", "in closed", "file in closed", "new in closed", "unreada
 COMMANDS = {
     "train": ("train", "lenet", *STOP),
     "train ~": ("train", "lenet", *STOP, "--run-dir", "~/run"),
-    "plan-splits": ("plan-splits", "unet", "--stages", "200"),
     "doctor": ("doctor",),
     "infer": ("infer", "none", "image.png"),
 }
@@ -202,7 +203,7 @@ def lines(paths):
     """(name, arguments, environment changes, in a deleted folder) of every command line."""
     for option, template in TEMPLATES.items():
         for kind, path in paths.items():
-            if kind == "root" and template[0] == "infer":
+            if (kind == "root" and template[0] == "infer") or (kind == "empty" and "{}/**/*.png" in template):
                 continue  # all of the machine's files would be looked through
             args = [part.replace("{}", path) for part in template]
             yield f"{option}: {kind}", args, {}, False
@@ -220,7 +221,7 @@ def lines(paths):
     for command, args in COMMANDS.items():
         yield f"no HOME for {command}", list(args), {"HOME": None}, False
     for option, template in TEMPLATES.items():
-        for path in ("nowhere", ".."):
+        for path in ("nowhere", "./.", "../nowhere"):
             args = [part.replace("{}", path) for part in template]
             yield f"{option} in a deleted folder: {path}", args, {}, True
 
@@ -319,6 +320,7 @@ def one(args, changes, deleted, folder):
     return None
 
 
+@pytest.mark.slow
 def test_no_path_ends_in_a_traceback():
     folder = Path(tempfile.mkdtemp(prefix="ipucnn-paths-"))
     try:

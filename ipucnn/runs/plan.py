@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence, Tuple, Union
 
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES
@@ -19,9 +19,13 @@ from ipucnn.planning.search import search
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
 from ipucnn.runs.plan_request import PlanRequest, check_system
 
+if TYPE_CHECKING:
+    from ipucnn.config.presets import PresetFile
+
 __all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_optimisations", "make_plan"]
 
 Note = Callable[[str], None]
+_COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
 
 
 class NothingFits(InfeasibleError):
@@ -206,6 +210,9 @@ def _check_comparisons(comparisons: Sequence[str]) -> None:
                 f"--compare {shown(name)}: neither a rule nor a file",
                 did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
             )
+        elif name not in RULES:
+            # What is no plan and no file of presets is refused before the network is built.
+            _read_comparison(expand(name, "--compare"))
 
 
 def _comparisons(
@@ -228,15 +235,10 @@ def _comparisons(
 
 def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
     """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
-    from ipucnn.config.presets import PresetFile
-
-    hint = "give a plan.yml, or a file of presets with pipeline-splits"
-    text = read_text(path, MAX_BYTES, "--compare", ConfigurationError, hint)
-    if "\nschema_version:" in text:
-        plan = PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
-        check_cuts(plan.splits, graph)
-        return {path.name: plan.splits}
-    file = PresetFile(text, shown(path))
+    file = _read_comparison(path)
+    if isinstance(file, PipelinePlan):
+        check_cuts(file.splits, graph)
+        return {path.name: file.splits}
     found: Dict[str, Sequence[str]] = {}
     skipped: List[str] = []
     for name in [""] if file.is_flat else file.names:
@@ -254,6 +256,20 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
     if not found:
         raise ConfigurationError(
             f"--compare {shown(path)}: no preset in it has pipeline-splits for {graph.model}",
-            hint,
+            _COMPARISON_HINT,
         )
     return found
+
+
+def _read_comparison(path: Path) -> Union[PipelinePlan, "PresetFile"]:
+    """The plan, or else the presets, in a file.
+
+    Raises:
+        UserError: it is neither.
+    """
+    from ipucnn.config.presets import PresetFile
+
+    text = read_text(path, MAX_BYTES, "--compare", ConfigurationError, _COMPARISON_HINT)
+    if "\nschema_version:" in text:
+        return PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
+    return PresetFile(text, shown(path))
