@@ -178,7 +178,7 @@ def test_the_bound_and_the_nearest_legal_value_are_named(run, key):
         ("--device-mapping", ",".join(map(str, range(100_000))), "has 100,000 values"),
         ("--available-memory-proportion", " ".join(["10"] * 100_000), "has 100,000 values"),
         ("--run-dir", "x" * 10_000_000, "more than 4,096 characters"),
-        ("--optimizer", "x" * 10_000_000, "must be one of"),
+        ("--optimizer", "x" * 1000, "must be one of"),
         ("--validation", "x" * 10_000, "validation"),
     ],
 )
@@ -213,14 +213,14 @@ def test_products_of_legal_numbers_are_bounded():
         ("--stages 2147483648", (2,)),
         ("--stages 65536", (2,)),
         ("--stages 2 --micro-batch-size 1048576", (4,)),
-        ("--stages 2 --global-batch-size 2147483646 --micro-batch-size 1", (0,)),
-        ("--stages 2 --schedule Interleaved --global-batch-size 2147483646 --micro-batch-size 1", (0,)),
+        ("--stages 2 --global-batch-size 2147483644 --micro-batch-size 1", (0,)),
+        ("--stages 2 --schedule Interleaved --global-batch-size 2147483644 --micro-batch-size 1", (0,)),
         ("--ipus 65536", (2,)),
         ("--ipus 64 --global-batch-size 2147483647", (0, 2)),
         ("--stages 2 --num-replicas 65536", (2,)),
         ("--stages 2 --device-mapping 0 65535", (2,)),
         ("--stages 2 --gradient-accumulation-count 1048576 --micro-batch-size 1048576", (2,)),
-        ("--stages 2 --classes 16777217", (2,)),
+        ("--stages 2 --classes 1048577", (2,)),
     ],
 )
 def test_plans_of_large_numbers_end(run, args, codes):

@@ -20,13 +20,17 @@ MAX_EPOCHS = 10**6
 MAX_IMAGE_SIDE = 2**16
 """Pixels: what the formats of images hold, but for TIFF."""
 MAX_CHANNELS = 2**16
-"""Filters of a convolution; the widest networks have some thousands."""
-MAX_CLASSES = 2**24
-"""The largest data sets of images have some ten thousand classes."""
+"""Channels of a layer; the widest networks have some thousands."""
+MAX_BASE_FILTERS = 1024
+"""Filters of the first block, of which the last one has sixteen times as many; published networks have 64."""
+MAX_CLASSES = 2**20
+"""The largest public data sets of images have some ten thousand classes."""
 MAX_FLOAT32 = 3.4028234663852886e38
 """The largest number of 32 bits: training computes with no larger ones."""
 MAX_RATE = 1e9
 """Learning rates, decays and penalties; none above 100 was ever of use."""
+MAX_LOSS_SCALING = 2**32
+"""The largest number of 16 bits is 65,504, and gradients are seldom scaled by more."""
 MAX_WORKERS = 2**16
 """Images that the host processes at once."""
 MAX_SECONDS = 3e7

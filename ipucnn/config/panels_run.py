@@ -170,7 +170,7 @@ class Model:
         None,
         "Filters of the U-Net's first block.",
         minimum=1,
-        maximum=bounds.MAX_CHANNELS,
+        maximum=bounds.MAX_BASE_FILTERS,
         commands=NETWORK,
         default_text="the network's own",
     )

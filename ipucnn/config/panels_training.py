@@ -58,7 +58,7 @@ class Training:
         maximum=bounds.MAX_RATE,
     )
     loss_scaling: float = option(
-        0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_FLOAT32
+        0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
     )
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"

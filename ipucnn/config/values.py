@@ -95,7 +95,7 @@ def parse_float(value: Any, what: str = "a number") -> float:
     try:
         number = float(value)
     except OverflowError:
-        number = math.copysign(math.inf, int(value))
+        number = math.inf if int(value) > 0 else -math.inf
     except ValueError:
         raise BadValue(f"must be {what}") from None
     if math.isnan(number):
@@ -140,9 +140,9 @@ def parse_fraction(value: Any) -> float:
         try:
             number = float(Fraction(int(above), int(below)))
         except OverflowError:
-            number = math.copysign(math.inf, int(above))
+            number = math.inf if int(above) > 0 else -math.inf
         if not number and above.strip("+-0"):
-            number = math.copysign(LEAST_FRACTION / 2, int(above))
+            number = LEAST_FRACTION / 2 if int(above) > 0 else -LEAST_FRACTION / 2
     if 0 < number < LEAST_FRACTION:
         raise BadValue(
             f"must be 0, or at least {LEAST_FRACTION:g}: once in {1 / LEAST_FRACTION:,.0f} epochs",

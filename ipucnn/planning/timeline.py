@@ -4,6 +4,7 @@ The order is the schedule's (see ``predict``), the durations are the plan's.  Fu
 a few are told and the rest is left out, so that a timeline stays small whatever the accumulation count.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Dict, List, Tuple
 
@@ -79,9 +80,10 @@ def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
     spans: List[Span] = []
     bounds: Dict[int, float] = {}
     now = omitted_from = omitted_to = 0.0
-    for t in range(schedule.num_ticks):
-        if omitted and break_at <= t < break_at + omitted:
-            continue
+    ticks = [range(schedule.num_ticks)]
+    if omitted:
+        ticks = [range(break_at), range(break_at + omitted, schedule.num_ticks)]
+    for t in itertools.chain(*ticks):
         if omitted and t == break_at + omitted:
             omitted_from = now
             now = omitted_to = now + omitted // schedule.period * schedule.full_s
