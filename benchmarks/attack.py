@@ -1131,8 +1131,12 @@ def _ticks_of_session(session: int) -> int:
 
 
 def _may_start(program: str, case: Case) -> bool:
-    """Whether a command may start a program: doctor looks at the machine, suites run rows in processes."""
-    return case.args[:1] == ["doctor"] or "doctor" in case.args[:3] or repr(sys.executable) in program
+    """Whether a command may start a program: doctor looks at the machine, suites run rows in processes.
+
+    Python itself asks ldconfig, by its absolute path, where a library is.
+    """
+    is_ours = repr(sys.executable) in program or program.startswith("'/sbin/ldconfig'")
+    return is_ours or "doctor" in case.args[:3]
 
 
 def _program(line: str) -> str:
@@ -1403,7 +1407,7 @@ def table(head: Dict[str, Any], rows: List[Dict[str, Any]]) -> str:
     """The result as plain text."""
     main = ("traceback", "signal", "silent", "hint", "files", "executed", "memory")
     other = [name for name in FINDINGS if name not in main]
-    titles = ["", "cases", "ended 0", "refused", "computed", *(FINDINGS[name] for name in main), "other"]
+    titles = ["", "cases", "ended 0", "refused", "TensorFlow", *(FINDINGS[name] for name in main), "other"]
     lines = []
     for kind in [*KINDS, None]:
         of_kind = [row for row in rows if kind is None or row["kind"] == kind]
