@@ -105,7 +105,13 @@ CONFIGURATIONS: Dict[str, str] = {
 
 
 def start(
-    configuration: str, folder: Path, resume: bool, log: Path, rng: random.Random, broken: str = "", stderr: str = "log"
+    configuration: str,
+    folder: Path,
+    resume: bool,
+    log: Path,
+    rng: random.Random,
+    broken: str = "",
+    stderr: str = "log",
 ) -> "subprocess.Popen[bytes]":
     """A training process; ``started`` says when it listens for signals.
 
@@ -124,7 +130,12 @@ def start(
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
     shutil.rmtree(mark_of(folder), ignore_errors=True)
-    words = [sys.executable, "-c", PROGRAM.format(broken=BROKEN[broken] if broken else ""), str(mark_of(folder))]
+    words = [
+        sys.executable,
+        "-c",
+        PROGRAM.format(broken=BROKEN[broken] if broken else ""),
+        str(mark_of(folder)),
+    ]
     words += ["train", *shlex.split(configuration), "--seed", "11", "--run-dir", str(folder)]
     words += ["--pipeline-num-parallel", str(rng.choice(THREADS)), *(["--resume"] if resume else [])]
     with open(log, "ab") as out:

@@ -288,7 +288,7 @@ def open_regular(
     hint: Optional[str] = None,
     regular: str = "a file",
 ) -> Iterator[BinaryIO]:
-    """A regular file, opened for reading in binary; what the block asks of it is asked as in :func:`asking`.
+    """A regular file, opened for reading in binary; an OSError of the block is an error about the file.
 
     A FIFO or a device is refused rather than waited for: it may never end.
 
@@ -317,7 +317,11 @@ def open_regular(
             os.close(handle)
             raise error(f"{name} is {kind.value}, not {regular}", hint or "give the path of a file")
     with os.fdopen(handle, "rb") as file:
-        yield file
+        try:
+            yield file
+        except OSError as problem:
+            # Some files of /proc are regular, and can be neither measured nor read.
+            raise error(f"{name}: {reason_of(problem)}", hint or read_hint(problem)) from problem
 
 
 def read_bytes(

@@ -19,7 +19,7 @@ Fields = Mapping[str, Tuple[str, Check]]
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text that ipucnn may have written; ``NaN`` and ``Infinity`` are numbers, as Python writes them.
+    """The value of a JSON text that ipucnn may have written; ``NaN`` and ``Infinity`` are numbers, as Python has it.
 
     Raises:
         ValueError: no JSON, or beyond the bounds of :mod:`ipucnn.documents` for such files.

@@ -220,7 +220,7 @@ def test_products_of_legal_numbers_are_bounded():
         ("--stages 2 --num-replicas 65536", (2,)),
         ("--stages 2 --device-mapping 0 65535", (2,)),
         ("--stages 2 --gradient-accumulation-count 1048576 --micro-batch-size 1048576", (2,)),
-        ("--stages 2 --classes 1048577", (2,)),
+        ("--stages 2 --classes 131073", (2,)),
     ],
 )
 def test_plans_of_large_numbers_end(run, args, codes):
@@ -271,3 +271,21 @@ def test_every_number_within_the_bounds_is_legal_and_survives(spec, data):
         return
     assert value == number
     assert getattr(RunConfig.from_yaml(f"{spec.key}: {value}\n"), spec.name) == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan-splits lenet --stages 2 --image-size 65536",
+        "plan-splits unet --stages 2 --base-filters 1024",
+        "plan-splits vgg16 --stages 2 --classes 131072 --image-size 4096",
+        "train lenet --dataset digits --image-size 65536",
+    ],
+)
+def test_weights_beyond_memory_are_refused_before_the_network_is_made(run, monkeypatch, line):
+    from ipucnn.sessions import session
+
+    monkeypatch.setattr(session, "host_memory_bytes", lambda: 2**33)
+    monkeypatch.setattr("ipucnn.models.build.build_model", None)
+    code, out, err = run(*line.split())
+    assert (code, out) == (4, "") and "GiB while it is made" in err and "hint: lower the classes" in err

@@ -196,7 +196,9 @@ def test_no_image(data):
 def test_an_absurdly_large_image_is_refused_by_its_header(form):
     data = encode(picture(12, 12), form)
     assert open_image(data, "image", 3, 144).size == (12, 12)
-    with pytest.raises(DataError, match="image x has 12x12 pixels, more than --max-image-pixels 143") as caught:
+    with pytest.raises(
+        DataError, match="image x has 12x12 pixels, more than --max-image-pixels 143"
+    ) as caught:
         open_image(data, "image x", 3, 143)
     assert "--max-image-pixels 144" in caught.value.hint
 
@@ -367,7 +369,10 @@ def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
     options = {"input_shape": (32, 32, 3), "input_range": "raw"}
     assert load_images([str(big)], info, **options).min() == 255
     assert load_images([], info, **options).shape == (0, 32, 32, 3)
-    for path, message in ((tmp_path / "none.png", "there is no such file"), (tmp_path, "there is no such file")):
+    for path, message in (
+        (tmp_path / "none.png", "there is no such file"),
+        (tmp_path, "there is no such file"),
+    ):
         with pytest.raises(DataError, match=message):
             load_images([str(path)], info, **options)
     (tmp_path / "text.png").write_text("text")

@@ -315,7 +315,9 @@ def test_real_partial_cifar10():
     np.testing.assert_array_equal(source.eval.labels, content["labels"])
 
 
-@pytest.mark.parametrize("labels", [[True, 1], [1.0, 2], ["1", 2], [None, 1], [[1], [2]], [2**40, 1], {}, "12", 3])
+@pytest.mark.parametrize(
+    "labels", [[True, 1], [1.0, 2], ["1", 2], [None, 1], [[1], [2]], [2**40, 1], {}, "12", 3]
+)
 def test_labels_that_are_no_whole_numbers_are_refused_not_rounded(tmp_path, labels):
     images, _ = cifar_arrays(2)
     path = tmp_path / "batch"

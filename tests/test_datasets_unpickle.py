@@ -159,8 +159,11 @@ def shared_lists():
         b"I" + b"9" * 10**6 + b"\n.",  # an integer of a million digits
         b"\x80\x02" + b"}" * 3_000_000 + b".",  # a dictionary for each byte
         b"\x80\x02}(" + b"".join(b"I%d\nN" % (n * (2**61 - 1)) for n in range(3)) + b"u.",  # keys of one hash
-        b"\x80\x02c_codecs\nencode\nq\x00X\x10\x27\x00\x00" + b"x" * 10000 + b"q\x01]q\x02("
-        + b"h\x00h\x01\x85R" * 5000 + b"e.",  # 10 kB encoded 5,000 times
+        b"\x80\x02c_codecs\nencode\nq\x00X\x10\x27\x00\x00"
+        + b"x" * 10000
+        + b"q\x01]q\x02("
+        + b"h\x00h\x01\x85R" * 5000
+        + b"e.",  # 10 kB encoded 5,000 times
     ],
     ids=["shared", "digits", "dictionaries", "keys", "copies"],
 )

@@ -13,7 +13,13 @@ FIGURES = {"samples": 360, "loss": 2.08, "accuracy": 0.23, "top5": 0.75}
 DEVICE = {"kind": "cpu", "name": "CPU", "num_cores": 2, "memory_bytes": 2**34}
 WHOLE = {
     "model": "toy_model",
-    "dataset": {"name": "digits", "location": "embedded", "train": 1437, "evaluation": 360, "class_names": ["0"]},
+    "dataset": {
+        "name": "digits",
+        "location": "embedded",
+        "train": 1437,
+        "evaluation": 360,
+        "class_names": ["0"],
+    },
     "program": {"num_epochs": 1},
     "compilation": {
         "device": DEVICE,
@@ -75,7 +81,10 @@ def test_a_report_of_another_shape_is_none_or_can_be_shown(tmp_path_factory, pla
         assert report_rows(found, "r", None)
 
 
-@given(data=st.binary(max_size=30) | st.sampled_from([b"[" * 100_000, b"[1]", b"NaN", b"9" * 10_000, b'{"a": 1}']))
+@given(
+    data=st.binary(max_size=30)
+    | st.sampled_from([b"[" * 100_000, b"[1]", b"NaN", b"9" * 10_000, b'{"a": 1}'])
+)
 def test_any_bytes_as_a_report_are_none(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
     for name in (REPORT, ENVIRONMENT):

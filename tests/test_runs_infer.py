@@ -526,7 +526,12 @@ def test_a_class_may_have_the_name_of_anything():
     from ipucnn.reports.evaluate import evaluation_json
 
     classes = [{"name": "@confusion_matrix@"}, {"name": '"confusion_matrix": ['}]
-    result = {"model": "@confusion_matrix@", "classes": classes, "confusion_matrix": [[1, 2], [3, 4]], "x": {}}
+    result = {
+        "model": "@confusion_matrix@",
+        "classes": classes,
+        "confusion_matrix": [[1, 2], [3, 4]],
+        "x": {},
+    }
     text = evaluation_json(result)
     assert json.loads(text) == result and "    [1, 2],\n    [3, 4]\n" in text
 

@@ -19,7 +19,18 @@ from ipucnn.sessions.host import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-SMALL = ("train", "toy_model", "--dataset", "digits", "--limit-train", "64", "--limit-eval", "8", "--num-epochs", "1")
+SMALL = (
+    "train",
+    "toy_model",
+    "--dataset",
+    "digits",
+    "--limit-train",
+    "64",
+    "--limit-eval",
+    "8",
+    "--num-epochs",
+    "1",
+)
 PROGRAM = "from ipucnn.__main__ import main; main()"
 
 
@@ -130,7 +141,9 @@ def test_training_finishes_though_nobody_reads(tmp_path):
     finally:
         os.close(handle)
     assert done.returncode == 0
-    assert (tmp_path / "r" / "report.json").exists() and (tmp_path / "r" / "checkpoints" / "last.npz").exists()
+    assert (tmp_path / "r" / "report.json").exists() and (
+        tmp_path / "r" / "checkpoints" / "last.npz"
+    ).exists()
 
 
 # -- signals in this process ----------------------------------------------------------------------------------
@@ -371,7 +384,10 @@ def test_a_signal_at_sixty_moments_up_to_the_second_weight_update(tmp_path, numb
         assert_clean(err)
         if folder.exists():
             assert (folder / "checkpoints" / "last.npz").exists(), os.listdir(folder)
-            assert python(PROGRAM, "train", "--resume", "--run-dir", str(folder), "--print-config").returncode == 0
+            assert (
+                python(PROGRAM, "train", "--resume", "--run-dir", str(folder), "--print-config").returncode
+                == 0
+            )
 
 
 # -- memory ---------------------------------------------------------------------------------------------------
@@ -381,7 +397,11 @@ def test_too_little_address_space_is_said_before_tensorflow_is_imported(tmp_path
     resource = pytest.importorskip("resource")
     limit = 1_000_000 * 1024
     done = python(
-        PROGRAM, *SMALL, "--run-dir", "r", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        PROGRAM,
+        *SMALL,
+        "--run-dir",
+        "r",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
     lines = done.stderr.decode().splitlines()
     assert done.returncode == errors.EXIT_MISSING, lines

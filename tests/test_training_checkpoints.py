@@ -196,7 +196,9 @@ def test_every_fact_has_a_type(tmp_path_factory, name, value):
     if name in ("mean", "std"):
         assert all(np.isfinite(float(number)) for number in meta[name])
     elif name == "position":
-        assert all(np.isfinite(float(loss)) for loss in meta[name]["losses"]) and meta[name]["events_done"] >= 0
+        assert (
+            all(np.isfinite(float(loss)) for loss in meta[name]["losses"]) and meta[name]["events_done"] >= 0
+        )
     elif name in ("num_classes", "weight_updates", "seed", "num_eval"):
         assert meta[name] == int(meta[name]) >= 0
 

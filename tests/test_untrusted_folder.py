@@ -145,7 +145,9 @@ def _repository(folder, head="ref: refs/heads/main\n"):
 def test_revisions_are_read_from_loose_and_packed_references(tmp_path):
     git = _repository(tmp_path)
     assert git_revision(tmp_path) is None  # no commit yet
-    (git / "packed-refs").write_text(f"# pack-refs with: peeled\n{REVISION[::-1]} refs/heads/main\n^{REVISION}\n")
+    (git / "packed-refs").write_text(
+        f"# pack-refs with: peeled\n{REVISION[::-1]} refs/heads/main\n^{REVISION}\n"
+    )
     assert git_revision(tmp_path) == REVISION[::-1]
     (git / "refs" / "heads" / "main").write_text(REVISION + "\n")
     (tmp_path / "a" / "b").mkdir(parents=True)

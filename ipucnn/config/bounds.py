@@ -23,7 +23,7 @@ MAX_CHANNELS = 2**16
 """Channels of a layer; the widest networks have some thousands."""
 MAX_BASE_FILTERS = 1024
 """Filters of the first block, of which the last one has sixteen times as many; published networks have 64."""
-MAX_CLASSES = 2**20
+MAX_CLASSES = 2**17
 """The largest public data sets of images have some ten thousand classes."""
 MAX_FLOAT32 = 3.4028234663852886e38
 """The largest number of 32 bits: training computes with no larger ones."""

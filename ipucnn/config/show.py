@@ -49,6 +49,8 @@ def print_config(resolved: Resolved, specs: Iterable[OptionSpec], as_json: bool)
             panel = spec.panel
             table.add_section()
         style = "dim" if origin == "default" else ""
-        table.add_row(spec.key, Text(printable(value_text(spec, value))), Text(printable(origin)), style=style)
+        table.add_row(
+            spec.key, Text(printable(value_text(spec, value))), Text(printable(origin)), style=style
+        )
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     PipeConsole(highlight=False, width=None if narrow else WIDTH_IN_A_PIPE).print(table)

@@ -19,7 +19,8 @@ def knn_accuracy(source: DataSource, k: int = 3) -> float:
         and isinstance(evaluation, ArrayExamples)
     ):
         raise ConfigurationError(
-            f"nearest neighbours need in-memory class labels, which {source.info.name} lacks"
+            f"nearest neighbours need in-memory class labels, which {source.info.name} lacks",
+            "choose a data set of images with classes, such as digits",
         )
     from sklearn.neighbors import KNeighborsClassifier
 

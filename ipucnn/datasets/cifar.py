@@ -94,11 +94,14 @@ def _whole_numbers(path: Path, label_key: str, labels: Any) -> Any:
             )
         labels = labels.tolist()
     if not isinstance(labels, (list, tuple)):
-        raise DataError(f"{path}: '{label_key}' is {json_text.brief(labels)}, not a list of whole numbers", AGAIN)
+        raise DataError(
+            f"{path}: '{label_key}' is {json_text.brief(labels)}, not a list of whole numbers", AGAIN
+        )
     for number, label in enumerate(labels):
         if type(label) is not int or not -(2**31) <= label < 2**31:
             raise DataError(
-                f"{path}: '{label_key}' number {number} is {json_text.brief(label)}, not a whole number", AGAIN
+                f"{path}: '{label_key}' number {number} is {json_text.brief(label)}, not a whole number",
+                AGAIN,
             )
     return np.array(labels, np.int64)
 

@@ -46,8 +46,14 @@ REMOTES: Dict[str, Remote] = {
     "mnist": Remote(
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
         (
-            ("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-            ("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            (
+                "train-images-idx3-ubyte.gz",
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            ),
+            (
+                "train-labels-idx1-ubyte.gz",
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            ),
             ("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
             ("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
         ),
@@ -56,8 +62,14 @@ REMOTES: Dict[str, Remote] = {
     "fashion_mnist": Remote(
         "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         (
-            ("train-images-idx3-ubyte.gz", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-            ("train-labels-idx1-ubyte.gz", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            (
+                "train-images-idx3-ubyte.gz",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            ),
+            (
+                "train-labels-idx1-ubyte.gz",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            ),
             ("t10k-images-idx3-ubyte.gz", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
             ("t10k-labels-idx1-ubyte.gz", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
         ),
@@ -126,7 +138,11 @@ def _fetch(url: str, path: Path, sha256: str) -> None:
     pooch.get_logger().setLevel("CRITICAL")
     try:
         pooch.retrieve(
-            url, known_hash=f"sha256:{sha256}", fname=path.name, path=path.parent, downloader=_download_bounded
+            url,
+            known_hash=f"sha256:{sha256}",
+            fname=path.name,
+            path=path.parent,
+            downloader=_download_bounded,
         )
     except UserError:
         raise
@@ -154,7 +170,9 @@ def _download_bounded(url: str, output_file: Any, _: Any) -> None:
     Redirections are followed to https addresses only.
     """
     written = 0
-    with open(output_file, "wb") as file, _opened(url) as response:  # pooch chose the name, beside the final one
+    with open(output_file, "wb") as file, _opened(
+        url
+    ) as response:  # pooch chose the name, beside the final one
         response.raise_for_status()
         places = [getattr(step, "url", url) for step in (*getattr(response, "history", ()), response)]
         if not all(place.startswith("https://") for place in places):

@@ -105,7 +105,8 @@ def _read_idx(stream: Any, name: str, num_dimensions: int, num_there: Optional[i
         raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
     if num_there is not None and num_there < header_bytes + size:
         raise DataError(
-            f"{name} is truncated: {num_there} bytes where its header ({shown}) says {header_bytes + size}", AGAIN
+            f"{name} is truncated: {num_there} bytes where its header ({shown}) says {header_bytes + size}",
+            AGAIN,
         )
     check_memory(size, f"{name} of {shown} bytes")
     data: Any = np.empty(size, np.uint8)
@@ -121,7 +122,8 @@ def _read_idx(stream: Any, name: str, num_dimensions: int, num_there: Optional[i
         filled += count
     if stream.read(1):
         raise DataError(
-            f"{name} has trailing bytes: more than the {header_bytes + size} that its header ({shown}) says", AGAIN
+            f"{name} has trailing bytes: more than the {header_bytes + size} that its header ({shown}) says",
+            AGAIN,
         )
     return data.reshape(shape)
 

@@ -10,7 +10,24 @@ from typing import Iterator, Optional, Tuple
 
 from ipucnn.errors import DataError
 
-_ENTRY_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_ENTRY_BYTES = {
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 1,
+    7: 1,
+    8: 2,
+    9: 4,
+    10: 8,
+    11: 4,
+    12: 8,
+    13: 4,
+    16: 8,
+    17: 8,
+    18: 8,
+}
 _SLACK_BYTES = 2**20
 MAX_PAGES = 100_000
 """Pages of a TIFF: a file of 64 MB can hold four million of them, each a header and nothing else."""

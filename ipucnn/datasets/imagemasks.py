@@ -97,7 +97,9 @@ def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
             )
         if not pairs:
             # All are of this size; they are held twice while they become one array.
-            check_memory(4 * len(names) * image.size, f"{printable(str(folder))} with {len(names)} such images")
+            check_memory(
+                4 * len(names) * image.size, f"{printable(str(folder))} with {len(names)} such images"
+            )
         if pairs and image.shape != pairs[0][0].shape:
             sizes = ["x".join(map(str, a.shape)) for a in (pairs[0][0], image)]
             raise DataError(

@@ -57,7 +57,9 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
             "get both files again",
         )
     if len(images) < 2:
-        raise DataError(f"{paths[0]} has {len(images)} slice; training and evaluation need two", None)
+        raise DataError(
+            f"{paths[0]} has {len(images)} slice; training and evaluation need two", "get the file again"
+        )
     masks = to_classes(labels, str(paths[1]))
     if not 0 < masks.mean() < 1:
         raise DataError(f"{paths[1]} has one value in all pixels: nothing to learn", "get the file again")

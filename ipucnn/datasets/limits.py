@@ -33,7 +33,9 @@ def available_bytes() -> int:
 
 def _meminfo() -> Optional[int]:
     # The system's own files, which no user chooses.
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as lines:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(
+        "/proc/meminfo", encoding="ascii"
+    ) as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024

@@ -79,7 +79,8 @@ def train_batches(
     """
     if batch_size < 1 or samples_per_epoch < 1:
         raise ConfigurationError(
-            f"batch size {batch_size} and {samples_per_epoch} samples per epoch must be positive"
+            f"batch size {batch_size} and {samples_per_epoch} samples per epoch must be positive",
+            "use a smaller --micro-batch-size, or more samples",
         )
     examples, info = source.train, source.info
     _require_examples(examples, info)
@@ -258,9 +259,7 @@ def load_images(
                 data, origin, input_shape[:2], channels, info.max_image_pixels
             )
         else:
-            image = image_files.decode_to_size(
-                data, origin, (height, width), channels, info.max_image_pixels
-            )
+            image = image_files.decode_to_size(data, origin, (height, width), channels, info.max_image_pixels)
         sized = prepare_size(image[np.newaxis], input_shape)
         loaded.append(prepare_range(sized, input_shape, input_range, info).numpy()[0])
     return np.stack(loaded)
@@ -278,7 +277,7 @@ def data_errors() -> Iterator[None]:
         found = re.search(re.escape(_MARKER) + r"(.*?)\x1f(.*?)\x1f", str(error), re.DOTALL)
         if found is None:
             raise
-        raise DataError(found.group(1), found.group(2) or None) from None
+        raise DataError(found.group(1), found.group(2) or "check the files of the data set") from None
 
 
 def _read_in_python(examples: Any, index: Any) -> Any:
@@ -327,7 +326,10 @@ def _map(batches: tf.data.Dataset, function: Callable[..., Any], parallel: int) 
 
 def _require_examples(examples: Examples, info: DatasetInfo) -> None:
     if len(examples) == 0:
-        raise DataError(f"data set {info.name} in {info.location} has no images for this")
+        raise DataError(
+            f"data set {info.name} in {info.location} has no images for this",
+            "check --dataset-path and --limit-train",
+        )
 
 
 def parallel_calls(num_parallel: Optional[int]) -> int:

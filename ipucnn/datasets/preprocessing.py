@@ -61,7 +61,8 @@ def crop_centre(masks: Any, height: int, width: int) -> Any:
     top, left = masks.shape[1] - height, masks.shape[2] - width
     if top < 0 or left < 0:
         raise ConfigurationError(
-            f"the network predicts {height}x{width} pixels but is given {masks.shape[1]}x{masks.shape[2]}"
+            f"the network predicts {height}x{width} pixels but is given {masks.shape[1]}x{masks.shape[2]}",
+            "use a larger --image-size",
         )
     return masks[:, top // 2 : top // 2 + height, left // 2 : left // 2 + width]
 

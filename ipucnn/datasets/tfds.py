@@ -25,6 +25,7 @@ from ipucnn.filesystem import shown
 MAX_BYTES = 8 * 2**30
 READ_BATCH = 1024
 EVAL_SPLITS = ("test", "validation", "val", "valid")
+_OTHER_HINT = "choose another data set, or pass images in class folders with --dataset DIR"
 AUGMENTATION = {
     "mnist": "shift",
     "fashion_mnist": "shift_flip",
@@ -95,7 +96,9 @@ def _features(builder: Any, tfds: Any, name: str) -> Tuple[str, str]:
     if supervised and supervised[0] in images and supervised[1] in labels:
         return supervised[0], supervised[1]
     if not images or not labels:
-        raise DataError(f"data set {name} has no image with a class: it holds {', '.join(features)}")
+        raise DataError(
+            f"data set {name} has no image with a class: it holds {', '.join(features)}", _OTHER_HINT
+        )
     return images[0], labels[0]
 
 
@@ -103,7 +106,9 @@ def _splits(builder: Any, name: str) -> Tuple[str, str, List[str]]:
     """The train and evaluation parts, and a warning where the set has no part for evaluation."""
     available = builder.info.splits
     if "train" not in available:
-        raise DataError(f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}")
+        raise DataError(
+            f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}", _OTHER_HINT
+        )
     for split in EVAL_SPLITS:
         if split in available and available[split].num_examples > 0:
             return "train", split, []
@@ -128,7 +133,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         train_split, eval_split, warnings = _splits(builder, name)
         shape = tuple(builder.info.features[image_key].shape)
         if np.dtype(builder.info.features[image_key].np_dtype) != np.uint8 or shape[-1] not in (1, 3):
-            raise DataError(f"data set {name} has no 8-bit images of 1 or 3 channels")
+            raise DataError(f"data set {name} has no 8-bit images of 1 or 3 channels", _OTHER_HINT)
         one_size = None not in shape
         stored = [builder.info.splits[s] for s in {train_split.split("[")[0], eval_split.split("[")[0]}]
         pixels = int(np.prod(shape)) if one_size else 0
@@ -148,9 +153,9 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         raise DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again") from error
     for part, examples in ((train_split, train), (eval_split, evaluation)):
         if len(examples) == 0:
-            raise DataError(f"data set {name} has no images in '{part}'")
+            raise DataError(f"data set {name} has no images in '{part}'", "prepare the data set again")
         if examples.labels.min() < 0:
-            raise DataError(f"data set {name} has images without a class in '{part}'")
+            raise DataError(f"data set {name} has images without a class in '{part}'", _OTHER_HINT)
     class_names = builder.info.features[label_key].names
     if isinstance(train, ArrayExamples) and isinstance(evaluation, ArrayExamples):
         return array_source(

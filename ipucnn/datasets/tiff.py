@@ -33,7 +33,9 @@ def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
         try:
             count = int(volume.n_frames)
         except Exception as error:  # Pillow's plugins raise a wide variety for damaged files
-            raise DataError(f"{origin}: its list of pages is damaged: {error}", "get the file again") from error
+            raise DataError(
+                f"{origin}: its list of pages is damaged: {error}", "get the file again"
+            ) from error
         height, width = volume.height, volume.width
         # What is stored here, and as much again for the parts that training and evaluation get.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")

@@ -284,5 +284,6 @@ def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]
         return None
     worst = next((f for f in findings if f.level == "problem"), None)
     return MissingError(
-        f"--device {choice.asked} cannot be used: {choice.reason}", worst.hint if worst else None
+        f"--device {choice.asked} cannot be used: {choice.reason}",
+        (worst.hint if worst else None) or "--device cpu runs everywhere",
     )

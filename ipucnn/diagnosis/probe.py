@@ -63,7 +63,12 @@ def probe_tensorflow(timeout_s: float = TIMEOUT_S) -> Probe:
         try:
             return Probe(json.loads(lines[-1][len(_MARK) :]), None)
         except (IndexError, ValueError):
-            return Probe({}, MissingError("importing TensorFlow ended the process without an error"))
+            return Probe(
+                {},
+                MissingError(
+                    "importing TensorFlow ended the process without an error", "install TensorFlow again"
+                ),
+            )
     return Probe({}, _error(ran))
 
 

@@ -34,7 +34,9 @@ def find(program: str) -> Optional[str]:
     A relative folder (``.``, or nothing between two colons) is the one the user happens to be in, where anybody may
     have put a program of that name.
     """
-    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
+    folders = [
+        folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)
+    ]
     return shutil.which(program, path=os.pathsep.join(folders)) if folders else None
 
 

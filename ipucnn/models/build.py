@@ -99,14 +99,18 @@ def check_options(record: ModelRecord, options: BuildOptions) -> Tuple[str, Dict
     """
     validate_input_shape(record, options.input_shape)
     if options.num_classes < 1:
-        raise ConfigurationError(f"{record.name} needs at least one class, got {options.num_classes}")
+        raise ConfigurationError(
+            f"{record.name} needs at least one class, got {options.num_classes}", "give --classes 10"
+        )
     norm = _check_norm(record, options)
     arguments = dict(record.builder_args)
     if options.base_filters is not None:
         if "base_filters" not in arguments:
             raise ConfigurationError(f"{record.name} has no --base-filters", "only unet has")
         if options.base_filters < 1:
-            raise ConfigurationError(f"--base-filters must be at least 1, got {options.base_filters}")
+            raise ConfigurationError(
+                f"--base-filters must be at least 1, got {options.base_filters}", "--base-filters 1"
+            )
         arguments["base_filters"] = options.base_filters
     return norm, arguments
 

@@ -141,7 +141,9 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
         new_rate = rate if rate is not None and (elementwise or rate == 0) else own["rate"]
         replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": own.get("noise_shape")})
     if rate and not found:
-        raise ConfigurationError(f"dropout {rate} was asked for, but this network has no dropout layer")
+        raise ConfigurationError(
+            f"dropout {rate} was asked for, but this network has no dropout layer", "leave --dropout out"
+        )
 
 
 def drop_bias_before_norm(blueprint: Blueprint) -> None:

@@ -47,7 +47,9 @@ def validate_input_shape(record: ModelRecord, input_shape: Sequence[int]) -> Non
             f"nearest legal {axis}: {nearest} (--image-size)",
         )
     if record.keras_application is not None and input_shape[2] not in (1, 3):
-        raise ConfigurationError(f"{record.name} takes 1 or 3 channels, got {input_shape[2]}")
+        raise ConfigurationError(
+            f"{record.name} takes 1 or 3 channels, got {input_shape[2]}", "convert the images to grey or RGB"
+        )
 
 
 def output_shape(record: ModelRecord, input_shape: Sequence[int]) -> Optional[Tuple[int, int]]:

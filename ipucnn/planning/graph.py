@@ -15,6 +15,7 @@ from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 __all__ = ["OP_CLASSES", "SCHEMA_VERSION", "Layer", "LayerGraph"]
 
 SCHEMA_VERSION = 1
+_HINT = "ask ipucnn to read the layers of the network again, from a build of it"
 
 OP_CLASSES = (
     "input",
@@ -99,9 +100,9 @@ class LayerGraph:
         position = {layer.name: i for i, layer in enumerate(self.layers)}
         if len(position) != len(self.layers):
             names = [layer.name for layer in self.layers]
-            raise DataError(f"layer graph of {self.model}: '{_first_repeated(names)}' is there twice")
+            raise DataError(f"layer graph of {self.model}: '{_first_repeated(names)}' is there twice", _HINT)
         if not self.layers or self.layers[0].op_class != "input":
-            raise DataError(f"layer graph of {self.model}: its first layer is not an input")
+            raise DataError(f"layer graph of {self.model}: its first layer is not an input", _HINT)
         last_use = list(range(len(self.layers)))
         for i, layer in enumerate(self.layers):
             self._check(i, layer, position)
@@ -109,7 +110,7 @@ class LayerGraph:
                 last_use[position[name]] = i
         for first, last in self.tied:
             if first not in position or last not in position or position[first] >= position[last]:
-                raise DataError(f"layer graph of {self.model}: '{first}' and '{last}' can't be tied")
+                raise DataError(f"layer graph of {self.model}: '{first}' and '{last}' can't be tied", _HINT)
         object.__setattr__(self, "_position", position)
         object.__setattr__(self, "_last_use", tuple(last_use))
 
@@ -119,19 +120,23 @@ class LayerGraph:
             hint = did_you_mean(layer.op_class, OP_CLASSES) or f"it is one of {', '.join(OP_CLASSES)}"
             raise DataError(f"{where}: unknown op_class '{layer.op_class}'", hint)
         if (layer.op_class == "input") != (i == 0) or bool(layer.inputs) != (i > 0):
-            raise DataError(f"{where}: the first layer, and no other, is the input")
+            raise DataError(f"{where}: the first layer, and no other, is the input", _HINT)
         for name in layer.inputs:
             if position.get(name, i) >= i:
-                raise DataError(f"{where} reads '{name}', which is not a layer before it")
+                raise DataError(f"{where} reads '{name}', which is not a layer before it", _HINT)
         for name in layer.kept:
             if position.get(name, i + 1) > i:
-                raise DataError(f"{where} keeps '{name}', which is neither itself nor a layer before it")
+                raise DataError(
+                    f"{where} keeps '{name}', which is neither itself nor a layer before it", _HINT
+                )
         positive = (*layer.output_shape, *layer.kernel, *layer.strides, layer.groups)
         counts = (layer.input_channels, layer.macs, layer.num_parameters, layer.num_trainable)
         if not layer.output_shape or min(positive) < 1 or min(counts) < 0:
-            raise DataError(f"{where}: sizes must be at least 1 and counts at least 0")
+            raise DataError(f"{where}: sizes must be at least 1 and counts at least 0", _HINT)
         if layer.num_trainable > layer.num_parameters:
-            raise DataError(f"{where}: {layer.num_trainable} of {layer.num_parameters} weights trainable")
+            raise DataError(
+                f"{where}: {layer.num_trainable} of {layer.num_parameters} weights trainable", _HINT
+            )
 
     def index(self, name: str) -> int:
         """Position of a layer.
@@ -205,9 +210,9 @@ class LayerGraph:
         try:
             data = json.loads(text)
         except ValueError as error:
-            raise DataError(f"layer graph is not JSON: {error}") from None
+            raise DataError(f"layer graph is not JSON: {error}", _HINT) from None
         if not isinstance(data, dict):
-            raise DataError("layer graph is not a JSON object")
+            raise DataError("layer graph is not a JSON object", _HINT)
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DataError(
@@ -232,32 +237,32 @@ def _get(data: Dict[str, Any], key: str, kind: type, where: str) -> Any:
     value = data.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         problem = f"lacks '{key}'" if key not in data else f"has {key} = {value!r}"
-        raise DataError(f"{where} {problem}, wanted {kind.__name__}")
+        raise DataError(f"{where} {problem}, wanted {kind.__name__}", _HINT)
     return value
 
 
 def _integers(value: Any, where: str, length: int = 0) -> Tuple[int, ...]:
     good = isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
     if not good or (length and len(value) != length):
-        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} whole numbers")
+        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} whole numbers", _HINT)
     return tuple(value)
 
 
 def _names(value: Any, where: str, length: int = 0) -> Tuple[str, ...]:
     good = isinstance(value, list) and all(isinstance(name, str) for name in value)
     if not good or (length and len(value) != length):
-        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} layer names")
+        raise DataError(f"layer graph: {where} = {value!r}, wanted {length or 'some'} layer names", _HINT)
     return tuple(value)
 
 
 def _read_layer(entry: Any, i: int) -> Layer:
     where = f"layer graph: layer {i}"
     if not isinstance(entry, dict):
-        raise DataError(f"{where} is {entry!r}, wanted an object")
+        raise DataError(f"{where} is {entry!r}, wanted an object", _HINT)
     known = {f.name for f in fields(Layer)}
     for key in entry:
         if key not in known:
-            raise DataError(f"{where} has an unknown key '{key}'", did_you_mean(key, known))
+            raise DataError(f"{where} has an unknown key '{key}'", did_you_mean(key, known) or _HINT)
     values: Dict[str, Any] = {key: _get(entry, key, str, where) for key in ("name", "op_class")}
     where = f"layer '{values['name']}'"
     values["output_shape"] = _integers(entry.get("output_shape"), f"{where}: output_shape")

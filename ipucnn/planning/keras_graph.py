@@ -67,7 +67,8 @@ def graph_of(model: Any, name: str) -> LayerGraph:
         config = model.get_config()
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise ConfigurationError(
-            f"{name} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; plans need one of each"
+            f"{name} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; plans need one of each",
+            "give a network with one input and one output",
         )
     by_name = {layer.name: layer for layer in model.layers}
     calls = _calls(config["layers"])
@@ -78,7 +79,10 @@ def graph_of(model: Any, name: str) -> LayerGraph:
     for (layer_name, call), sources in calls:
         keras_layer = by_name.get(layer_name)
         if keras_layer is None:
-            raise ConfigurationError(f"operation '{layer_name}' of {name} is not a layer")
+            raise ConfigurationError(
+                f"operation '{layer_name}' of {name} is not a layer",
+                "build the network of Keras layers alone",
+            )
         own = layer_name if call == 0 else f"{layer_name}/call{call}"
         inputs = [names[source] for source in sources]
         input_shapes = [shapes[source] for source in sources]
@@ -94,7 +98,10 @@ def graph_of(model: Any, name: str) -> LayerGraph:
     tied += _shared_weights(model, layers)
     input_shape = layers[0].output_shape
     if len(input_shape) != 3:
-        raise ConfigurationError(f"the input of {name} is {input_shape}, not (height, width, channels)")
+        raise ConfigurationError(
+            f"the input of {name} is {input_shape}, not (height, width, channels)",
+            "give a network that takes images",
+        )
     return LayerGraph(name, input_shape, layers[-1].output_shape[-1], tuple(layers), tuple(tied))  # type: ignore[arg-type]
 
 
@@ -157,7 +164,10 @@ def _sample_shape(layer: Any, call: int) -> Tuple[int, ...]:
         outputs = outputs[0]
     shape = tuple(outputs.shape)[1:]
     if any(n is None for n in shape):
-        raise ConfigurationError(f"layer '{layer.name}' has the shape {shape}: plans need a fixed image size")
+        raise ConfigurationError(
+            f"layer '{layer.name}' has the shape {shape}: plans need a fixed image size",
+            "build the network for one --image-size",
+        )
     return tuple(int(n) for n in shape)
 
 

@@ -12,6 +12,7 @@ __all__ = ["from_plain", "to_plain"]
 
 # Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.
 MAX_INTEGER = 2**63 - 1
+_HINT = "it was changed by hand, or made by another version of ipucnn: make it again"
 
 Record = TypeVar("Record")
 
@@ -42,13 +43,13 @@ def from_plain(kind: Type[Record], data: Any, where: str) -> Record:
         DataError: naming the place and what is wrong with it.
     """
     if not isinstance(data, dict):
-        raise DataError(f"{where} is {_short(data)}, wanted a mapping")
+        raise DataError(f"{where} is {_short(data)}, wanted a mapping", _HINT)
     hints = typing.get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
             raise DataError(
-                f"{where} has an unknown key '{shown_value(key)}'", did_you_mean(str(key), fields)
+                f"{where} has an unknown key '{shown_value(key)}'", did_you_mean(str(key), fields) or _HINT
             )
     values: Dict[str, Any] = {}
     for name, declared in fields.items():
@@ -56,7 +57,8 @@ def from_plain(kind: Type[Record], data: Any, where: str) -> Record:
             values[name] = _convert(hints[name], data[name], f"{where}: {name}")
         elif declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING:
             raise DataError(
-                f"{where} lacks '{name}'", "it was cut short, or made by another version of ipucnn"
+                f"{where} lacks '{name}'",
+                "it was cut short, or made by another version of ipucnn: make it again",
             )
     return kind(**values)
 
@@ -72,22 +74,27 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return None if value is None else _convert(arguments[0], value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise DataError(f"{where} is {_short(value)}, wanted a list")
+            raise DataError(f"{where} is {_short(value)}, wanted a list", _HINT)
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise DataError(f"{where} has {len(value)} entries, wanted {len(arguments)}")
+            raise DataError(f"{where} has {len(value)} entries, wanted {len(arguments)}", _HINT)
         return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
-            raise DataError(f"{where} is {_short(value)}, wanted a mapping")
+            raise DataError(f"{where} is {_short(value)}, wanted a mapping", _HINT)
         return {str(key): _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     wanted = (int, float) if hint is float else hint
     if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
-        raise DataError(f"{where} is {_short(value)}, wanted {hint.__name__}")
+        raise DataError(f"{where} is {_short(value)}, wanted {_named(hint)}", _HINT)
     if hint is int and abs(value) > MAX_INTEGER:
-        raise DataError(f"{where} is {shown_value(value)}, wanted a whole number of at most 64 bits")
+        raise DataError(f"{where} is {shown_value(value)}, wanted a whole number of at most 64 bits", _HINT)
     if hint is float and not (abs(value) <= sys.float_info.max):
-        raise DataError(f"{where} is {shown_value(value)}, wanted a finite number")
+        raise DataError(f"{where} is {shown_value(value)}, wanted a finite number", _HINT)
     return float(value) if hint is float else value
+
+
+def _named(kind: Any) -> str:
+    """What a value should be, in words."""
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[kind]
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,11 @@ def evaluation_json(result: Dict[str, Any]) -> str:
     parts = []
     for key, value in result.items():
         # Lines of the other values move in by the two blanks of the object around them.
-        text = f"[\n{rows}\n  ]" if key == "confusion_matrix" else json.dumps(value, indent=2).replace("\n", "\n  ")
+        text = (
+            f"[\n{rows}\n  ]"
+            if key == "confusion_matrix"
+            else json.dumps(value, indent=2).replace("\n", "\n  ")
+        )
         parts.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}"
 

@@ -164,7 +164,10 @@ def _inputs(subject: Subject, split: Optional[str], paths: List[str]) -> Tuple[I
         return images_of_files(paths, info, setup.input_shape), len(paths)
     examples = setup.source.train if split == "train" else setup.source.eval
     if not len(examples):
-        raise DataError(f"data set {info.name} in {info.location} has no images for --split {split}")
+        raise DataError(
+            f"data set {info.name} in {info.location} has no images for --split {split}",
+            "choose the other --split",
+        )
     return images_of_split(examples, info, split, setup.input_shape), len(examples)
 
 

@@ -220,7 +220,10 @@ def _open_each(subject: Subject, split: Optional[str], paths: Sequence[str]) -> 
     if split is not None:
         examples, info = (setup.source.train if split == "train" else setup.source.eval), setup.source.info
         if not len(examples) or not isinstance(examples, ArrayExamples):
-            raise DataError(f"data set {info.name} in {info.location} has no images for --split {split}")
+            raise DataError(
+                f"data set {info.name} in {info.location} has no images for --split {split}",
+                "choose the other --split",
+            )
         yield array_pages(f"{info.name}/{split}", examples.images)
         return
     for path in paths:

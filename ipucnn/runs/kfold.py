@@ -423,7 +423,6 @@ def _train_s(run: TrainingRun) -> float:
     return math.fsum(seconds)
 
 
-
 def _forget_graphs() -> None:
     """Frees what Keras keeps of the fold's network."""
     if "tensorflow" not in sys.modules:

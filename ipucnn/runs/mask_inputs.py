@@ -68,9 +68,7 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     )
 
 
-def _read_again(
-    path: str, channels: int, max_pixels: int, sizes: Sequence[Tuple[int, int]]
-) -> Iterator[Any]:
+def _read_again(path: str, channels: int, max_pixels: int, sizes: Sequence[Tuple[int, int]]) -> Iterator[Any]:
     found = 0
     for page, size in zip(_pages(read_file(path), path, channels, max_pixels), sizes):
         if page.shape[:2] != size:

@@ -101,7 +101,7 @@ def _is_plain(path: Path) -> bool:
 def _line(path: Path) -> str:
     """The one line of a small regular file."""
     if not _is_plain(path):
-        raise DataError(f"{shown(path)} is not a file")
+        raise DataError(f"{shown(path)} is not a file", "check the repository")
     return read_bytes(path, _HEAD_BYTES).decode("utf-8", "surrogateescape").rstrip("\r\n")
 
 

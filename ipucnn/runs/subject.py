@@ -228,7 +228,10 @@ def _of_run(
             f"take {facts.name}, which it was trained on",
         )
     else:
-        setup, num_stored = run_setup.Setup(resolved, _facts_only(facts, resolved), run.input_shape, None, seed), 0
+        setup, num_stored = (
+            run_setup.Setup(resolved, _facts_only(facts, resolved), run.input_shape, None, seed),
+            0,
+        )
     return Subject(
         setup,
         summary(run),
@@ -352,7 +355,10 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     else:
         size = resolved.config.image_size
         shape = record.input_shape if size is None else (*size, record.input_shape[2])
-        setup, num_stored = run_setup.Setup(resolved, _facts_only(_imagenet_facts(), resolved), shape, None, 0), 0
+        setup, num_stored = (
+            run_setup.Setup(resolved, _facts_only(_imagenet_facts(), resolved), shape, None, 0),
+            0,
+        )
     run_setup.build_options(setup)
 
     def fill(built: Any) -> None:

@@ -123,7 +123,9 @@ def _digest(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
     digest.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii"))
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
-        digest.update(f"\n{len(name)} {name} {array.dtype.str} {array.shape}\n".encode("utf-8", "surrogatepass"))
+        digest.update(
+            f"\n{len(name)} {name} {array.dtype.str} {array.shape}\n".encode("utf-8", "surrogatepass")
+        )
         digest.update(array.tobytes())
     return digest.hexdigest()
 
@@ -183,7 +185,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     for member, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(
-                f"{name}: the array {json_text.brief(member)} is not finite", "its training diverged; use another"
+                f"{name}: the array {json_text.brief(member)} is not finite",
+                "its training diverged; use another",
             )
     return Checkpoint(
         {k[len("weights/") :]: v for k, v in arrays.items() if k.startswith("weights/")},
@@ -289,12 +292,16 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
         kind = re.search(r"'descr': *(.{1,40})", text)
         if kind is None or types == _META_TYPES:
             raise _DamagedError
-        raise DataError(f"{what} is of the type {json_text.brief(kind.group(1))}, not {' or '.join(types)}", _HINT)
+        raise DataError(
+            f"{what} is of the type {json_text.brief(kind.group(1))}, not {' or '.join(types)}", _HINT
+        )
     kind_text, fortran, shape_text = match.groups()
     if kind_text not in types and types == _META_TYPES:
         raise _DamagedError
     if kind_text not in types:
-        raise DataError(f"{what} is of the type {json_text.brief(kind_text)}, not {' or '.join(types)}", _HINT)
+        raise DataError(
+            f"{what} is of the type {json_text.brief(kind_text)}, not {' or '.join(types)}", _HINT
+        )
     shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
     if fortran == "True" or len(shape) > 8:
         raise DataError(f"{what} is not stored row by row, in at most 8 dimensions", _HINT)

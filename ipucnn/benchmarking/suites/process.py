@@ -23,7 +23,9 @@ from ipucnn.benchmarking.suites.plan import PlannedRow
 
 Update = Callable[[str, int, int, str], None]
 # Without the current folder, which ``-c`` puts first on the path: what lies there is not to be imported.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from ipucnn.benchmarking.suites.process import main; main()"
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1:]; from ipucnn.benchmarking.suites.process import main; main()"
+)
 
 
 class RowProcess:
