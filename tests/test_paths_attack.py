@@ -106,7 +106,10 @@ VARIABLES = {
     "IPUCNN_CUSTOM_OPS": ("doctor",),
     "TMPDIR": ("doctor", "infer"),
 }
-FOR_OTHERS = ("closed", "in closed", "file in closed", "new in closed", "unreadable", "blind", "sealed", "new in sealed")
+FOR_OTHERS = (
+    *("closed", "in closed", "file in closed", "new in closed"),
+    *("unreadable", "blind", "sealed", "new in sealed"),
+)
 """The paths at which it matters who asks."""
 COMMANDS = {
     "train": ("train", "lenet", *STOP),
