@@ -541,7 +541,7 @@ def check_output(path: Path, option: str, error: Type[UserError] = DataError) ->
         raise error(f"{name} is not writable", "make it writable, or give another name")
     if kind in (Kind.FIFO, Kind.DEVICE):
         return
-    folder = real(path, option, error).parent
+    folder = real(path, option, error).parent if is_link(path, option, error) else path.parent
     parent = kind_of(folder, option, error)
     if parent is Kind.ABSENT:
         raise error(f"{name}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")

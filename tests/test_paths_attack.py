@@ -107,14 +107,8 @@ VARIABLES = {
     "TMPDIR": ("doctor", "infer"),
 }
 FOR_OTHERS = (
-    "closed",
-    "in closed",
-    "file in closed",
-    "new in closed",
-    "unreadable",
-    "blind",
-    "sealed",
-    "new in sealed",
+    *("closed", "in closed", "file in closed", "new in closed"),
+    *("unreadable", "blind", "sealed", "new in sealed"),
 )
 """The paths at which it matters who asks."""
 COMMANDS = {
