@@ -623,8 +623,9 @@ def test_a_checkpoint_of_another_model_is_validated_by_nobody(tmp_path, capsys):
     assert "another model" in capsys.readouterr().err and not (tmp_path / "v").exists()
 
 
-def test_killed_processes_and_continued_runs(tmp_path):
-    """A small part of benchmarks/kill_campaign.py: real processes, real signals."""
+@pytest.fixture
+def kill_campaign():
+    """benchmarks/kill_campaign.py with a configuration that is small."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("kill_campaign", ROOT / "benchmarks" / "kill_campaign.py")
@@ -634,10 +635,19 @@ def test_killed_processes_and_continued_runs(tmp_path):
         "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 4 --limit-train 320 "
         "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {}"
     )
-    result = module.campaign("small", 2, 2, 4, tmp_path / "campaign", moments=("any time", "checkpoint"))
+    return module.campaign
+
+
+def test_killed_processes_and_continued_runs(tmp_path, kill_campaign):
+    """A small part of the campaign: real processes, real signals."""
+    result = kill_campaign("small", 2, 2, 4, tmp_path, moments=("any time", "checkpoint"))
     assert result["kills"] == 2 and result["runs"] >= 1
     assert result["differing"] == 0 and result["wrong end"] == 0
     # It goes on with what is there: two kills were wanted, and two there are.
-    assert module.campaign("small", 2, 2, 4, tmp_path / "campaign") == result
-    broken = module.campaign("small", 1, 1, 4, tmp_path / "broken", "row", moments=("any time",))
-    assert broken["differing"] == 1
+    assert kill_campaign("small", 2, 2, 4, tmp_path) == result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["slot", "seed", "row"])
+def test_the_campaign_notices_a_broken_build(tmp_path, kill_campaign, broken):
+    assert kill_campaign("small", 1, 1, 4, tmp_path, broken, moments=("any time",))["differing"] == 1
