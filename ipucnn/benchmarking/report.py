@@ -8,7 +8,10 @@ from typing import Any, Dict, List, Optional
 from ipucnn.benchmarking import statistics
 from ipucnn.benchmarking.baseline import check_whole
 from ipucnn.benchmarking.measure import Execution
+from ipucnn.documents import read_record
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_folder
+from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 3
 KIND = "ipucnn benchmark"
@@ -78,26 +81,19 @@ def read_report(path: Path) -> Dict[str, Any]:
     Raises:
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
-    path = path / "report.json" if path.is_dir() else path
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", "give the report.json of a benchmark"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", "give the report.json of a benchmark") from None
+    path = path / "report.json" if is_folder(path) else path
+    data = read_record(path, "", "give the report.json of a benchmark")
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(
             f"{path} is no report of a benchmark", "give the report.json that `ipucnn benchmark` wrote"
         )
     if data.get("schema_version") != SCHEMA_VERSION:
         raise DataError(
-            f"{path} has schema_version {data.get('schema_version')!r}, this ipucnn reads {SCHEMA_VERSION}",
+            f"{path} has schema_version {shown_value(data.get('schema_version'))}, this ipucnn reads {SCHEMA_VERSION}",
             "make it again",
         )
     if data.get("void") or data.get("measured") is None:
-        raise DataError(f"{path}: {data.get('void') or 'nothing was measured'}", "make it again")
+        raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")
     check_whole(data, str(path))
     return data
 

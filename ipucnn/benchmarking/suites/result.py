@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from ipucnn.benchmarking.suites.plan import PlannedRow
+from ipucnn.config.bounds import MAX_FLOAT32
+from ipucnn.documents import read_record
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_folder
+from ipucnn.text import shown_value
 
 KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
 SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
@@ -292,14 +296,9 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     Raises:
         DataError: not there, damaged, or of another kind or version.
     """
-    path = path / "suite.json" if path.is_dir() else path
+    path = path / "suite.json" if is_folder(path, option) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{option} {path} cannot be read: {error.strerror or error}", hint) from None
-    except ValueError as error:
-        raise DataError(f"{option} {path} is not JSON: {error}", hint) from None
+    data = read_record(path, option, hint)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{option} {path} is no result of a suite", hint)
     if data.pop("schema_version", None) != SCHEMA_VERSION:
@@ -315,8 +314,8 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
             missing = {*_FIRST, *_MEASURED, "options", "predicted", "notes"} - set(row)
             if missing:
                 raise KeyError(sorted(missing)[0])
-            if row["status"] == DONE and not row["images_per_s"] > 0:
+            if row["status"] == DONE and not 0 < row["images_per_s"] < MAX_FLOAT32:
                 raise ValueError("images_per_s")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise DataError(f"{option} {path} is damaged: {error}", "make it again") from None
+        raise DataError(f"{option} {path} is damaged: {shown_value(str(error))}", "make it again") from None
     return result
