@@ -12,9 +12,11 @@ ends the process for a text of 100,000 brackets, and they follow aliases without
 import contextlib
 import json
 import re
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -441,3 +443,22 @@ def _json_object(items: List[Tuple[str, Any]]) -> Dict[str, Any]:
         twice = next(key for key, _ in items if key in seen or seen.update({key: None}))
         raise BadDocument(f"'{shown_value(twice)}' is given twice", "keep one of the two")
     return found
+
+
+def read_record(path: Path, what: str, hint: str) -> Any:
+    """The value in a JSON file that ipucnn wrote, such as a report, which may be larger than what people write.
+
+    Args:
+        what: the option that names it, for messages; may be empty.
+        hint: what to give instead.
+
+    Raises:
+        DataError: it is not a file, too large, or not JSON.
+    """
+    text = read_text(path, MAX_RECORD_BYTES, what, DataError, hint)
+    name = f"{what} {shown(path)}" if what else shown(path)
+    with naming(name, DataError):
+        try:
+            return load_json(text, at_most=MAX_RECORD_BYTES, max_nodes=MAX_RECORD_NODES)
+        except NotJson as error:
+            raise DataError(f"{name} is not JSON: {error}", hint) from None

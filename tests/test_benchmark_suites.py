@@ -532,7 +532,7 @@ def test_a_csv_has_what_the_json_has():
         ("[]", "no result"),
         ('{"kind": "ipucnn benchmark suite", "schema_version": 9}', "another version"),
         ('{"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s"}', "damaged"),
-        (None, "cannot be read"),
+        (None, "there is no such file"),
     ],
 )
 def test_results_that_cannot_be_compared_with(text, words):

@@ -236,6 +236,26 @@ def test_hostile_files(run, tmp_path, args):
         assert len(err) < 2000
 
 
+@pytest.mark.parametrize("option", ["--baseline", "--versus"])
+def test_hostile_reports(run, tmp_path, option):
+    suite = ["--suite", "keras-tutorial"] if option == "--versus" else ["--host-generated-data"]
+    made = {
+        **files(tmp_path),
+        "nul.yml": "is not JSON",
+        "bomb.yml": "is not JSON",
+        "large.yml": "is not JSON",
+    }
+    for name, part in made.items():
+        code, out, err = run("benchmark", "lenet" if option == "--baseline" else "*", *suite, option, name)
+        lines = err.splitlines()
+        assert code in (2, 3) and out == "", (name, err)
+        assert len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: "), (
+            name,
+            err,
+        )
+        assert part.lower() in lines[0].lower() or name == "folder.yml", (name, err)
+
+
 def test_a_suite_cannot_make_a_billion_rows(run, tmp_path):
     keys = ["micro-batch-size", "num-replicas", "gradient-accumulation-count", "seed", "prefetch-depth"]
     values = ", ".join(f"{key}: [{', '.join(map(str, range(1, 101)))}]" for key in keys)

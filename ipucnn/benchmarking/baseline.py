@@ -1,12 +1,13 @@
 """An earlier report to compare with: whole, and of the same work on the same machine."""
 
 import json
-import math
 from typing import Any, Dict, List, Tuple
 
 from ipucnn.benchmarking.settings import DATA, END_TO_END
+from ipucnn.config.bounds import MAX_FLOAT32
 from ipucnn.config.options import SPECS
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.text import shown_value
 
 # Options that decide nothing about figures: where things are, and the numbers that are drawn.
 _NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
@@ -62,9 +63,7 @@ def compared_options(config: Any) -> Dict[str, Any]:
 
 
 def _is_positive(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and math.isfinite(value)
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT32
 
 
 def check_whole(report: Dict[str, Any], where: str) -> None:
@@ -91,7 +90,7 @@ def check_whole(report: Dict[str, Any], where: str) -> None:
             )
         whole = _is_positive(value) if wanted in (_POSITIVE, _COUNT) else isinstance(value, wanted)
         if not whole or (wanted == _COUNT and not isinstance(value, int)):
-            raise DataError(f"{where} is damaged: {path} is {value!r}", "make it again")
+            raise DataError(f"{where} is damaged: {path} is {shown_value(value)}", "make it again")
     if not report["executions"]:
         raise DataError(f"{where} is damaged: it has no executions", "make it again")
     for index, row in enumerate(report["executions"]):
@@ -112,7 +111,7 @@ def _compare(where: str, pairs: List[Tuple[str, Any, Any]]) -> None:
 
 
 def _text(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else shown_value(value)
 
 
 def check_same_request(baseline: Dict[str, Any], where: str, now: Dict[str, Any]) -> None:

@@ -8,8 +8,14 @@ from typing import Any, Dict, List, Optional
 from ipucnn.benchmarking import statistics
 from ipucnn.benchmarking.baseline import check_whole
 from ipucnn.benchmarking.measure import Execution
+from ipucnn.documents import read_record
 from ipucnn.errors import DataError
+<<<<<<< HEAD
 from ipucnn.filesystem import is_folder, read_text
+=======
+from ipucnn.filesystem import is_folder
+from ipucnn.text import shown_value
+>>>>>>> w_C
 
 SCHEMA_VERSION = 3
 MOST_BYTES = 2**26
@@ -80,6 +86,7 @@ def read_report(path: Path) -> Dict[str, Any]:
     Raises:
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
+<<<<<<< HEAD
     hint = "give the report.json of a benchmark"
     path = path / "report.json" if is_folder(path, "--baseline") else path
     text = read_text(path, MOST_BYTES, "--baseline", hint=hint)
@@ -87,17 +94,21 @@ def read_report(path: Path) -> Dict[str, Any]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", hint) from None
+=======
+    path = path / "report.json" if is_folder(path) else path
+    data = read_record(path, "", "give the report.json of a benchmark")
+>>>>>>> w_C
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(
             f"{path} is no report of a benchmark", "give the report.json that `ipucnn benchmark` wrote"
         )
     if data.get("schema_version") != SCHEMA_VERSION:
         raise DataError(
-            f"{path} has schema_version {data.get('schema_version')!r}, this ipucnn reads {SCHEMA_VERSION}",
+            f"{path} has schema_version {shown_value(data.get('schema_version'))}, this ipucnn reads {SCHEMA_VERSION}",
             "make it again",
         )
     if data.get("void") or data.get("measured") is None:
-        raise DataError(f"{path}: {data.get('void') or 'nothing was measured'}", "make it again")
+        raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")
     check_whole(data, str(path))
     return data
 

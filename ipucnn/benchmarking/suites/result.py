@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from ipucnn.benchmarking.suites.plan import PlannedRow
+from ipucnn.config.bounds import MAX_FLOAT32
+from ipucnn.documents import read_record
 from ipucnn.errors import DataError
+<<<<<<< HEAD
 from ipucnn.filesystem import is_folder, read_text
+=======
+from ipucnn.filesystem import is_folder
+from ipucnn.text import shown_value
+>>>>>>> w_C
 
 MOST_BYTES = 2**26
 KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
@@ -296,11 +303,15 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     """
     path = path / "suite.json" if is_folder(path, option) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
+<<<<<<< HEAD
     text = read_text(path, MOST_BYTES, option, hint=hint)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{option} {path} is not JSON: {error}", hint) from None
+=======
+    data = read_record(path, option, hint)
+>>>>>>> w_C
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{option} {path} is no result of a suite", hint)
     if data.pop("schema_version", None) != SCHEMA_VERSION:
@@ -316,8 +327,8 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
             missing = {*_FIRST, *_MEASURED, "options", "predicted", "notes"} - set(row)
             if missing:
                 raise KeyError(sorted(missing)[0])
-            if row["status"] == DONE and not row["images_per_s"] > 0:
+            if row["status"] == DONE and not 0 < row["images_per_s"] < MAX_FLOAT32:
                 raise ValueError("images_per_s")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise DataError(f"{option} {path} is damaged: {error}", "make it again") from None
+        raise DataError(f"{option} {path} is damaged: {shown_value(str(error))}", "make it again") from None
     return result
