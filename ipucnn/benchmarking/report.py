@@ -10,15 +10,10 @@ from ipucnn.benchmarking.baseline import check_whole
 from ipucnn.benchmarking.measure import Execution
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
-<<<<<<< HEAD
-from ipucnn.filesystem import is_folder, read_text
-=======
 from ipucnn.filesystem import is_folder
 from ipucnn.text import shown_value
->>>>>>> w_C
 
 SCHEMA_VERSION = 3
-MOST_BYTES = 2**26
 KIND = "ipucnn benchmark"
 SCHEMA = Path(__file__).with_name("schema.json")
 
@@ -86,18 +81,8 @@ def read_report(path: Path) -> Dict[str, Any]:
     Raises:
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
-<<<<<<< HEAD
-    hint = "give the report.json of a benchmark"
     path = path / "report.json" if is_folder(path, "--baseline") else path
-    text = read_text(path, MOST_BYTES, "--baseline", hint=hint)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", hint) from None
-=======
-    path = path / "report.json" if is_folder(path) else path
-    data = read_record(path, "", "give the report.json of a benchmark")
->>>>>>> w_C
+    data = read_record(path, "--baseline", "give the report.json of a benchmark")
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(
             f"{path} is no report of a benchmark", "give the report.json that `ipucnn benchmark` wrote"

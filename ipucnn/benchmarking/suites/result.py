@@ -12,14 +12,9 @@ from ipucnn.benchmarking.suites.plan import PlannedRow
 from ipucnn.config.bounds import MAX_FLOAT32
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
-<<<<<<< HEAD
-from ipucnn.filesystem import is_folder, read_text
-=======
 from ipucnn.filesystem import is_folder
 from ipucnn.text import shown_value
->>>>>>> w_C
 
-MOST_BYTES = 2**26
 KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
 SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
 PENDING, DONE, FAILED = "pending", "done", "failed"
@@ -303,15 +298,7 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     """
     path = path / "suite.json" if is_folder(path, option) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
-<<<<<<< HEAD
-    text = read_text(path, MOST_BYTES, option, hint=hint)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{option} {path} is not JSON: {error}", hint) from None
-=======
     data = read_record(path, option, hint)
->>>>>>> w_C
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(f"{option} {path} is no result of a suite", hint)
     if data.pop("schema_version", None) != SCHEMA_VERSION:
