@@ -388,8 +388,11 @@ def test_there_must_be_a_suite_to_go_on_with(fake, capsys):
     code, _, err = call(capsys, "--suite", "my.yml", "--resume")
     assert code == 2 and "there is no runs/my-suite to go on with" in err
     Path("runs/my-suite").mkdir()
-    for options in ((), ("--run-dir", "runs/my-suite"), ("--run-dir", "absent")):
-        code, _, err = call(capsys, "--suite", "my.yml", "--resume", *options)
+    # An empty folder of that name is no suite that has begun.
+    code, _, err = call(capsys, "--suite", "my.yml", "--resume")
+    assert code == 2 and "there is no runs/my-suite to go on with" in err
+    for path in ("runs/my-suite", "absent"):
+        code, _, err = call(capsys, "--suite", "my.yml", "--resume", "--run-dir", path)
         assert code == 2 and "holds no suite to go on with" in err
     Path("runs/my-suite/report.json").write_text("{}")
     code, _, err = call(capsys, "--suite", "my.yml", "--resume")
@@ -532,7 +535,7 @@ def test_a_csv_has_what_the_json_has():
         ("[]", "no result"),
         ('{"kind": "ipucnn benchmark suite", "schema_version": 9}', "another version"),
         ('{"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s"}', "damaged"),
-        (None, "cannot be read"),
+        (None, "there is no such file"),
     ],
 )
 def test_results_that_cannot_be_compared_with(text, words):
