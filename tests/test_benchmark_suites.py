@@ -388,8 +388,11 @@ def test_there_must_be_a_suite_to_go_on_with(fake, capsys):
     code, _, err = call(capsys, "--suite", "my.yml", "--resume")
     assert code == 2 and "there is no runs/my-suite to go on with" in err
     Path("runs/my-suite").mkdir()
-    for options in ((), ("--run-dir", "runs/my-suite"), ("--run-dir", "absent")):
-        code, _, err = call(capsys, "--suite", "my.yml", "--resume", *options)
+    # An empty folder of that name is no suite that has begun.
+    code, _, err = call(capsys, "--suite", "my.yml", "--resume")
+    assert code == 2 and "there is no runs/my-suite to go on with" in err
+    for path in ("runs/my-suite", "absent"):
+        code, _, err = call(capsys, "--suite", "my.yml", "--resume", "--run-dir", path)
         assert code == 2 and "holds no suite to go on with" in err
     Path("runs/my-suite/report.json").write_text("{}")
     code, _, err = call(capsys, "--suite", "my.yml", "--resume")
