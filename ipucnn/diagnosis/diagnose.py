@@ -1,6 +1,5 @@
 """Everything found here, the device that is used and why, and what to do next."""
 
-import json
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from ipucnn.diagnosis.ipus import Ipus, find_ipus
 from ipucnn.diagnosis.machine import Disk, Gpu, Host, find_datasets, find_gpus, look_at_disk, look_at_host
 from ipucnn.diagnosis.poprun import Poprun, find_poprun
 from ipucnn.diagnosis.probe import Probe, probe_tensorflow
+from ipucnn.documents import load_json
 from ipucnn.sessions.poplar import requirements
 from ipucnn.sessions.poplar.requirements import Surroundings
 
@@ -176,7 +176,7 @@ def _of_variables(found: Surroundings) -> List[Finding]:
         if not text:
             continue
         try:
-            options = json.loads(text)
+            options = load_json(text)
         except ValueError:
             options = None
         if not isinstance(options, dict):

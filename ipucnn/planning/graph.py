@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Dict, List, Tuple
 
+from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 
 __all__ = ["OP_CLASSES", "SCHEMA_VERSION", "Layer", "LayerGraph"]
@@ -208,7 +209,7 @@ class LayerGraph:
             DataError: naming what is wrong.
         """
         try:
-            data = json.loads(text)
+            data = load_json(text, at_most=MAX_RECORD_BYTES, max_nodes=MAX_RECORD_NODES)
         except ValueError as error:
             raise DataError(f"layer graph is not JSON: {error}", _HINT) from None
         if not isinstance(data, dict):

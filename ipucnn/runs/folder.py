@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from ipucnn import json_text
 from ipucnn.config.options import RunConfig
+from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     absolute,
@@ -41,9 +42,6 @@ CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-MOST_CONFIG_BYTES = 2**20
-_MOST_BYTES = 2**28
-"""Of a report, or of another file that a run wrote; larger ones are no run's."""
 ELSEWHERE = "choose another --run-dir"
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
@@ -506,7 +504,7 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no {CONFIG}",
                 "give a folder that `ipucnn train` wrote, for example runs/efficientnet-b0-digits",
             )
-        text = read_text(path, MOST_CONFIG_BYTES, hint="restore it, or train again with --overwrite")
+        text = read_text(path, MAX_BYTES, hint="restore it, or train again with --overwrite")
         if "model-name:" not in text:
             raise DataError(
                 f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"

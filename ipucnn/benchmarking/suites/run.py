@@ -11,12 +11,12 @@ from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
 from ipucnn.benchmarking.suites.process import Update
 from ipucnn.benchmarking.suites.result import (
     DONE,
-    MOST_BYTES,
     SuiteResult,
     finished_row,
     pending_row,
     read_suite,
 )
+from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     check_makeable,
@@ -25,7 +25,6 @@ from ipucnn.filesystem import (
     is_file,
     is_link,
     make_folder,
-    read_text,
     remove_file,
     remove_temporaries,
     write_text,
@@ -151,12 +150,7 @@ class SuiteRun:
             self._take_over(read_suite(folder, "--run-dir"))
 
     def _take_over(self, former: SuiteResult) -> None:
-        try:
-            saved = json.loads(read_text(self.folder / PLAN, MOST_BYTES))
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{self.folder / PLAN} cannot be read: {error}", "use another --run-dir, or --overwrite"
-            ) from None
+        saved = read_record(self.folder / PLAN, "--run-dir", "use another --run-dir, or --overwrite")
         difference = _difference(saved, self._identity)
         if difference is not None:
             raise ConfigurationError(
