@@ -27,8 +27,8 @@ MAX_CLASSES = 2**17
 """The largest public data sets of images have some ten thousand classes."""
 MAX_FLOAT32 = 3.4028234663852886e38
 """The largest number of 32 bits: training computes with no larger ones."""
-MAX_RATE = 1e9
-"""Learning rates, decays and penalties; none above 100 was ever of use."""
+MAX_DECAY = 1e9
+"""Weight decay and penalties; none above 1 was ever of use."""
 MAX_LOSS_SCALING = 2**32
 """The largest number of 16 bits is 65,504, and gradients are seldom scaled by more."""
 MAX_WORKERS = 2**16

@@ -29,7 +29,7 @@ class Training:
         "Learning rate, absolute; excludes initial_learning_rate, which is per sample of the global batch.",
         aliases=("lr",),
         above=0,
-        maximum=bounds.MAX_RATE,
+        maximum=bounds.MAX_FLOAT32,
         default_text="lr-schedule-params' initial_learning_rate x global batch",
     )
     lr_schedule: str = option(
@@ -50,12 +50,12 @@ class Training:
         default_text="no warm-up",
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.", commands=TRAIN)
-    weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0, maximum=bounds.MAX_RATE)
+    weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0, maximum=bounds.MAX_DECAY)
     l2_regularization: float = option(
         0.0,
         "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).",
         minimum=0,
-        maximum=bounds.MAX_RATE,
+        maximum=bounds.MAX_DECAY,
     )
     loss_scaling: float = option(
         0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
