@@ -600,7 +600,7 @@ def test_absurd_names_and_checkpoints(tmp_path, capsys):
     from ipucnn.training.checkpoints import save_checkpoint
 
     assert cli.run(["train", "toy_model", "--run-dir", "x" * 300]) == 2
-    assert "the name is too long" in capsys.readouterr().err
+    assert "too long" in capsys.readouterr().err
     assert cut(training(tmp_path / "r"), 9)
     last = tmp_path / "r" / "checkpoints" / "last.npz"
     good = load_checkpoint(last)
