@@ -473,7 +473,6 @@ ELSEWHERE = {
     "ipucnn/runs/folder.py": "locks and claims, which are the system calls themselves",
     "ipucnn/runs/spool.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
-    "ipucnn/models/keras_files.py": "a file that was found to be a regular one",
     "ipucnn/datasets/base.py": "how large a file is that was listed, inside what turns errors into one of the data",
     "ipucnn/datasets/imagefolder.py": "one listing with the kinds of its entries, inside asking()",
     "ipucnn/datasets/download.py": "files that this process has just made",
