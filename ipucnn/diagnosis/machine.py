@@ -1,5 +1,6 @@
 """Processor, memory, GPUs, disk and data sets of this machine."""
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Dict, List, Optional, Tuple
 
 from ipucnn.diagnosis import tools
 from ipucnn.errors import DataError
+from ipucnn.filesystem import absolute
 from ipucnn.hardware import num_cores
 
 __all__ = ["Disk", "Gpu", "Host", "find_datasets", "find_gpus", "look_at_disk", "look_at_host"]
@@ -128,6 +130,8 @@ def look_at_disk(folder: Path) -> Disk:
     """The disk a folder is on, or would be made on."""
     # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
     there = folder
+    with contextlib.suppress(DataError):  # the current folder was removed: then the path is told as it was typed
+        there = absolute(folder)
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
     try:
