@@ -35,6 +35,7 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
     try:
         interrupts.begin()
         code = run(list(sys.argv[1:] if args is None else args))
+        interrupts.finish()
     except SystemExit as ending:
         code = ending.code
     except interrupts.Interruption as interruption:

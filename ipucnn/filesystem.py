@@ -241,7 +241,7 @@ def entries(folder: Path, what: str = "", error: Type[UserError] = DataError) ->
 def real(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path:
     """The absolute path with every link followed as far as it leads."""
     with asking(path, what, error):
-        return Path(os.path.realpath(path))
+        return Path(os.path.realpath(absolute(path, what, error)))
 
 
 def absolute(path: Path, what: str = "", error: Type[UserError] = DataError) -> Path:
@@ -384,8 +384,12 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(_temporary_name(path.name))
     try:
         write(temporary)
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
+        # For writing alone: the file that is replaced may have been one that its owner may not read.
+        handle = os.open(temporary, os.O_WRONLY | _flag("O_CLOEXEC"))
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -592,7 +596,7 @@ def check_not_read(
         return
     target = real(path, option, error)
     for what, given in inputs:
-        if target == Path(os.path.realpath(given)):
+        if target == real(given, what, error):
             raise error(f"{option} {shown(path)} is {what}, and would be replaced", "choose another name")
 
 
@@ -667,7 +671,10 @@ def _plain_output(path: Path) -> Iterator[IO[bytes]]:
     except BrokenPipeError:
         pass  # whoever reads it has read enough
     except OSError as error:
-        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+        hint = write_hint(error, "give the name of a file")
+        if error.errno == errno.ENXIO:
+            hint = f"start the program that reads from it first, within {FIFO_WAIT_S:.0f} s, or give the name of a file"
+        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", hint) from None
 
 
 def _is_disk(path: Path) -> bool:

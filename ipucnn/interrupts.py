@@ -125,8 +125,8 @@ def finish() -> None:
 
     Python takes its handlers away before it ends, and TensorFlow takes a while to.
     """
-    for number in _EXIT_CODES:
-        if signal.getsignal(number) is _handle:
+    for number in (*_EXIT_CODES, getattr(signal, "SIGALRM", None)):
+        if number is not None and signal.getsignal(number) in (_handle, _handle_again):
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -135,7 +135,7 @@ def _excepthook(
 ) -> None:
     """C code prints an exception (``PyErr_Print``) before it replaces it by its own."""
     if isinstance(error, Interruption):
-        _raise_again(error)
+        _raise_again()
     else:
         sys.__excepthook__(kind, error, traceback)
 
@@ -143,17 +143,18 @@ def _excepthook(
 def _unraisablehook(unraisable: "Any") -> None:
     """What is raised in a finalizer or a callback of the garbage collector goes no further."""
     if isinstance(unraisable.exc_value, Interruption):
-        _raise_again(unraisable.exc_value)
+        _raise_again()
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _raise_again(error: Interruption) -> None:
-    def handle(number: int, frame: "Optional[FrameType]") -> None:
-        check()
+def _handle_again(number: int, frame: "Optional[FrameType]") -> None:
+    check()
 
+
+def _raise_again() -> None:
     try:
-        signal.signal(signal.SIGALRM, handle)
+        signal.signal(signal.SIGALRM, _handle_again)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     except (AttributeError, ValueError):
         pass  # no such timer on this system, or not the main thread: ``check`` is asked later

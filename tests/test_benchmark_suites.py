@@ -18,7 +18,7 @@ from ipucnn.benchmarking.suites import process
 from ipucnn.benchmarking.suites.check import check_rows
 from ipucnn.benchmarking.suites.plan import plan_suite
 from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, totals
-from ipucnn.benchmarking.suites.run import SuiteRun, suite_folder
+from ipucnn.benchmarking.suites.run import SuiteRun, _difference, suite_folder
 from ipucnn.benchmarking.suites.speedup import speedups
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -755,6 +755,17 @@ def test_a_process_that_dies_is_a_failed_row(tmp_path, program, words):
     assert (tmp_path / "x.log").exists() == ("last said" in got["error"])
 
 
+def test_a_log_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(DataError, match="cannot be started") as caught:
+        process.RowProcess()(planned(), tmp_path / "gone" / "log", nothing)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("plan", ["{}", '{"rows": 5}', '{"rows": [1, {}, {"id": [2]}]}', "[]"])
+def test_a_damaged_plan_is_another_configuration(plan):
+    assert _difference(json.loads(plan), {"rows": [{"id": "a"}]}) == "it has no row a"
+
+
 def test_a_process_tells_progress_and_results(tmp_path):
     program = (
         "import json; print(json.dumps({'progress': ['warm-up', 1, 2, 'x']})); "
@@ -765,6 +776,12 @@ def test_a_process_tells_progress_and_results(tmp_path):
     got = run_row(planned(), tmp_path / "x.log", lambda *progress: told.append(progress))
     assert told == [("warm-up", 1, 2, "x")] and got == {"error": "wrong", "hint": "right", "exit_code": 3}
     assert not (tmp_path / "x.log").exists()
+
+
+def test_a_line_that_was_cut_off_is_no_result(tmp_path):
+    program = 'import os; os.write(1, b\'{"report": {"void": n\'); os.kill(os.getpid(), 9)'
+    got = process.RowProcess(command=[sys.executable, "-c", program])(planned(), tmp_path / "x.log", nothing)
+    assert "ended by SIGKILL" in got["error"]
 
 
 def test_an_interrupt_ends_the_process(tmp_path):

@@ -110,6 +110,8 @@ def test_a_working_directory_that_is_gone_is_told(here):
         with pytest.raises(DataError, match="not there any more"):
             filesystem.absolute(Path("runs"), "run folder")
         assert filesystem.absolute(Path("/runs")) == Path("/runs")
+        with pytest.raises(DataError, match="not there any more"):
+            filesystem.check_not_read(here / "a", "--save", [("the plan", Path("plan.yml"))])
     finally:
         os.chdir(here)
 
@@ -280,8 +282,9 @@ def test_a_fifo_is_written_to_and_stays_one(here, large):
 def test_a_fifo_that_nobody_reads_is_an_error(here, monkeypatch):
     monkeypatch.setattr(filesystem, "FIFO_WAIT_S", 0.1)
     os.mkfifo(here / "fifo")
-    with pytest.raises(DataError, match="nothing reads"):
+    with pytest.raises(DataError, match="nothing reads") as found:
         filesystem.write_output_text(here / "fifo", "a")
+    assert "start the program that reads" in found.value.hint
 
 
 def test_a_reader_that_goes_away_is_no_error(here):

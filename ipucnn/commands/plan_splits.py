@@ -157,7 +157,9 @@ def _check_outputs(
         DataError: nothing can be written there.
         ConfigurationError: both are one file, or one is a file that is read.
     """
-    read = [("the file of --compare", Path(name)) for name in compare]
+    from ipucnn.planning.splits import RULES
+
+    read = [("the file of --compare", expand(name, "--compare")) for name in compare if name not in RULES]
     if resolved.config_path is not None:
         read.append(("the file of --config-path", Path(resolved.config_path)))
     for option, path in (("--save", save), ("--html", html)):

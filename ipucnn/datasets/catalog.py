@@ -146,4 +146,4 @@ def _folders(folder: Path) -> List[Path]:
 
 
 def _version(text: str) -> Tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else -1 for part in text.split("."))
+    return tuple(int(part) if part.isdecimal() else -1 for part in text.split("."))

@@ -1,5 +1,6 @@
 """Programs of the machine (gc-info, nvidia-smi, ...), run for what they print and never waited for in vain."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -85,7 +86,9 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (OSError, AttributeError):
         process.kill()
-    process.communicate()
+    # What left the session of the process may hold the pipes open, and is not waited for.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=1.0)
 
 
 def _signal_name(number: int) -> str:

@@ -238,7 +238,7 @@ class CrossValidation:
             for p in entries(self.root, "run folder")
             if p.name.startswith("fold-") and is_folder(p)
         ]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def _which_are_there(self) -> str:
         there = self._there()

@@ -135,7 +135,7 @@ def environment() -> Dict[str, Any]:
 
     return {
         "ipucnn": __version__,
-        "git": {"ipucnn": sources(), "working_directory": {"revision": git_revision(Path.cwd())}},
+        "git": {"ipucnn": sources(), "working_directory": {"revision": git_revision(Path())}},
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Tuple
 import numpy as np
 
 from ipucnn import json_text
+from ipucnn.documents import MAX_RECORD_NODES, load_json
 from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular, shown
 from ipucnn.json_text import is_count, is_number, is_text, list_of, optional
@@ -266,7 +267,7 @@ def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) ->
         raise _DamagedError
     text = _array(file, num_bytes, _META_TYPES, "the facts")
     try:
-        header = json_text.parse_json(text.tobytes().decode("utf-8"))
+        header = load_json(text.tobytes().decode("utf-8"), at_most=_META_BYTES, max_nodes=MAX_RECORD_NODES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
     if not isinstance(header, dict) or not is_text(header.get("format")) or not is_text(header.get("sha256")):

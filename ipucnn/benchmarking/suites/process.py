@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ipucnn.benchmarking.suites.plan import PlannedRow
+from ipucnn.errors import DataError
+from ipucnn.filesystem import reason_of, shown, write_hint
 
 Update = Callable[[str, int, int, str], None]
 # Without the current folder, which ``-c`` puts first on the path: what lies there is not to be imported.
@@ -51,16 +53,25 @@ class RowProcess:
         Returns:
             ``report``: a dictionary as of ``BenchmarkReport.to_dict``, and ``exit_code``; or ``error``, ``hint`` and
             ``exit_code``.
+
+        Raises:
+            DataError: the process cannot be started, or its log file not be written.
         """
-        with open(log, "wb") as errors:
-            # A session of its own: Ctrl-C is the suite's to handle.
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None if self._verbose else errors,
-                start_new_session=True,
-            )
+        try:
+            with open(log, "wb") as errors:
+                # A session of its own: Ctrl-C is the suite's to handle.
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=None if self._verbose else errors,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise DataError(
+                f"the process of row {row.id}, which prints to {shown(log)}, cannot be started: {reason_of(error)}",
+                write_hint(error, "go on later with --resume"),
+            ) from None
         answer: Optional[Dict[str, Any]] = None
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -68,7 +79,10 @@ class RowProcess:
                 pickle.dump((row, self._verbose), process.stdin)
                 process.stdin.flush()
             for line in process.stdout:
-                message = json.loads(line.decode("utf-8"))
+                try:
+                    message = json.loads(line.decode("utf-8"))
+                except ValueError:
+                    continue  # the process was killed in the middle of a line
                 if "progress" in message:
                     update(*message["progress"])
                 else:

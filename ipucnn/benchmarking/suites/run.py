@@ -31,6 +31,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.hardware import num_cores
 from ipucnn.runs.folder import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
+from ipucnn.text import shown_value
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
 _FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
@@ -160,8 +161,9 @@ class SuiteRun:
         other = [key for key, value in self.result.machine.items() if former.machine.get(key) != value]
         if other and any(row["status"] == DONE for row in former.rows):
             key = other[0]
+            then = shown_value(former.machine.get(key))
             raise ConfigurationError(
-                f"{self.folder} was measured with {key} {former.machine.get(key)}, this is {self.result.machine[key]}",
+                f"{self.folder} was measured with {key} {then}, this is {self.result.machine[key]}",
                 "use another --run-dir, and compare the two with --versus",
             )
         by_id = {row["id"]: row for row in former.rows if row["status"] == DONE}
@@ -249,18 +251,22 @@ def _difference(saved: Any, asked: Any) -> Optional[str]:
     gone = [name for name in old if name not in now]
     new = [name for name in now if name not in old]
     if gone or new:
-        return f"it has the row {gone[0]}, which is not asked for" if gone else f"it has no row {new[0]}"
+        extra = f"it has the row {shown_value(gone[0])}, which is not asked for" if gone else ""
+        return extra or f"it has no row {new[0]}"
     for name, row in now.items():
         for path, value in _leaves(row):
             former = dict(_leaves(old[name])).get(path)
             if former != value:
-                had, wanted = ("none" if v is None else v for v in (former, value))
+                had, wanted = ("none" if v is None else shown_value(v) for v in (former, value))
                 return f"row {name}: {path} is {had}, asked for is {wanted}"
     return "the order of rows, or the images of an epoch"
 
 
 def _rows_of(plan: Any) -> Dict[str, Any]:
-    return {row["id"]: row for row in plan.get("rows", [])} if isinstance(plan, dict) else {}
+    """The rows of a plan by their names; those of a file may be damaged, and are then none."""
+    rows = plan.get("rows") if isinstance(plan, dict) else None
+    named = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {row["id"]: row for row in named if isinstance(row.get("id"), str)}
 
 
 def _leaves(row: Any, path: str = "") -> List[Tuple[str, Any]]:
