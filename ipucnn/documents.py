@@ -445,6 +445,26 @@ def _json_object(items: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return found
 
 
+def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
+    """The value of a JSON text that ipucnn wrote; ``NaN`` and ``Infinity`` are numbers, as Python has it.
+
+    Args:
+        at_most: characters.
+
+    Raises:
+        NotJson, BadDocument: as :func:`load_json` does.
+    """
+    return load_json(text, at_most=at_most, max_nodes=MAX_RECORD_NODES)
+
+
+def read_record_if_whole(path: Path) -> Any:
+    """The value of a JSON file that ipucnn wrote: None if it is absent, damaged or too large."""
+    try:
+        return load_record(read_text(path, MAX_RECORD_BYTES))
+    except (DataError, NotJson, BadDocument):
+        return None
+
+
 def read_record(path: Path, what: str, hint: str) -> Any:
     """The value in a JSON file that ipucnn wrote, such as a report, which may be larger than what people write.
 
@@ -459,6 +479,6 @@ def read_record(path: Path, what: str, hint: str) -> Any:
     name = f"{what} {shown(path)}" if what else shown(path)
     with naming(name, DataError):
         try:
-            return load_json(text, at_most=MAX_RECORD_BYTES, max_nodes=MAX_RECORD_NODES)
+            return load_record(text)
         except NotJson as error:
             raise DataError(f"{name} is not JSON: {error}", hint) from None

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn import json_text
+from ipucnn import json_fields
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.unpickle import safe_unpickle
@@ -95,12 +95,12 @@ def _whole_numbers(path: Path, label_key: str, labels: Any) -> Any:
         labels = labels.tolist()
     if not isinstance(labels, (list, tuple)):
         raise DataError(
-            f"{path}: '{label_key}' is {json_text.brief(labels)}, not a list of whole numbers", AGAIN
+            f"{path}: '{label_key}' is {json_fields.brief(labels)}, not a list of whole numbers", AGAIN
         )
     for number, label in enumerate(labels):
         if type(label) is not int or not -(2**31) <= label < 2**31:
             raise DataError(
-                f"{path}: '{label_key}' number {number} is {json_text.brief(label)}, not a whole number",
+                f"{path}: '{label_key}' number {number} is {json_fields.brief(label)}, not a whole number",
                 AGAIN,
             )
     return np.array(labels, np.int64)
@@ -147,7 +147,7 @@ def _class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
         content = content if isinstance(content, dict) else {}
         names = content.get(key, content.get(key.encode(), ()))
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, (str, bytes)) for n in names):
-            raise DataError(f"{path}: '{key}' is {json_text.brief(names)}, not a list of texts", AGAIN)
+            raise DataError(f"{path}: '{key}' is {json_fields.brief(names)}, not a list of texts", AGAIN)
     names = tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
     if len(names) != NUM_CLASSES[name]:
         raise DataError(f"{path} lists {len(names)} class names, not {NUM_CLASSES[name]}", AGAIN)

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator, Tuple
 
+from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import read_text
-from ipucnn.json_text import parse_json
 from ipucnn.models.registry import ModelRecord
 
 NUM_CLASSES = 1000
@@ -46,7 +46,7 @@ def class_names() -> Tuple[str, ...]:
     except Exception as error:
         raise _not_downloaded(f"the names of ImageNet's classes ({CLASS_INDEX})", error) from error
     try:
-        index = parse_json(read_text(path, _INDEX_BYTES))
+        index = load_record(read_text(path, _INDEX_BYTES))
         names = [index[str(i)][1] for i in range(NUM_CLASSES)]
         if not all(isinstance(name, str) for name in names):
             raise ValueError("a name is no text")

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
-from ipucnn import json_text
+from ipucnn import json_fields
 from ipucnn.config.options import RunConfig
-from ipucnn.documents import MAX_BYTES
+from ipucnn.documents import MAX_BYTES, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     absolute,
@@ -31,7 +31,7 @@ from ipucnn.filesystem import (
     temporary_of,
     write_text,
 )
-from ipucnn.json_text import is_count, is_number, is_text, list_of, optional, read_json
+from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
@@ -50,7 +50,7 @@ _CURVES = "events.out.tfevents."
 
 def _is_validation(value: Any) -> bool:
     """Whether figures are those of a validation, as the end report shows them."""
-    if not json_text.metrics(value):
+    if not json_fields.metrics(value):
         return False
     needed = ["accuracy", "samples", "loss"]
     needed += ["iou"] if "dice" in value else []
@@ -68,26 +68,26 @@ def _is_compilation(value: Any) -> bool:
         return (
             all(is_number(value.get(name)) for name in numbers)
             and isinstance(value.get("cached"), bool)
-            and json_text.metrics(value.get("stages_s"))
+            and json_fields.metrics(value.get("stages_s"))
         )
     return all(is_number(value.get(name)) for name in [*numbers, "num_graph_operations", "num_layers"])
 
 
 _figures = optional(_is_validation)
-_REPORT_FIELDS: json_text.Fields = {
-    "model": ("a text", json_text.is_text),
+_REPORT_FIELDS: json_fields.Fields = {
+    "model": ("a text", json_fields.is_text),
     "dataset": (
         "name, location, train and evaluation",
-        json_text.all_of(
+        json_fields.all_of(
             {"name": is_text, "location": is_text, "train": is_count, "evaluation": is_count},
-            {"class_names": list_of(is_text), "validated_pixels": optional(json_text.is_mapping)},
+            {"class_names": list_of(is_text), "validated_pixels": optional(json_fields.is_mapping)},
         ),
     ),
-    "program": ("a mapping", json_text.is_mapping),
+    "program": ("a mapping", json_fields.is_mapping),
     "compilation": ("what was compiled, and how long that took", _is_compilation),
     "measured": (
         "throughput and times",
-        json_text.all_of(
+        json_fields.all_of(
             {"images_per_s": is_number, "flop_per_s": is_number, "train_s": is_number, "wall_s": is_number},
             {"first_weight_update": is_count},
         ),
@@ -467,7 +467,7 @@ class RunFolder:
     def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
         """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
         path = self.path / ENVIRONMENT
-        before = read_json(path)
+        before = read_record_if_whole(path)
         known = [entry for entry in before if isinstance(entry, dict)] if isinstance(before, list) else []
         processes = [*known, facts]
         write_text(path, json.dumps(processes, indent=2) + "\n")
@@ -475,8 +475,8 @@ class RunFolder:
 
     def read_report(self) -> Optional[Dict[str, Any]]:
         """``report.json``, which a finished run has; None for one that did not finish."""
-        report = read_json(self.path / REPORT)
-        if not isinstance(report, dict) or json_text.wrong_field(report, _REPORT_FIELDS, _REPORT_FIELDS):
+        report = read_record_if_whole(self.path / REPORT)
+        if not isinstance(report, dict) or json_fields.wrong_field(report, _REPORT_FIELDS, _REPORT_FIELDS):
             return None
         return report
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ipucnn import json_text
+from ipucnn import json_fields
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
+from ipucnn.documents import load_record, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
     check_makeable,
@@ -31,7 +32,6 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.interrupts import Interrupted
-from ipucnn.json_text import read_json
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import (
     CONFIG,
@@ -49,19 +49,19 @@ from ipucnn.runs.train import TrainingRun
 SCHEMA_VERSION = 1
 MOST_TIMINGS_BYTES = 2**28
 _NOT_FIGURES = ("samples",)
-_FOLDS_FIELDS: json_text.Fields = {
+_FOLDS_FIELDS: json_fields.Fields = {
     "schema_version": ("the version", lambda value: value == SCHEMA_VERSION),
-    "kfold": ("a number of folds", json_text.is_count),
+    "kfold": ("a number of folds", json_fields.is_count),
     "folds": (
         "a list of folds",
-        json_text.list_of(
-            json_text.all_of(
+        json_fields.list_of(
+            json_fields.all_of(
                 {
-                    "fold": json_text.is_count,
-                    "run": json_text.is_text,
-                    "held_out": json_text.list_of(json_text.is_count),
-                    "validation": json_text.optional(json_text.metrics),
-                    "train_s": json_text.is_number,
+                    "fold": json_fields.is_count,
+                    "run": json_fields.is_text,
+                    "held_out": json_fields.list_of(json_fields.is_count),
+                    "validation": json_fields.optional(json_fields.metrics),
+                    "train_s": json_fields.is_number,
                 }
             )
         ),
@@ -197,7 +197,7 @@ class CrossValidation:
         figures = [row["validation"] for row in rows if row["validation"] is not None]
         names = [name for name in (figures[0] if figures else {}) if name not in _NOT_FIGURES]
         # Rows of folds that were finished before come from a file.
-        names = [name for name in names if all(json_text.is_number(row.get(name)) for row in figures)]
+        names = [name for name in names if all(json_fields.is_number(row.get(name)) for row in figures)]
         mean, deviation = {}, {}
         for name in names:
             mean[name], deviation[name] = mean_and_deviation([float(row[name]) for row in figures])
@@ -330,8 +330,8 @@ class CrossValidation:
         config = self.resolved.config
         if config.overwrite and len(self.folds) > 1:
             return {}
-        former = read_json(self.root / FOLDS)
-        if not isinstance(former, dict) or json_text.wrong_field(former, _FOLDS_FIELDS, _FOLDS_FIELDS):
+        former = read_record_if_whole(self.root / FOLDS)
+        if not isinstance(former, dict) or json_fields.wrong_field(former, _FOLDS_FIELDS, _FOLDS_FIELDS):
             return {}
         return former if former["kfold"] == self.num_folds else {}
 
@@ -412,11 +412,11 @@ def _train_s(run: TrainingRun) -> float:
     seconds = []
     try:
         lines = read_text(run.folder.path / TIMINGS, MOST_TIMINGS_BYTES).split("\n")[:-1]
-        rows = [json_text.parse_json(line) for line in lines]
+        rows = [load_record(line) for line in lines]
     except (DataError, ValueError):
         rows = [None]
     for row in rows:
-        if not json_text.all_of({"wall_s": json_text.is_number, "event": json_text.is_text})(row):
+        if not json_fields.all_of({"wall_s": json_fields.is_number, "event": json_fields.is_text})(row):
             return float(run.final_report["measured"]["train_s"])
         if row["event"] == "execution":
             seconds.append(float(row["wall_s"]))

@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Tuple
 
 import numpy as np
 
-from ipucnn import json_text
-from ipucnn.documents import MAX_RECORD_NODES, load_json
+from ipucnn import json_fields
+from ipucnn.documents import load_record
 from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular, shown
-from ipucnn.json_text import is_count, is_number, is_text, list_of, optional
+from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
 
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
@@ -70,7 +70,7 @@ def _is_history(value: Any) -> bool:
     if not isinstance(value, str) or (value and not value.endswith("\n")):
         return False
     try:
-        return all(isinstance(json_text.parse_json(line), dict) for line in value.split("\n")[:-1])
+        return all(isinstance(load_record(line), dict) for line in value.split("\n")[:-1])
     except ValueError:
         return False
 
@@ -80,7 +80,7 @@ def _is_program(value: Any) -> bool:
     return isinstance(value, dict) and all(is_count(value[name]) for name in counts if name in value)
 
 
-META: json_text.Fields = {
+META: json_fields.Fields = {
     "model": ("a text", is_text),
     "num_classes": ("a number above 0", lambda value: is_count(value) and value > 0),
     "input_shape": ("height, width and channels", _is_shape),
@@ -100,15 +100,17 @@ META: json_text.Fields = {
     "program": ("a mapping with counts", _is_program),
     "position": (
         "losses, hits and events_done of the execution under way",
-        json_text.all_of({"losses": list_of(is_number), "hits": list_of(is_number), "events_done": is_count}),
+        json_fields.all_of(
+            {"losses": list_of(is_number), "hits": list_of(is_number), "events_done": is_count}
+        ),
     ),
     "run": (
         "history (lines of JSON), best and last_validation",
-        json_text.all_of(
+        json_fields.all_of(
             {
                 "history": _is_history,
-                "best": optional(json_text.metrics),
-                "last_validation": optional(json_text.metrics),
+                "best": optional(json_fields.metrics),
+                "last_validation": optional(json_fields.metrics),
             }
         ),
     ),
@@ -173,20 +175,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
         header = _header_of(members, file, name)
         for member, num_bytes in members:
             if member in arrays:
-                raise DataError(f"{name} has {json_text.brief(member)} twice", _HINT)
+                raise DataError(f"{name} has {json_fields.brief(member)} twice", _HINT)
             if not member.startswith(("weights/", "slots/")):
-                raise DataError(f"{name} has {json_text.brief(member)}, which no checkpoint has", _HINT)
+                raise DataError(f"{name} has {json_fields.brief(member)}, which no checkpoint has", _HINT)
             types = _WEIGHT_TYPES if member.startswith("weights/") else _SLOT_TYPES
-            arrays[member] = _array(file, num_bytes, types, f"{name}: the array {json_text.brief(member)}")
+            arrays[member] = _array(file, num_bytes, types, f"{name}: the array {json_fields.brief(member)}")
     if _digest(arrays, header) != header["sha256"]:
         raise DataError(f"{name} is damaged: its checksum does not match", _HINT)
-    problem = json_text.wrong_field(header, META, _NEEDED)
+    problem = json_fields.wrong_field(header, META, _NEEDED)
     if problem:
         raise DataError(f"{name} {problem}", _HINT)
     for member, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(
-                f"{name}: the array {json_text.brief(member)} is not finite",
+                f"{name}: the array {json_fields.brief(member)} is not finite",
                 "its training diverged; use another",
             )
     return Checkpoint(
@@ -205,7 +207,7 @@ def read_meta(path: Path) -> Dict[str, Any]:
     name = f"checkpoint {shown(path)}"
     with _reading(path) as (file, size):
         header = _header_of(_members(file, size), file, name)
-    problem = json_text.wrong_field(header, META, _NEEDED)
+    problem = json_fields.wrong_field(header, META, _NEEDED)
     if problem:
         raise DataError(f"{name} {problem}", _HINT)
     return header
@@ -267,14 +269,14 @@ def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) ->
         raise _DamagedError
     text = _array(file, num_bytes, _META_TYPES, "the facts")
     try:
-        header = load_json(text.tobytes().decode("utf-8"), at_most=_META_BYTES, max_nodes=MAX_RECORD_NODES)
+        header = load_record(text.tobytes().decode("utf-8"), _META_BYTES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
     if not isinstance(header, dict) or not is_text(header.get("format")) or not is_text(header.get("sha256")):
         raise DataError(f"{name} is not an ipucnn checkpoint", _HINT)
     if header["format"] != FORMAT:
         hint = _AGAIN if header["format"] == "ipucnn-checkpoint-1" else _HINT
-        raise DataError(f"{name} has the format {json_text.brief(header['format'])}, not '{FORMAT}'", hint)
+        raise DataError(f"{name} has the format {json_fields.brief(header['format'])}, not '{FORMAT}'", hint)
     return header
 
 
@@ -294,14 +296,14 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
         if kind is None or types == _META_TYPES:
             raise _DamagedError
         raise DataError(
-            f"{what} is of the type {json_text.brief(kind.group(1))}, not {' or '.join(types)}", _HINT
+            f"{what} is of the type {json_fields.brief(kind.group(1))}, not {' or '.join(types)}", _HINT
         )
     kind_text, fortran, shape_text = match.groups()
     if kind_text not in types and types == _META_TYPES:
         raise _DamagedError
     if kind_text not in types:
         raise DataError(
-            f"{what} is of the type {json_text.brief(kind_text)}, not {' or '.join(types)}", _HINT
+            f"{what} is of the type {json_fields.brief(kind_text)}, not {' or '.join(types)}", _HINT
         )
     shape = tuple(int(number) for number in shape_text.replace(" ", "").split(",") if number)
     if fortran == "True" or len(shape) > 8:

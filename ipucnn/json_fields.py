@@ -1,13 +1,9 @@
-"""JSON from files that anybody may have written: read within bounds, and told what of it has the wrong type."""
+"""Whether values from JSON files, which anybody may have written, are of the types that ipucnn writes; if not, why."""
 
 import math
 import reprlib
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
-from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
-from ipucnn.errors import DataError
-from ipucnn.filesystem import read_text
 from ipucnn.text import printable
 
 _SHORT = reprlib.Repr()
@@ -16,23 +12,6 @@ _SHORT.maxstring = _SHORT.maxother = 80
 Check = Callable[[Any], bool]
 Fields = Mapping[str, Tuple[str, Check]]
 """Name of a field -> (what it should be, for messages; whether a value is that)."""
-
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text that ipucnn may have written; ``NaN`` and ``Infinity`` are numbers, as Python has it.
-
-    Raises:
-        ValueError: no JSON, or beyond the bounds of :mod:`ipucnn.documents` for such files.
-    """
-    return load_json(text, at_most=MAX_RECORD_BYTES, max_nodes=MAX_RECORD_NODES)
-
-
-def read_json(path: Path, at_most: int = MAX_RECORD_BYTES) -> Any:
-    """The value of a JSON file that is only worth something whole: None if it is absent, damaged or too large."""
-    try:
-        return parse_json(read_text(path, at_most))
-    except (DataError, ValueError):
-        return None
 
 
 def wrong_field(value: Mapping[str, Any], fields: Fields, needed: Iterable[str] = ()) -> str:
