@@ -333,6 +333,9 @@ def campaign(
         wanted = min(per_run, kills - result["kills"])
         problem = one_run(configuration, folder, wanted, rng, log, result, broken, moments)
         result["runs"] += 1
+        if problem and broken:
+            # A build that fails was not caught by its bytes.
+            raise SystemExit(f"{folder}: the build with a broken {broken} {problem}")
         differing = [problem] if problem else compare(reference, folder)
         if differing:
             result["differing"] += 1

@@ -217,7 +217,8 @@ class InterruptGuard:
         code, was_deferred = _state.exit_code, _state.deferred
         _state.deferred = False
         for number, handler in self._former.items():
-            signal.signal(number, handler)
+            # None: a handler that is not Python's, of MPI for example; it cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         count = _state.count
         if not _state.listens:
             # The exception alone tells: what runs next in this process was not interrupted.

@@ -74,7 +74,7 @@ def run(
         raise
     texts = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
     if process.returncode < 0:
-        name = _signal_name(-process.returncode)
+        name = signal_name(-process.returncode)
         return Ran(True, *texts, problem=f"died of {name}", signal_name=name)
     problem = f"ended with exit code {process.returncode}" if process.returncode else None
     return Ran(True, *texts, problem=problem)
@@ -91,7 +91,8 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         process.communicate(timeout=1.0)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; real-time signals have no name of their own."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -257,7 +257,8 @@ def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
 
 def is_unfinished(path: Path) -> bool:
     """Whether a folder is what a process left that was killed while it made its run folder."""
-    if not is_folder(path, "run folder"):
+    # A link is nobody's leftover: a run that took it would be written somewhere else.
+    if is_link(path) or not is_folder(path, "run folder"):
         return False
     there = entries(path, "run folder")
     if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in there):

@@ -192,7 +192,7 @@ class TrainingRun:
         try:
             with InterruptGuard(hint=self._continue_hint()) as guard:
                 yield from self._events(guard)
-        except Exception:
+        except BaseException:
             if len(self.state.history) == self._former_rows:
                 # Out of memory, no free IPUs, a signal before the first weight update: there is nothing to keep,
                 # and the same folder is wanted again.  Where there is a checkpoint this leaves everything.

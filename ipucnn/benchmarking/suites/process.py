@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ipucnn.benchmarking.suites.plan import PlannedRow
+from ipucnn.diagnosis.tools import signal_name
 from ipucnn.errors import DataError
 from ipucnn.filesystem import reason_of, shown, write_hint
+
+LOG_END_BYTES = 4096
 
 Update = Callable[[str, int, int, str], None]
 # Without the current folder, which ``-c`` puts first on the path: what lies there is not to be imported.
@@ -112,12 +115,15 @@ def _import_path() -> List[str]:
 
 def _died(code: int, log: Path) -> Dict[str, Any]:
     if code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         why = " (the system may have been out of memory)" if -code == signal.SIGKILL else ""
         message = f"its process was ended by {name}{why}"
     else:
         message = f"its process ended with exit code {code} and without a result"
-    printed = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with open(log, "rb") as file:
+        # The end is enough: what it printed may be very much.
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_END_BYTES))
+        printed = file.read(LOG_END_BYTES).decode("utf-8", "replace").strip().splitlines()
     if printed:
         message += f"; it last said: {printed[-1][:200]}"
     return {"error": message, "hint": f"what it printed is in {log}" if printed else None, "exit_code": 1}
