@@ -18,19 +18,22 @@ Fields = Mapping[str, Tuple[str, Check]]
 """Name of a field -> (what it should be, for messages; whether a value is that)."""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
     """The value of a JSON text that ipucnn may have written; ``NaN`` and ``Infinity`` are numbers, as Python has it.
+
+    Args:
+        at_most: characters.
 
     Raises:
         ValueError: no JSON, or beyond the bounds of :mod:`ipucnn.documents` for such files.
     """
-    return load_json(text, at_most=MAX_RECORD_BYTES, max_nodes=MAX_RECORD_NODES)
+    return load_json(text, at_most=at_most, max_nodes=MAX_RECORD_NODES)
 
 
 def read_json(path: Path, at_most: int = MAX_RECORD_BYTES) -> Any:
     """The value of a JSON file that is only worth something whole: None if it is absent, damaged or too large."""
     try:
-        return parse_json(read_text(path, at_most))
+        return parse_json(read_text(path, at_most), at_most)
     except (DataError, ValueError):
         return None
 

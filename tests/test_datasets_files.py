@@ -371,7 +371,7 @@ def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
     assert load_images([], info, **options).shape == (0, 32, 32, 3)
     for path, message in (
         (tmp_path / "none.png", "there is no such file"),
-        (tmp_path, "there is no such file"),
+        (tmp_path, "is a folder, not a file"),
     ):
         with pytest.raises(DataError, match=message):
             load_images([str(path)], info, **options)

@@ -266,7 +266,7 @@ def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) ->
         raise _DamagedError
     text = _array(file, num_bytes, _META_TYPES, "the facts")
     try:
-        header = json_text.parse_json(text.tobytes().decode("utf-8"))
+        header = json_text.parse_json(text.tobytes().decode("utf-8"), _META_BYTES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
     if not isinstance(header, dict) or not is_text(header.get("format")) or not is_text(header.get("sha256")):
