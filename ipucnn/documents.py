@@ -52,8 +52,8 @@ _FLOAT = re.compile(
     r"|\.[0-9][0-9_]*([eE][-+][0-9]+)?|\.(nan|NaN|NAN)",
     re.ASCII,
 )
-# Strings of JSON, which are passed over, and what makes another value.
-_JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{},:]', re.DOTALL)
+# Where a string of JSON begins, and what makes another value.
+_JSON_TOKEN = re.compile(r'["\[\]{},:]')
 
 UNREADABLE = "not readable as YAML"
 """How the reason begins where a text is no YAML at all."""
@@ -407,9 +407,16 @@ def load_json(text: str, *, at_most: int = MAX_BYTES, max_nodes: int = MAX_NODES
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
     depth, nodes = 0, 1
-    for match in _JSON_TOKEN.finditer(text):
-        token = match.group()
-        if token in ("[", "{"):
+    match = _JSON_TOKEN.search(text)
+    while match is not None:
+        token, end = match.group(), match.end()
+        if token == '"':
+            # Not a pattern for the whole string: it would take some hundred bytes of memory for each escape.
+            try:
+                _, end = json.decoder.scanstring(text, end)  # type: ignore[attr-defined]
+            except ValueError:
+                break  # which the reader below tells
+        elif token in ("[", "{"):
             depth += 1
         elif token in ("]", "}"):
             depth -= 1
@@ -422,6 +429,7 @@ def load_json(text: str, *, at_most: int = MAX_BYTES, max_nodes: int = MAX_NODES
                     f"more than {MAX_DEPTH} lists and mappings inside of each other", "write it flatter", line
                 )
             raise BadDocument(f"more than {max_nodes:,} values", _SPLIT_HINT, line)
+        match = _JSON_TOKEN.search(text, end)
     try:
         return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
     except BadDocument:

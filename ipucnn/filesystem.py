@@ -421,7 +421,8 @@ def append_text(path: Path, text: str) -> None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DataError(
-                f"{shown(path)} is a link, and a run writes into its own folder alone", f"remove it: rm {shown(path)}"
+                f"{shown(path)} is a link, and a run writes into its own folder alone",
+                f"remove it: rm {shown(path)}",
             ) from None
         if error.errno == errno.ENXIO:
             raise DataError(f"{shown(path)} is not a file", f"remove it: rm {shown(path)}") from None

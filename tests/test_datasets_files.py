@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ipucnn.datasets import limits
+from ipucnn.datasets import image_headers, images, limits
 from ipucnn.datasets.base import ArrayExamples, EncodedExamples, FileExamples, array_source
 from ipucnn.datasets.imagefolder import open_imagefolder
 from ipucnn.datasets.images import centre_box, decode_for_eval, decode_to_size, open_image, random_box
@@ -371,7 +371,7 @@ def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
     assert load_images([], info, **options).shape == (0, 32, 32, 3)
     for path, message in (
         (tmp_path / "none.png", "there is no such file"),
-        (tmp_path, "there is no such file"),
+        (tmp_path, "is a folder, not a file"),
     ):
         with pytest.raises(DataError, match=message):
             load_images([str(path)], info, **options)
@@ -415,3 +415,86 @@ def test_file_examples_are_examples():
     examples = FileExamples(("a", "b", "c"), np.arange(3))
     kept = examples.subset(np.array([0, 2]))
     assert kept.paths == ("a", "c") and kept.labels.tolist() == [0, 2] and len(kept) == 2
+
+
+def tiff_with_tables(num_bytes, at, count, entries):
+    """A TIFF of 8x8 grey pixels whose table claims ``count`` entries, as many of which follow as there is room for."""
+    usual = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8)]
+    usual += [(277, 3, 1, 1), (278, 3, 1, 8), (279, 4, 1, 64)]
+    data = bytearray(num_bytes)
+    data[:8] = b"II*\0" + struct.pack("<I", at)
+    struct.pack_into("<H", data, at, count)
+    for number, place in enumerate(range(at + 2, num_bytes - 11, 12)):
+        if number < count:
+            entry = usual[number] if number < len(usual) else entries(number)
+            struct.pack_into("<2H2I", data, place, *entry)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("at, count", [(8, 65535), (100_000, 9900)], ids=["many", "at the end"])
+def test_a_tiff_table_that_the_file_ends_within_is_judged_by_the_entries_that_are_there(at, count):
+    # Pillow reads as many as there are, each of which claims the whole file.
+    data = tiff_with_tables(120_000, at, count, lambda number: (1000 + number, 1, 119_000, 8))
+    with pytest.raises(DataError, match="claims"):
+        open_image(data, "image", 1)
+
+
+def test_tiff_tables_that_lie_over_one_another_are_not_walked():
+    count = 2000  # tables of as many entries each, every one 12 bytes after the one before: 4 million entries
+    data = bytearray(8 + 24 * count + 12)
+    data[:8] = b"II*\0" + struct.pack("<I", 8)
+    for at in range(8, 8 + 12 * count, 12):
+        struct.pack_into("<H", data, at, count)
+        struct.pack_into("<I", data, at + 2 + 12 * count, at + 12)
+    with pytest.raises(DataError, match="over one another"):
+        open_image(bytes(data), "image", 1)
+
+
+@pytest.mark.parametrize("kind", [4, 17], ids=["LONG", "SLONG8"])
+def test_the_tiles_of_every_page_of_a_tiff_are_measured(kind):
+    """Of the second page too, and in a kind of number that libtiff takes and Pillow does not know."""
+    first = bytearray(tiff_with_tables(1000, 80, 9, None))
+    second = len(first)
+    struct.pack_into("<I", first, 80 + 2 + 9 * 12, second)
+    value = 60_000 if kind == 4 else second + 30
+    table = struct.pack("<H2H2I2H2II", 2, 322, kind, 1, value, 323, kind, 1, value, 0)
+    with pytest.raises(DataError, match="a tile of image has 60000x60000 pixels"):
+        open_image(bytes(first) + table + struct.pack("<Q", 60_000), "image", 1)
+
+
+def gif(width, height, before=b""):
+    """A GIF of 10x10 pixels, whose first frame is larger and is to be replaced by the background after it."""
+    return (
+        b"GIF89a" + struct.pack("<2H3B", 10, 10, 0x80, 0, 0) + bytes(6) + b"!\xf9\x04\x08\0\0\0\0" + before
+        + b"," + struct.pack("<4HB", 0, 0, width, height, 0) + b"\x02\x02L\x01\0;"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "before",
+    [b"", b"!\xfe\0", b"!\x01\0\x02xx\0", b"!\xff\x0bNETSCAPE2.0\0\x02xx\0", b"xyz"],
+    ids=["plain", "comment", "empty", "netscape", "rubbish"],
+)
+def test_a_gif_whose_first_frame_claims_gigapixels_is_refused_before_it_is_opened(before, monkeypatch):
+    def opened_anyway(*_, **__):
+        raise AssertionError("Pillow was asked")
+
+    monkeypatch.setattr(images.pillow(), "open", opened_anyway)
+    with pytest.raises(DataError, match="30000x30000 pixels"):
+        open_image(gif(30_000, 30_000, before), "image", 3)
+
+
+@pytest.mark.parametrize(
+    "before", [b"", b"!\xfe\0", b"!\x01\0\x02xx\0", b"!\xff\x0bNETSCAPE2.0\0\x02xx\0", b"xyz"]
+)
+def test_the_size_of_a_gif_is_that_which_pillow_finds(before):
+    data = gif(30, 20, before)
+    assert (
+        image_headers.check_header(data, "image") == images.pillow().open(io.BytesIO(data)).size == (30, 20)
+    )
+
+
+def test_a_jpeg_of_very_many_exif_segments_is_refused():
+    segment = b"\xff\xe1" + struct.pack(">H", 9) + b"Exif\0\0x"
+    with pytest.raises(DataError, match="EXIF segments"):
+        open_image(b"\xff\xd8" + segment * 2000, "image", 3)

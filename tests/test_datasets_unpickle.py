@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_datasets_formats import cifar_arrays, planes
 
-from ipucnn.datasets import cifar
+from ipucnn.datasets import cifar, unpickle
 from ipucnn.datasets.unpickle import safe_unpickle
 from ipucnn.errors import DataError
 
@@ -159,13 +159,16 @@ def shared_lists():
         b"I" + b"9" * 10**6 + b"\n.",  # an integer of a million digits
         b"\x80\x02" + b"}" * 3_000_000 + b".",  # a dictionary for each byte
         b"\x80\x02}(" + b"".join(b"I%d\nN" % (n * (2**61 - 1)) for n in range(3)) + b"u.",  # keys of one hash
+        b"\x80\x02N"
+        + b"".join(b"p%d\n" % (n * (2**61 - 1)) for n in range(3))
+        + b".",  # references of one hash
         b"\x80\x02c_codecs\nencode\nq\x00X\x10\x27\x00\x00"
         + b"x" * 10000
         + b"q\x01]q\x02("
         + b"h\x00h\x01\x85R" * 5000
         + b"e.",  # 10 kB encoded 5,000 times
     ],
-    ids=["shared", "digits", "dictionaries", "keys", "copies"],
+    ids=["shared", "digits", "dictionaries", "keys", "references", "copies"],
 )
 def test_a_small_pickle_that_would_grow_is_refused_at_once(stream):
     tracemalloc.start()
@@ -177,3 +180,10 @@ def test_a_small_pickle_that_would_grow_is_refused_at_once(stream):
         assert tracemalloc.get_traced_memory()[1] < 400 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_pickle_sets_no_attribute_of_the_functions_its_names_stand_for():
+    stream = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}U\x01xK\x01sb."
+    with pytest.raises(DataError, match="state"):
+        safe_unpickle(stream, "hostile")
+    assert not hasattr(unpickle._Names.reconstruct, "x")

@@ -1,12 +1,13 @@
 """What the first bytes of an image file claim, read before Pillow believes them.  No TensorFlow.
 
-Pillow reads an image's size without decoding it, with two exceptions that cost memory before anybody can ask: WebP,
-whose canvas is allocated when the file is opened, and the tables of TIFF and EXIF, of which every entry may point at
-the same megabyte (65,535 entries of a 1 MB file are 64 GB).  Only those are looked at here.
+Pillow reads an image's size without decoding it, with exceptions that cost memory before anybody can ask: WebP, whose
+canvas is allocated when the file is opened, GIF, of whose first frame a copy may be, and the tables of TIFF and EXIF,
+of which every entry may point at the same megabyte (65,535 entries of a 1 MB file are 64 GB).  And the tiles of a TIFF
+are decoded whole, however small its pages.  Only those are looked at here.
 """
 
 import struct
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, List, Optional, Set, Tuple
 
 from ipucnn.errors import DataError
 
@@ -31,31 +32,50 @@ _ENTRY_BYTES = {
 _SLACK_BYTES = 2**20
 MAX_PAGES = 100_000
 """Pages of a TIFF: a file of 64 MB can hold four million of them, each a header and nothing else."""
+MAX_EXIF_SEGMENTS = 1000
+"""Pillow joins the EXIF segments of a JPEG one by one, in a time that grows with the square of their number."""
+_MOST_SHARED = 16
+"""How many times the length of the file all pages of a TIFF may claim together: some share a colour profile."""
+_TILE_SIDES = (322, 323)
+_SIDE_LAYOUTS = {1: "B", 6: "B", 3: "H", 8: "H", 4: "I", 9: "I", 13: "I", 16: "Q", 17: "Q", 18: "Q"}
+
+
+def is_tiff(data: bytes) -> bool:
+    """Whether a file begins as TIFF files do."""
+    return data[:2] in (b"II", b"MM")
 
 
 def check_header(data: bytes, origin: str) -> Optional[Tuple[int, int]]:
-    """Refuses tables that would expand; the size of an image that must be known before the file is opened.
+    """Refuses tables that would expand; the size of what must be known before the file is opened.
 
     Args:
         data: the file.
         origin: what it is, for messages.
 
     Returns:
-        (width, height) of a WebP file, else None: Pillow tells without harm.
+        (width, height) of a WebP or GIF file, or of the largest tile of a TIFF (0 where it has none), else None: Pillow
+        tells without harm.
 
     Raises:
-        DataError: its tables claim more bytes than the file has.
+        DataError: its tables claim more bytes than the file has, or lie over one another.
     """
-    if data[:2] in (b"II", b"MM"):
-        _check_tables(data, origin, 0)
-    elif data[:2] == b"\xff\xd8":
-        exif = b""
+    if is_tiff(data):
+        return _check_tables(data, origin, 0)
+    if data[:4] == b"GIF8":
+        return _gif_size(data)
+    if data[:2] == b"\xff\xd8":
+        exif: List[bytes] = []
         for marker, part in _jpeg_segments(data):
             if marker == 0xE1 and part[:6] == b"Exif\0\0":
-                exif += part[6:]
+                exif.append(part[6:])
+                if len(exif) > MAX_EXIF_SEGMENTS:
+                    raise DataError(
+                        f"{origin} is damaged: it has more than {MAX_EXIF_SEGMENTS} EXIF segments",
+                        "get the file again",
+                    )
             elif marker == 0xE2 and part[:4] == b"MPF\0":
                 _check_tables(part[4:], origin, _SLACK_BYTES)
-        _check_tables(exif, origin, _SLACK_BYTES)
+        _check_tables(b"".join(exif), origin, _SLACK_BYTES)
     elif data[:8] == b"\x89PNG\r\n\x1a\n":
         for kind, part in _chunks(data, 8, ">I4s", True):
             if kind == b"eXIf":
@@ -112,17 +132,64 @@ def _webp_size(kind: bytes, part: bytes) -> Tuple[int, int]:
     return 0, 0
 
 
-def _check_tables(data: bytes, origin: str, slack: int) -> None:
-    """Walks the tables of a TIFF structure as far as they lead; what is damaged is left to Pillow, which refuses it.
+def _gif_size(data: bytes) -> Tuple[int, int]:
+    """The size of the screen, widened as Pillow does it to where the first frame ends.
+
+    The blocks before that frame are passed over exactly as Pillow passes over them, in damaged files too: it would
+    find a frame where it is not looked for here.
+    """
+    if len(data) < 13:
+        return 0, 0
+    width, height = struct.unpack_from("<2H", data, 6)
+    at = 13 + (3 << ((data[10] & 7) + 1) if data[10] & 128 else 0)
+
+    def block() -> bytes:
+        nonlocal at
+        length = data[at] if at < len(data) else 0
+        part = data[at + 1 : at + 1 + length]
+        at += 1 + length
+        return part
+
+    while at < len(data):
+        kind = data[at : at + 1]
+        at += 1
+        if kind == b";":
+            break
+        if kind == b"!":
+            label = data[at : at + 1]
+            at += 1
+            part = block()
+            if label == b"\xfe":
+                while part:
+                    part = block()
+                continue
+            if label == b"\xff" and part.startswith(b"NETSCAPE2.0"):
+                block()
+            while block():
+                pass
+        elif kind == b"," and at + 8 <= len(data):
+            left, top, frame_width, frame_height = struct.unpack_from("<4H", data, at)
+            return max(width, left + frame_width), max(height, top + frame_height)
+    return width, height
+
+
+def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:
+    """Walks the tables of a TIFF structure as far as they lead; what is damaged is left to Pillow, which refuses it, or
+    reads the entries that are there.
+
+    Returns:
+        (width, height) of the largest tile of all pages.
 
     Raises:
-        DataError: one of them claims more bytes than there are, or there are too many.
+        DataError: they claim more bytes than there are, lie over one another, or there are too many.
     """
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"\x2b\0", b"\0\x2b")
     count_layout, entry_layout, next_layout = ("Q", "HHQ8s", "Q") if is_big else ("H", "HHI4s", "I")
     entry = struct.Struct(order + entry_layout)
-    seen = set()
+    seen: Set[int] = set()
+    num_left, claimed_by_all = len(data) // entry.size, 0
+    largest = (0, 0)
     try:
         (at,) = struct.unpack_from(order + next_layout, data, 8 if is_big else 4)
         while at and at not in seen:
@@ -131,17 +198,43 @@ def _check_tables(data: bytes, origin: str, slack: int) -> None:
                 raise DataError(f"{origin} has more than {MAX_PAGES} pages", "cut the volume into several")
             (count,) = struct.unpack_from(order + count_layout, data, at)
             at += struct.calcsize(order + count_layout)
+            num_there = min(count, (len(data) - at) // entry.size)
+            num_left -= num_there
+            if num_left < 0:
+                raise DataError(f"{origin} is damaged: its tables lie over one another", "get the file again")
             claimed = 0
-            if count * entry.size > len(data):
-                return
-            for number in range(count):
-                _, kind, length, _ = entry.unpack_from(data, at + number * entry.size)
+            tile = [0, 0]
+            for number in range(num_there):
+                tag, kind, length, value = entry.unpack_from(data, at + number * entry.size)
                 claimed += _ENTRY_BYTES.get(kind, 1) * length
-            if claimed > len(data) + slack + _SLACK_BYTES:
+                if tag in _TILE_SIDES:
+                    side = _side(data, order, kind, value)
+                    tile[_TILE_SIDES.index(tag)] = max(tile[_TILE_SIDES.index(tag)], side)
+            claimed_by_all += claimed
+            if (
+                claimed > len(data) + slack + _SLACK_BYTES
+                or claimed_by_all > _MOST_SHARED * len(data) + slack + _SLACK_BYTES
+            ):
                 raise DataError(
-                    f"{origin} is damaged: its table claims {claimed} bytes, and there are {len(data)}",
+                    f"{origin} is damaged: its table claims {claimed_by_all} bytes, and there are {len(data)}",
                     "get the file again",
                 )
+            if tile[0] * tile[1] > largest[0] * largest[1]:
+                largest = tile[0], tile[1]
+            if num_there < count:
+                break
             (at,) = struct.unpack_from(order + next_layout, data, at + count * entry.size)
     except struct.error:
-        return
+        pass
+    return largest
+
+
+def _side(data: bytes, order: str, kind: int, value: bytes) -> int:
+    """The whole number of an entry, in or where its last field says; 0 for a kind that libtiff does not take."""
+    if kind not in _SIDE_LAYOUTS:
+        return 0
+    layout = order + _SIDE_LAYOUTS[kind]
+    if struct.calcsize(layout) <= len(value):
+        return int(struct.unpack_from(layout, value)[0])
+    (place,) = struct.unpack(order + "I", value)
+    return int(struct.unpack_from(layout, data, place)[0])

@@ -14,7 +14,7 @@ from typing import Any, Iterator, List, Tuple
 import numpy as np
 
 from ipucnn.datasets.hashing import AUGMENT, uniform
-from ipucnn.datasets.image_headers import check_header
+from ipucnn.datasets.image_headers import check_header, is_tiff
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 
@@ -27,7 +27,6 @@ SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I")
 MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
 """Pillow's names of what is read, whatever a file is called; "JPEG" also reads the MPO files of telephones."""
-TILE_WIDTH, TILE_LENGTH = 322, 323
 MAX_EXIF_TEXT = 2**16
 HINT = "convert it to JPEG or PNG, or remove it"
 
@@ -50,18 +49,15 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
     Raises:
         DataError: no image, damaged, of too many pixels, or of pixels that cannot be converted.
     """
-    size = check_header(data, origin)
-    if size is not None:
-        check_pixels(*size, max_pixels, origin)
+    needed = check_header(data, origin) or (0, 0)
+    check_pixels(*needed, max_pixels, f"a tile of {origin}" if is_tiff(data) else origin)
     Image = pillow()
     try:
         # What may be here is what docs/datasets.md lists: other formats are rare in data sets, and some of
         # Pillow's readers start programs (PostScript) or trust what they read.
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_pixels(image.width, image.height, max_pixels, origin)
-        tile = _tile_of(image)
-        check_pixels(*tile, max_pixels, f"a tile of {origin}")
-        with decoding(max(image.width, tile[0]), max(image.height, tile[1]), origin):
+        with decoding(max(image.width, needed[0]), max(image.height, needed[1]), origin):
             yield image
     except DataError:
         raise
@@ -70,13 +66,6 @@ def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Itera
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint) from error
-
-
-def _tile_of(image: Any) -> Tuple[int, int]:
-    """(width, height) of the tiles of a TIFF, each of which is decoded whole, however small the image."""
-    tags = getattr(image, "tag_v2", None) if image.format == "TIFF" else None
-    sides = [tags.get(number, 0) if tags is not None else 0 for number in (TILE_WIDTH, TILE_LENGTH)]
-    return tuple(side if isinstance(side, int) else 0 for side in sides)  # type: ignore[return-value]
 
 
 _pillow: List[Any] = []

@@ -97,10 +97,7 @@ class _Dtype:
 
 
 class _Names:
-    """What the names in a pickle stand for.
-
-    Bound methods and classes alone: an opcode that sets attributes finds none that it could set and keep.
-    """
+    """What the names in a pickle stand for: bound methods and classes alone."""
 
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
@@ -196,8 +193,9 @@ class _Unpickler(_PythonUnpickler):
         self.load_long_bytes(struct.unpack("<i", self.read(4))[0])
 
     def memo_index(self) -> int:
+        # Larger numbers can be chosen so that looking one of them up takes as long as there are others.
         line = self.readline()[:-1]
-        if len(line) > MAX_DIGITS:
+        if len(line) > MAX_DIGITS or not 0 <= int(line) < 2**32:
             raise ValueError("a number of very many digits")
         return int(line)
 
@@ -230,6 +228,13 @@ class _Unpickler(_PythonUnpickler):
         self.set_items(mapping, items)
         self.append(mapping)
 
+    def load_build(self) -> None:
+        # The library's would set attributes of whatever has some, and the names of this module stand for functions.
+        state, target = self.stack.pop(), self.stack[-1]
+        if not isinstance(target, (_Array, _Dtype)):
+            raise ValueError("a state of something that has none")
+        target.__setstate__(state)
+
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
     dispatch[pickle.INT[0]] = load_decimal
     dispatch[pickle.LONG[0]] = load_decimal
@@ -240,6 +245,7 @@ class _Unpickler(_PythonUnpickler):
     dispatch[pickle.DICT[0]] = load_dict
     dispatch[pickle.SETITEM[0]] = load_setitem
     dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.BUILD[0]] = load_build
     # The library's loop asks for the method of each opcode: here each is counted first.
     dispatch = {opcode: _counted(method) for opcode, method in dispatch.items()}
 

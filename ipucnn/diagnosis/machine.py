@@ -130,7 +130,9 @@ def look_at_disk(folder: Path) -> Disk:
     """The disk a folder is on, or would be made on."""
     # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
     there = folder
-    with contextlib.suppress(DataError):  # the current folder was removed: then the path is told as it was typed
+    with contextlib.suppress(
+        DataError
+    ):  # the current folder was removed: then the path is told as it was typed
         there = absolute(folder)
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent

@@ -99,7 +99,8 @@ def _load() -> Dict[str, ModelRecord]:
 def natural_key(name: str) -> List[Tuple[int, int, str]]:
     """Sort key that puts ``resnet18`` before ``resnet101``."""
     return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.findall(r"\d+|\D+", _key(name))
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
+        for part in re.findall(r"\d+|\D+", _key(name))
     ]
 
 
