@@ -57,7 +57,7 @@ _JSON_TOKEN = re.compile(r'["\[\]{},:]')
 
 UNREADABLE = "not readable as YAML"
 """How the reason begins where a text is no YAML at all."""
-_PLAIN_HINT = "only plain YAML is read: no tags"
+_PLAIN_HINT = "remove the tag; write the value plainly, or in quotes if it is text"
 _SPLIT_HINT = "give a smaller file"
 
 

@@ -97,7 +97,7 @@ def test_presets_do_not_disturb_each_other():
         ("a:\n  seed: [1\n", "not readable as YAML", "indentation"),
         ("a: 1\na:\n  seed: 1\n", "line 2: preset 'a' is there twice", "rename"),
         ("- a\n", "top level is not a mapping", "key: value"),
-        ("a:\n  seed: !!python/object:os.system {}\n", "line 2", "no tags"),
+        ("a:\n  seed: !!python/object:os.system {}\n", "line 2", "remove the tag"),
         ("a:\n  <<: 3\n", "line 2: '<<' must merge", "anchor"),
         ("a: &a\n  <<: *a\n", "line 2: *a stands inside of the value that it names", "after that value"),
     ],

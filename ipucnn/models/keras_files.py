@@ -158,6 +158,9 @@ def _attribute(group: Any, name: str) -> List[Any]:
         ValueError: they are not.
     """
     number = group.attrs.get_id(name)
+    if number.dtype.kind == "O":
+        # Of variable length: each entry may name the same large text. Keras writes names of one length.
+        raise ValueError(f"its attribute {name} is not text of a fixed length")
     length = 1
     for side in number.shape:
         length *= int(side)
