@@ -365,7 +365,7 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
         ([trained, "in", "--format", "xml"], 2, "csv, json, jsonl"),
         ([trained, "in", "--json", "--format", "csv"], 2, "both given"),
         ([trained, "in", "--output", "o.txt"], 2, ".csv, .json, .jsonl"),
-        ([trained, "in", "--output", "absent/o.csv"], 3, "does not exist"),
+        ([trained, "in", "--output", "absent/o.csv"], 3, "there is no folder absent"),
         ([trained, "in", "--output", "in/0.png/o.csv"], 3, "is a file"),
         ([trained, "in", "--contact-sheet", "s.jpg"], 2, ".png"),
         ([trained, "in", "--contact-sheet", "in/0.png"], 2, "one of the images"),

@@ -34,7 +34,9 @@ _META_BYTES = 2**28
 _WEIGHT_TYPES = ("<f4", "<f2")
 _SLOT_TYPES = (*_WEIGHT_TYPES, "<i8", "<i4")
 _META_TYPES = ("|u1",)
-_LOCAL, _CENTRAL = b"PK\x03\x04", b"PK\x01\x02"
+_LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
+_END_BYTES = 22
+"""Of the end of the index, without a comment."""
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _ARRAY_HEADER = re.compile(
     r"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), 'shape': \(((?:\d{1,12}, ?)*(?:\d{1,12})?)\), \} *\n"
@@ -237,13 +239,18 @@ def _members(file: BinaryIO, size: int) -> Iterator[Tuple[str, int]]:
     """Name and length of each member; the file stands at its first byte, and is left wherever.
 
     They are read from their own headers, one after the other: none can lie over another, expand, or claim more bytes
-    than there are.  The index at the end of the archive, which says the same for other programs, is not needed.
+    than there are.  Of the index at the end of the archive, which says the same for other programs, only the end is
+    looked at.
     """
     at = 0
     while True:
         file.seek(at)
         start = file.read(_LOCAL_HEADER.size)
         if start[:4] == _CENTRAL and at:
+            file.seek(max(0, size - _END_BYTES))
+            end = file.read(_END_BYTES)
+            if end[:4] != _END or end[-2:] != b"\0\0":
+                raise _DamagedError  # cut short, or something was added
             return
         if len(start) < _LOCAL_HEADER.size or start[:4] != _LOCAL:
             raise _DamagedError
