@@ -539,7 +539,7 @@ def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     def too_large(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("ipucnn.sessions.host.session.HostSession.evaluate", too_large)
+    monkeypatch.setattr("ipucnn.sessions.host.session.HostSession.logits", too_large)
     code, out, err = run("evaluate", trained)
     assert code == 2 and "do not fit into memory" in err and "hint: lower" in err and out == ""
 
