@@ -190,7 +190,7 @@ def judge(ending: Ending, case: Case, sandbox: Optional[Sandbox] = None) -> List
         add("code", f"exit code {ending.code}: {last}", f"{ending.code} {last}")
     elif ending.code >= 0 and not ending.cut and is_told:
         _judge_messages(ending.code, errors, add)
-    _judge_output(ending, add)
+    _judge_output(ending, case, add)
     if ending.executed:
         add("executed", ", ".join(ending.executed), " ".join(sorted({_program(e) for e in ending.executed})))
     if ending.left_running:
@@ -233,8 +233,10 @@ _FOREIGN = re.compile(
 )
 
 
-def _judge_output(ending: Ending, add: Any) -> None:
+def _judge_output(ending: Ending, case: Case, add: Any) -> None:
     """What is printed is UTF-8 without control characters, in lines of a sensible length, and the program's own."""
+    # It lets TensorFlow speak.
+    is_verbose = bool({"-v", "--verbose"} & set(case.args))
     for name, data in (("stdout", ending.stdout), ("stderr", ending.stderr)):
         try:
             text = data.decode("utf-8")
@@ -251,7 +253,7 @@ def _judge_output(ending: Ending, add: Any) -> None:
             )
         if name == "stderr":
             for line in text.splitlines():
-                if _FOREIGN.match(line):
+                if _FOREIGN.match(line) and not is_verbose:
                     add("output", f"foreign line on stderr: {line[:300]}", f"foreign {line[:80]}")
                     break
                 if len(line) > LINE_CHARACTERS:
@@ -928,9 +930,17 @@ def _stat_of(pid: int) -> Optional[List[str]]:
 
 
 def _anonymous_bytes(pid: int) -> int:
+    return _status_bytes(pid, "RssAnon")
+
+
+def _peak_bytes(pid: int) -> int:
+    return _status_bytes(pid, "VmHWM")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as handle:
-            match = re.search(r"RssAnon:\s+(\d+) kB", handle.read())
+            match = re.search(rf"{name}:\s+(\d+) kB", handle.read())
     except OSError:
         return 0
     return int(match.group(1)) * 1024 if match else 0
@@ -966,6 +976,7 @@ class Server:
         self.commands = inputs.declared_commands()
         self._warm_up()
         self.base_bytes = _anonymous_bytes(self.pid)
+        self.base_peak_bytes = _peak_bytes(self.pid)
 
     def _import_all(self, with_tensorflow: bool) -> None:
         """Imports what cases would import, so that it is done once."""
@@ -1096,6 +1107,9 @@ class Server:
         except OSError:
             pass
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        # What it had for a moment only; a process of its own imports what the server has already.
+        if usage.ru_maxrss * 1024 - self.base_peak_bytes > MEMORY_BYTES:
+            entry.cut = entry.cut or "memory"
         case, before = Case(*entry.case_id), None
         try:
             with open(str(sandbox.root / "case"), "rb") as handle:

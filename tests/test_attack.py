@@ -301,6 +301,7 @@ PLANTED = {{
     6: lambda: open(".x.7.tmp", "w").close() or 0,
     7: lambda: exec(open("json.py").read(), {{"__file__": "json.py"}}) or 0,
     8: lambda: print("fine") or 0,
+    9: lambda: len(bytearray(b"1") * 400 * 2**20) and 0,
 }}
 
 def planted(case, sandbox, server):
@@ -319,6 +320,7 @@ attack._run_here, attack.build = planted, build
 server = object.__new__(attack.Server)
 server.place, server.seed, server.jobs, server.pid = Path(sys.argv[1]), 1, 3, os.getpid()
 server.tensorflow, server.commands, server.base_bytes = None, {{}}, attack._anonymous_bytes(os.getpid())
+server.base_peak_bytes = attack._peak_bytes(os.getpid())
 found = {{}}
 def done(case_id, ending, case, sandbox, cpu_s, wall_s):
     found[case_id[1]] = sorted({{f.kind for f in attack.judge(ending, case, sandbox)}})
@@ -345,6 +347,7 @@ def test_planted_failures_are_caught(tmp_path):
         "6": ["files"],
         "7": ["executed"],
         "8": [],
+        "9": ["memory"],
     }
 
 

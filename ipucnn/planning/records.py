@@ -81,7 +81,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise DataError(f"{where} is {_short(value)}, wanted a mapping", _HINT)
-        return {str(key): _convert(arguments[1], item, f"{where}.{shown_value(key)}") for key, item in value.items()}
+        return {
+            str(key): _convert(arguments[1], item, f"{where}.{shown_value(key)}")
+            for key, item in value.items()
+        }
     wanted = (int, float) if hint is float else hint
     if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
         raise DataError(f"{where} is {_short(value)}, wanted {_named(hint)}", _HINT)
