@@ -21,7 +21,7 @@ from ipucnn.errors import (
     UserError,
     did_you_mean,
 )
-from ipucnn.text import printable
+from ipucnn.text import printable, shown_value
 
 COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
 
@@ -254,6 +254,12 @@ def _dispatch(args: List[str]) -> int:
         with root.make_context("ipucnn", args) as ctx:
             root.invoke(ctx)
     except typer.Exit as done:
+        if done.exit_code == EXIT_BUG and "completion" in args[0]:
+            # Typer looks at the program that started this one, and gives up without a hint.
+            raise ConfigurationError(
+                f"{args[0]}: the shell that this was started from is not known",
+                "run it in bash, zsh, fish or PowerShell",
+            ) from None
         return done.exit_code
     except typer.Abort:
         return EXIT_SIGINT
@@ -274,7 +280,7 @@ def _as_user_error(error: Any) -> UserError:
     if kind == "NoSuchOption":
         known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
         close = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
-        return ConfigurationError(f"{path}: no option {error.option_name}", close or hint)
+        return ConfigurationError(f"{path}: no option {shown_value(error.option_name)}", close or hint)
     if kind == "MissingParameter":
         names = [
             param.metavar or param.name.upper() for param in params if param.param_type_name == "argument"
@@ -283,9 +289,15 @@ def _as_user_error(error: Any) -> UserError:
     return ConfigurationError(f"{path}: {_sentence(error)}", hint)
 
 
+_LONGEST_SENTENCE = 1000
+"""Characters: no message of Typer's own is as long, only what was typed can make it so."""
+
+
 def _sentence(error: Any) -> str:
     """The error's message on one line, without a full stop."""
     message = " ".join(error.format_message().split()).rstrip(".")
+    if len(message) > _LONGEST_SENTENCE:
+        message = shown_value(message)
     return message[:1].lower() + message[1:]
 
 

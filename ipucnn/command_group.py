@@ -10,6 +10,7 @@ from ipucnn import __version__
 from ipucnn.command_table import ABOUT, COMMANDS
 from ipucnn.config.arguments import RunCommand
 from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.text import shown_value
 
 CONTEXT = {"help_option_names": ["--help", "-h"]}
 
@@ -33,7 +34,7 @@ class LazyGroup(typer.core.TyperGroup):
         name = args[0]
         if name.replace("_", "-") not in COMMANDS and not ctx.resilient_parsing:
             raise ConfigurationError(
-                f"no command '{name}'",
+                f"no command '{shown_value(name)}'",
                 did_you_mean(name, COMMANDS) or "the commands are " + ", ".join(COMMANDS),
             )
         return super().resolve_command(ctx, args)

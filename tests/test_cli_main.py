@@ -125,6 +125,24 @@ def test_what_users_get_wrong_is_explained(capsys, args, code, error, hint):
     assert hint in lines[1]
 
 
+@pytest.mark.parametrize("args", [["x" * 5000], ["models", "x" * 5000], ["train", "--" + "x" * 5000]])
+def test_what_is_very_long_is_not_repeated_whole(capsys, args):
+    code, out, err = _run(capsys, *args)
+    assert (code, out) == (2, "") and len(err) < 1000
+    assert err.startswith("error: ") and "\nhint: " in err
+
+
+def test_completion_of_an_unknown_shell_is_an_error_with_a_hint(capsys, monkeypatch):
+    import shellingham
+
+    def unknown(*_):
+        raise shellingham.ShellDetectionFailure
+
+    monkeypatch.setattr(shellingham, "detect_shell", unknown)
+    code, out, err = _run(capsys, "--show-completion")
+    assert code == 2 and "error: --show-completion: the shell" in err and "hint: run it in bash" in err
+
+
 def test_a_wrong_key_is_named_with_its_line(capsys, tmp_path):
     (tmp_path / "mine.yml").write_text("a:\n  model: lenet\n  num-epoch: 3\n")
     code, _, err = _run(capsys, "train", "--config", "a", "--config-path", "mine.yml")

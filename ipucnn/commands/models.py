@@ -9,6 +9,7 @@ import typer
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, get_model, list_models
 from ipucnn.reports import units
+from ipucnn.text import shown_value
 
 # Column titles, whether they are numbers, and the terminal width from which on they are shown.
 _RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
@@ -60,11 +61,13 @@ def models(
         )
         return
     if image_size is not None:
-        raise ConfigurationError("--image-size needs --summary", f"ipucnn models {pattern} --summary")
+        raise ConfigurationError(
+            "--image-size needs --summary", f"ipucnn models {shown_value(pattern)} --summary"
+        )
     wildcard = any(mark in pattern for mark in "*?[")
     records = list_models(pattern) if wildcard else [get_model(pattern)]
     if not records:
-        raise ConfigurationError(f"no model matches '{pattern}'", "ipucnn models lists them all")
+        raise ConfigurationError(f"no model matches '{shown_value(pattern)}'", "ipucnn models lists them all")
     if as_json:
         _print_json([_as_dict(record) for record in records])
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.text import shown_value
 
 TASKS = ("classification", "segmentation")
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
@@ -115,7 +116,9 @@ def get_model(name: str) -> ModelRecord:
         return records[_key(name)]
     except KeyError:
         hint = did_you_mean(name, (r.name for r in records.values()))
-        raise ConfigurationError(f"unknown model '{name}'", hint or "ipucnn models lists them all") from None
+        raise ConfigurationError(
+            f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
+        ) from None
 
 
 def list_models(pattern: str = "*", exclude: Iterable[str] = ()) -> List[ModelRecord]:
