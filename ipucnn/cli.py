@@ -253,14 +253,16 @@ def _dispatch(args: List[str]) -> int:
     try:
         with root.make_context("ipucnn", args) as ctx:
             root.invoke(ctx)
-    except typer.Exit as done:
-        if done.exit_code == EXIT_BUG and "completion" in args[0]:
-            # Typer looks at the program that started this one, and gives up without a hint.
-            raise ConfigurationError(
-                f"{args[0]}: the shell that this was started from is not known",
-                "run it in bash, zsh, fish or PowerShell",
-            ) from None
-        return done.exit_code
+    except (typer.Exit, SystemExit) as done:
+        if "completion" not in args[0] or not getattr(done, "exit_code", EXIT_BUG):
+            if isinstance(done, SystemExit):
+                raise
+            return int(done.exit_code)
+        # Typer looks at the program that started this one, and gives up without a hint.
+        raise ConfigurationError(
+            f"{shown_value(args[0])}: the shell that this was started from is not known",
+            "run it in bash, zsh, fish or PowerShell",
+        ) from None
     except typer.Abort:
         return EXIT_SIGINT
     except usage_error as error:

@@ -139,7 +139,7 @@ def test_completion_of_an_unknown_shell_is_an_error_with_a_hint(capsys, monkeypa
         raise shellingham.ShellDetectionFailure
 
     monkeypatch.setattr(shellingham, "detect_shell", unknown)
-    code, out, err = _run(capsys, "--show-completion")
+    code, _, err = _run(capsys, "--show-completion")
     assert code == 2 and "error: --show-completion: the shell" in err and "hint: run it in bash" in err
 
 
