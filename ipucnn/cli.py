@@ -244,7 +244,8 @@ def _dispatch(args: List[str]) -> int:
 
     from ipucnn.command_group import build_root
 
-    root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in args[0])
+    asked = args[0] if args else ""
+    root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in asked)
     if COMPLETE_VARIABLE in os.environ:
         root.main(args=args, prog_name="ipucnn", complete_var=COMPLETE_VARIABLE)
         return EXIT_OK
@@ -254,13 +255,13 @@ def _dispatch(args: List[str]) -> int:
         with root.make_context("ipucnn", args) as ctx:
             root.invoke(ctx)
     except (typer.Exit, SystemExit) as done:
-        if "completion" not in args[0] or not getattr(done, "exit_code", EXIT_BUG):
+        if "completion" not in asked or not getattr(done, "exit_code", EXIT_BUG):
             if isinstance(done, SystemExit):
                 raise
             return int(done.exit_code)
         # Typer looks at the program that started this one, and gives up without a hint.
         raise ConfigurationError(
-            f"{shown_value(args[0])}: the shell that this was started from is not known",
+            f"{shown_value(asked)}: the shell that this was started from is not known",
             "run it in bash, zsh, fish or PowerShell",
         ) from None
     except typer.Abort:
