@@ -27,6 +27,7 @@ EXTENSIONS = (".h5", ".hdf5", ".keras")
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MOST_EXPANSION, _SMALL_BYTES = 100, 2**16
 _MOST_NAMES = 100_000
+_MOST_NAMES_OF_ANY_LENGTH = 4096
 _FILTERS = (1, 2, 3)
 """Deflate, shuffle and checksums of HDF5; any other makes it load a library."""
 _ZIP_MEMBER = "model.weights.h5"
@@ -158,12 +159,12 @@ def _attribute(group: Any, name: str) -> List[Any]:
         ValueError: they are not.
     """
     number = group.attrs.get_id(name)
-    if number.dtype.kind == "O":
-        # Of variable length: each entry may name the same large text. Keras writes names of one length.
-        raise ValueError(f"its attribute {name} is not text of a fixed length")
     length = 1
     for side in number.shape:
         length *= int(side)
+    # Of text of variable length many entries may name the same large one; HDF5 does not tell its length beforehand.
+    if number.dtype.kind == "O" and length > _MOST_NAMES_OF_ANY_LENGTH:
+        raise ValueError(f"its attribute {name} has {length} entries of variable length")
     if len(number.shape) != 1 or length > _MOST_NAMES or length * number.dtype.itemsize > _MOST_NAMES * 256:
         raise ValueError(f"its attribute {name} has the shape {number.shape}")
     return list(group.attrs[name])
