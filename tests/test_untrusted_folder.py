@@ -231,3 +231,11 @@ def test_a_data_set_makes_tfds_import_nothing_of_others(hostile, monkeypatch):
     assert not sprung.exists() and "antigravity" not in sys.modules
     with pytest.raises(ImportError):  # allowed, and absent here or without such a module
         Connector.cls_from_name("tensorflow_datasets.core.features.absent.Feature")
+
+
+def test_a_long_version_in_a_run_folder_is_shortened():
+    """What a run folder says of the machine that wrote it may be anything."""
+    from ipucnn.runs.provenance import changes
+
+    (line,) = changes({"numpy": "9" * 100_000}, {"numpy": "1.0"})
+    assert line.startswith("numpy 999") and line.endswith(" before, 1.0 now") and len(line) < 500

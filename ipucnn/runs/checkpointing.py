@@ -17,6 +17,7 @@ from ipucnn.errors import DataError
 from ipucnn.filesystem import entries
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
 from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
+from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 
 
@@ -115,7 +116,8 @@ def differences(
     """What of a checkpoint's run is not as here, except what may change; readable."""
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
     found = [
-        f"{field.name.replace('_', '-')} {getattr(saved, field.name)} there, {getattr(config, field.name)} here"
+        f"{field.name.replace('_', '-')} {shown_value(getattr(saved, field.name))} there, "
+        f"{shown_value(getattr(config, field.name))} here"
         for field in fields(RunConfig)
         if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
     ]
@@ -125,7 +127,7 @@ def differences(
         here, there = program.to_dict(), meta.get("program", {})
         here = json.loads(json.dumps(here))
         found = [
-            f"program's {name.replace('_', ' ')} {there.get(name)} there, {value} here"
+            f"program's {name.replace('_', ' ')} {shown_value(there.get(name))} there, {shown_value(value)} here"
             for name, value in here.items()
             if name not in ignored and there.get(name) != value
         ]
@@ -137,7 +139,7 @@ def differences(
             "data_sha256": data_sha256,
         }
         found += [
-            f"data set's {name.replace('_', ' ')} {meta.get(name)} there, {value} here"
+            f"data set's {name.replace('_', ' ')} {shown_value(meta.get(name))} there, {shown_value(value)} here"
             for name, value in facts.items()
             if meta.get(name) != value
         ]

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_bytes, shown
 from ipucnn.hardware import num_cores
+from ipucnn.text import shown_value
 
 # Environment variables that change what TensorFlow computes or where.
 VARIABLES = (
@@ -151,7 +152,7 @@ def environment() -> Dict[str, Any]:
 def changes(before: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
     """What of the environment differs that can change the bytes of a continued run, readable."""
     return [
-        f"{name} {before.get(name)} before, {now.get(name)} now"
+        f"{name} {shown_value(before.get(name))} before, {shown_value(now.get(name))} now"
         for name in DECIDES_BYTES
         if before.get(name) != now.get(name)
     ]
