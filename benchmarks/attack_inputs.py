@@ -1102,7 +1102,10 @@ def keras_weights(draw: Draw) -> str:
                 if name == victim and kind == "huge":
                     shape = draw.pick([(2**40,), (10**9, 10), (2**62,), (0,), value.shape + (2**31,)])
                     group.create_dataset(
-                        f"{name}:0", shape, "f4", chunks=tuple(min(side, 64) or 1 for side in shape)
+                        f"{name}:0",
+                        shape,
+                        "f4",
+                        chunks=tuple(min(side, 64) for side in shape) if all(shape) else None,
                     )
                 elif name == victim and kind == "link":
                     group[f"{name}:0"] = draw.pick(
