@@ -1271,7 +1271,7 @@ def make_idx(draw: Draw, folder: Path) -> None:
     elif kind == "bytes":
         changed = bytearray(data)
         for _ in range(rng.choice([1, 4])):
-            changed[rng.randrange(16)] = rng.randrange(256)
+            changed[rng.randrange(min(16, len(changed)))] = rng.randrange(256)
         data = bytes(changed)
     elif kind == "cut":
         data = data[: rng.randrange(len(data))]
