@@ -1442,10 +1442,13 @@ def table(head: Dict[str, Any], rows: List[Dict[str, Any]]) -> str:
         lines.append([TITLES[kind] if kind else "together", *map(str, values)])
     widths = [max(len(line[n]) for line in [titles, *lines]) for n in range(len(titles))]
     cpu_s, num_fresh = sum(row["cpu_s"] for row in rows), sum(bool(row["fresh"]) for row in rows)
+    in_all = "the time in all and the load of a run that is stopped are not kept"
+    if "wall_s" in head:
+        in_all = f"{head['wall_s'] / 60:.0f} min in all, load {head.get('load')}"
     text = [
         f"seed {head.get('seed')}, ipucnn {head.get('ipucnn')}, {head.get('versions')}",
-        f"{cpu_s / 60:.0f} min of processor time, {head.get('wall_s', 0) / 60:.0f} min in all on {head.get('cores')} "
-        f"cores, load {head.get('load')}; {num_fresh} cases as fresh processes",
+        f"{cpu_s / 60:.0f} min of processor time on {head.get('cores')} cores ({in_all}); "
+        f"{num_fresh} cases as fresh processes",
         "",
     ]
     for line in [titles, *lines]:
