@@ -18,16 +18,17 @@ LARGEST_IMAGE_PIXELS = 2**31 - 1
 """What the option can allow at most: beyond it Pillow's own arithmetic ends."""
 BYTES_PER_PIXEL = 16
 """What a pixel takes while it is decoded, turned upright, laid on white and converted: copies of 4 bytes."""
+# Of both versions of control groups: limit, use, and the use that is files' pages, which are given up when needed.
 _CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 _UNKNOWN_MEMORY = 4 * 2**30
 
 
 def available_bytes() -> int:
     """Memory that can be taken without swapping, in bytes: what the system has left, or this container may use."""
-    found = [_meminfo(), *(_cgroup(limit, used) for limit, used in _CGROUPS)]
+    found = [_meminfo(), *(_cgroup(Path(folder), *names) for folder, *names in _CGROUPS)]
     return min((number for number in found if number is not None), default=_UNKNOWN_MEMORY)
 
 
@@ -44,9 +45,15 @@ def _meminfo() -> Optional[int]:
     return None
 
 
-def _cgroup(limit: str, used: str) -> Optional[int]:
+def _cgroup(folder: Path, limit: str, used: str, reclaimable: str) -> Optional[int]:
+    """What a control group has left; None without a limit.  Reading much data fills it with pages of files."""
     with contextlib.suppress(OSError, ValueError):
-        return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == reclaimable:
+                taken -= int(number)
+        return max(0, most - max(0, taken))
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
+from ipucnn.datasets.limits import available_bytes
 from ipucnn.diagnosis import tools
 from ipucnn.errors import DataError
 from ipucnn.filesystem import absolute
@@ -37,18 +38,7 @@ def look_at_host() -> Host:
 
     present = os.cpu_count() or 1
     usable = num_cores()
-    return Host(cpu_name(), usable, present, host_memory_bytes(), _available_bytes())
-
-
-def _available_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return 0
+    return Host(cpu_name(), usable, present, host_memory_bytes(), available_bytes())
 
 
 @dataclass(frozen=True)
