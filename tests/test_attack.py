@@ -203,6 +203,12 @@ def test_good_endings_are_passed():
     assert _judged(attack.REACHED_CODE, b"", b"note\n") == []
 
 
+def test_a_suite_whose_row_comes_to_tensorflow_is_passed():
+    said = b"error: 1 of 1 rows failed; the first, x: its process ended with exit code %d and without a result\nhint: y\n"
+    assert _judged(1, b"", said % attack.REACHED_CODE) == []
+    assert _judged(1, b"", said % 1) == ["code"]
+
+
 @pytest.mark.parametrize(
     "found, details",
     [
