@@ -1,16 +1,20 @@
-"""Every option of a run, declared once: flag, YAML key, type, bounds, default and help.
+"""Every option of a run, declared once: flag, YAML key, type, bounds, default and help; as YAML, written and read.
 
 The declarations are the panel classes; ``RunConfig`` joins them and is the immutable result.  YAML keys and
-flags are the field names with ``-`` for ``_``; ``_`` is accepted too.  Nothing here needs TensorFlow.
+flags are the field names with ``-`` for ``_``; ``_`` is accepted too.  What is wrong in a YAML text is told with its
+line.  Nothing here needs TensorFlow.
 """
 
 import dataclasses
-from typing import Iterator, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
+from ipucnn import documents
 from ipucnn.config.panels_ipu import HostSession, IpuOnly, Pipeline
 from ipucnn.config.panels_run import Data, Evaluation, General, Model
 from ipucnn.config.panels_training import Batching, Training
-from ipucnn.config.spec import OptionSpec, specs_of
+from ipucnn.config.spec import OptionSpec, convert_value, specs_of
+from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.text import shown_value
 
 PANELS: Tuple[Type, ...] = (
     General,
@@ -33,10 +37,14 @@ class RunConfig(HostSession, IpuOnly, Evaluation, Pipeline, Batching, Training, 
     """
 
     def to_yaml(self) -> str:
-        """``config.yml``: every key that a YAML file may hold, grouped by panel."""
-        from ipucnn.config.yaml_text import dump
-
-        return dump(self)
+        """``config.yml``: every key that a YAML file may hold, under a comment per panel."""
+        text = ""
+        for panel in PANELS:
+            text += ("\n" if text else "") + f"# {panel.PANEL}\n"
+            for spec in SPECS:
+                if spec.panel == panel.PANEL and spec.in_yaml:
+                    text += _dump_entry(spec.key, spec.yaml_value(getattr(self, spec.name)))
+        return text
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "config.yml") -> "RunConfig":
@@ -45,9 +53,8 @@ class RunConfig(HostSession, IpuOnly, Evaluation, Pipeline, Batching, Training, 
         Raises:
             ConfigurationError: naming ``source`` and the line, if a key or value is wrong.
         """
-        from ipucnn.config.yaml_text import load
-
-        return cls(**load(text, source))
+        node = compose(text, source)
+        return cls() if node is None else cls(**convert(entries_of(node, source), source))
 
 
 # Instead of layers in pipeline-splits: the planner chooses them.
@@ -66,3 +73,73 @@ def specs_for(command: str) -> Iterator[OptionSpec]:
 def find_spec(key: str) -> Optional[OptionSpec]:
     """The option a key names, in whatever spelling; None if there is none."""
     return BY_KEY.get(key.strip().lower().replace("_", "-"))
+
+
+# -- YAML -----------------------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """One key of a YAML mapping as written."""
+
+    key: str
+    value: Any
+    line: int
+
+
+def _dump_entry(key: str, value: Any) -> str:
+    """``key: value`` with lists and dictionaries on one line."""
+    import yaml
+
+    flow = None if isinstance(value, (list, dict)) else False
+    return str(
+        yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=100)
+    )
+
+
+def compose(text: str, source: str) -> Optional[documents.Node]:
+    """The YAML node of a text's top-level mapping, or None for an empty text.
+
+    Raises:
+        ConfigurationError: not readable, or not such a mapping.
+    """
+    with documents.naming(source):
+        node = documents.compose(text)
+    if node is not None and node.kind != documents.MAPPING:
+        raise ConfigurationError(
+            f"{source}: its top level is not a mapping of names", "write `key: value` lines"
+        )
+    return node
+
+
+def entries_of(node: documents.Node, source: str) -> List[Entry]:
+    """The entries of a mapping node in the order of ``documents.pairs``: later ones win.
+
+    Raises:
+        ConfigurationError: with ``source`` and the line, for a key given twice and the like.
+    """
+    with documents.naming(source):
+        return [Entry(key.value, documents.plain(value), key.line) for key, value in documents.pairs(node)]
+
+
+def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
+    """Field names and checked values of a mapping's entries; the last entry for a field wins.
+
+    Raises:
+        ConfigurationError: for an unknown key (did you mean), one that is a flag only, or a bad value.
+    """
+    found: Dict[str, Any] = {}
+    for entry in entries:
+        spec = find_spec(entry.key)
+        if spec is None:
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: unknown key '{shown_value(entry.key)}'",
+                did_you_mean(entry.key, BY_KEY)
+                or "`ipucnn train --help` lists the options; keys are the same names",
+            )
+        if not spec.in_yaml:
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: '{entry.key}' is a flag, not a key",
+                f"give {spec.flag} on the command line",
+            )
+        found[spec.name] = convert_value(spec, entry.value, entry.key, f"{source}, line {entry.line}: ")
+    return found

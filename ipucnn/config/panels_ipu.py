@@ -232,5 +232,6 @@ class HostSession:
         "Micro-batches the host session computes as one.",
         minimum=1,
         maximum=bounds.MAX_ACCUMULATION,
+        ipu_effect=False,
         default_text="from memory and cache",
     )

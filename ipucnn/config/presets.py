@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ipucnn import documents
-from ipucnn.config import yaml_text
-from ipucnn.config.options import find_spec
+from ipucnn.config.options import compose, convert, entries_of, find_spec
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.text import shown_value
@@ -38,7 +37,7 @@ class PresetFile:
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source
-        self._node = yaml_text.compose(text, source)
+        self._node = compose(text, source)
         self._nodes: Dict[str, documents.Node] = {}
         for key, node in self._node.value if self._node is not None else []:
             if key.value in self._nodes:
@@ -66,12 +65,12 @@ class PresetFile:
         if node is None or node.kind != documents.MAPPING:
             return None
         source = f"{self.source}, preset {name}"
-        return Preset(name, self.source, yaml_text.convert(yaml_text.entries_of(node, self.source), source))
+        return Preset(name, self.source, convert(entries_of(node, self.source), source))
 
     def as_preset(self, name: str) -> Preset:
         """The whole flat file as one preset."""
-        entries = yaml_text.entries_of(self._node, self.source) if self._node is not None else []
-        return Preset(name, self.source, yaml_text.convert(entries, self.source))
+        entries = entries_of(self._node, self.source) if self._node is not None else []
+        return Preset(name, self.source, convert(entries, self.source))
 
 
 def read_file(path: Path, option: str = "--config-path") -> PresetFile:

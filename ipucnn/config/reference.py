@@ -31,6 +31,8 @@ def _row(spec: OptionSpec) -> str:
         notes.append("A flag only.")
     if not spec.host_effect and spec.panel != "IPU only":
         notes.append("No effect on the host.")
+    if not spec.ipu_effect and spec.panel != "Host session":
+        notes.append("No effect on IPUs.")
     if "train" in spec.commands and len(spec.commands) > 1:
         notes.append("Commands: " + ", ".join(spec.commands) + ".")
     value = spec.metavar or "True, False"

@@ -72,7 +72,8 @@ class OptionSpec:
         to_yaml: turns the value into what YAML shows, where they differ.
         metavar: how ``--help`` names the value.
         commands: the commands that take the flag.
-        host_effect: False for options only an IPU acts on.
+        host_effect: whether a run on the host acts on it.
+        ipu_effect: whether a run on IPUs acts on it.  One of the two does; a test looks for who reads it.
         in_yaml: False for options that only make sense as a flag.
         default_text: how the reference describes a default of None.
     """
@@ -95,11 +96,14 @@ class OptionSpec:
     metavar: str = ""
     commands: Tuple[str, ...] = RUN
     host_effect: bool = True
+    ipu_effect: bool = True
     in_yaml: bool = True
     default_text: str = ""
 
     def __post_init__(self) -> None:
         lower, upper = (self.minimum, self.above), (self.maximum, self.below)
+        if not (self.host_effect or self.ipu_effect):
+            raise TypeError(f"the option {self.name} has an effect neither on the host nor on IPUs")
         if self.kind.is_number and None in (_first(lower), _first(upper)):
             raise TypeError(f"the option {self.name} is a number: declare its bounds, see config/bounds.py")
 

@@ -6,7 +6,7 @@ Only what is typed: presets, plans and saved configurations carry options for ot
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Tuple
 
-from ipucnn.config.options import BY_NAME
+from ipucnn.config.options import BY_NAME, SPECS
 from ipucnn.config.resolve import FLAG
 from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
@@ -75,7 +75,7 @@ def _batch_norm(config: Any, layout: Layout) -> Lack:
 
 
 def _host_session(config: Any, layout: Layout) -> Lack:
-    return "on IPUs: how many micro-batches are computed as one is a choice of the host session", ""
+    return "on IPUs: it is a choice of the host session", ""
 
 
 RULES: Tuple[Rule, ...] = (
@@ -90,7 +90,7 @@ RULES: Tuple[Rule, ...] = (
     Rule("optimizer_state_offloading", _accumulation),
     Rule("replicated_optimizer_state_sharding", _replicas),
     Rule("accelerator_side_reduction", _reduction),
-    Rule("fused_micro_batches", _host_session),
+    *(Rule(spec.name, _host_session) for spec in SPECS if not spec.ipu_effect),
 )
 
 

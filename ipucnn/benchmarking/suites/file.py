@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ipucnn import documents
-from ipucnn.config import yaml_text
+from ipucnn.config import options as run_options
 from ipucnn.config.options import BY_KEY
 from ipucnn.config.request import matching
 from ipucnn.config.spec import EPOCH_IMAGES, EXECUTIONS, SECONDS, Number
@@ -135,7 +135,7 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
     Raises:
         ConfigurationError: with ``source`` and the line.
     """
-    node = yaml_text.compose(text, source)
+    node = run_options.compose(text, source)
     with documents.naming(source):
         found = [] if node is None else documents.pairs(node)
     nodes = {key.value: value for key, value in found}
@@ -156,19 +156,19 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
     base = RowSpec("", source)
     if "defaults" in nodes:
         node = _mapping(nodes["defaults"], source, "defaults")
-        base = _with_row(base, yaml_text.entries_of(node, source), source, are_defaults=True)
+        base = _with_row(base, run_options.entries_of(node, source), source, are_defaults=True)
     made: List[RowSpec] = []
     for row in rows.value:
         line = row.line
         if row.kind == documents.SCALAR:
-            row_entries = [yaml_text.Entry("model", row.value, line)]
+            row_entries = [run_options.Entry("model", row.value, line)]
         else:
-            row_entries = yaml_text.entries_of(_mapping(row, source, "a row"), source)
+            row_entries = run_options.entries_of(_mapping(row, source, "a row"), source)
         spec = _with_row(replace(base, where=f"{source}, line {line}"), row_entries, source)
         made += _expanded(spec, MAX_ROWS - len(made))
     with documents.naming(source):
         images, title, about = (
-            yaml_text.Entry(key, documents.plain(nodes[key]), nodes[key].line) if key in nodes else None
+            run_options.Entry(key, documents.plain(nodes[key]), nodes[key].line) if key in nodes else None
             for key in ("epoch-images", "title", "about")
         )
     return Suite(
@@ -199,11 +199,11 @@ def _mapping(node: documents.Node, source: str, what: str) -> documents.Node:
 
 
 def _with_row(
-    base: RowSpec, entries: List[yaml_text.Entry], source: str, are_defaults: bool = False
+    base: RowSpec, entries: List[run_options.Entry], source: str, are_defaults: bool = False
 ) -> RowSpec:
     """The defaults with a row's entries over them."""
-    own: Dict[str, yaml_text.Entry] = {}
-    options: List[yaml_text.Entry] = []
+    own: Dict[str, run_options.Entry] = {}
+    options: List[run_options.Entry] = []
     for entry in entries:
         key = entry.key.strip().lower().replace("_", "-")
         if key in _ROW:
@@ -220,7 +220,7 @@ def _with_row(
             )
         else:
             options.append(entry)
-    values = yaml_text.convert(options, source)
+    values = run_options.convert(options, source)
     changes: Dict[str, Any] = {"defaults" if are_defaults else "options": values}
     for key, choices in (("mode", MODES), ("engine", ENGINES)):
         if key in own:
@@ -249,14 +249,14 @@ def _with_row(
     return row
 
 
-def _check_model(entry: yaml_text.Entry, source: str) -> None:
+def _check_model(entry: run_options.Entry, source: str) -> None:
     try:
         matching(str(entry.value))
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}, line {entry.line}: {error.message}", error.hint) from None
 
 
-def _for_each(entry: yaml_text.Entry, source: str) -> Tuple[Choice, ...]:
+def _for_each(entry: run_options.Entry, source: str) -> Tuple[Choice, ...]:
     """All choices of all keys; :func:`_expanded` makes rows of them."""
     if not isinstance(entry.value, dict) or not entry.value:
         raise ConfigurationError(
@@ -272,11 +272,11 @@ def _for_each(entry: yaml_text.Entry, source: str) -> Tuple[Choice, ...]:
                 f"for example `for-each: {{{shown_value(key)}: [{shown_value(given)}]}}`",
             )
         for value in given:
-            one = yaml_text.Entry(key, value, entry.line)
+            one = run_options.Entry(key, value, entry.line)
             if key == "mode":
                 choices.append(Choice(key, str(value), _choice(one, MODES, source)))
             elif key in BY_KEY and key not in _REFUSED:
-                checked = yaml_text.convert([one], source)
+                checked = run_options.convert([one], source)
                 choices.append(Choice(BY_KEY[key].key, str(value), next(iter(checked.values()))))
             else:
                 raise ConfigurationError(
@@ -306,7 +306,7 @@ def _expanded(spec: RowSpec, at_most: int) -> List[RowSpec]:
     return [replace(spec, for_each=combination) for combination in itertools.product(*by_key.values())]
 
 
-def _choice(entry: yaml_text.Entry, choices: Tuple[str, ...], source: str) -> str:
+def _choice(entry: run_options.Entry, choices: Tuple[str, ...], source: str) -> str:
     value = str(entry.value).strip().lower()
     if value not in choices:
         given = shown_value(entry.value)
@@ -317,7 +317,7 @@ def _choice(entry: yaml_text.Entry, choices: Tuple[str, ...], source: str) -> st
     return value
 
 
-def _number(entry: yaml_text.Entry, number: Number, source: str) -> Any:
+def _number(entry: run_options.Entry, number: Number, source: str) -> Any:
     try:
         return number.convert(entry.value)
     except BadValue as bad:
