@@ -622,11 +622,35 @@ def write_output(path: Path, write: Callable[[Path], None]) -> None:
     import shutil
     import tempfile
 
-    with _plain_output(path) as target, tempfile.TemporaryDirectory(prefix="ipucnn-") as folder:
-        temporary = Path(folder) / "output"
-        write(temporary)
-        with open(temporary, "rb") as source:
-            shutil.copyfileobj(source, target)
+    with _plain_output(path) as target, contextlib.ExitStack() as kept:
+        with in_temporary_folder():
+            folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="ipucnn-"))
+            temporary = Path(folder) / "output"
+            write(temporary)
+            source = kept.enter_context(open(temporary, "rb"))
+        shutil.copyfileobj(source, target)
+
+
+@contextlib.contextmanager
+def in_temporary_folder() -> Iterator[None]:
+    """Names the temporary folder in what goes wrong inside, and not the file that results are written to.
+
+    Raises:
+        DataError: for any OSError inside.
+    """
+    import tempfile
+
+    try:
+        yield
+    except OSError as error:
+        try:
+            where = tempfile.gettempdir()
+        except OSError:
+            where = "a temporary folder"  # there is none; the reason lists where Python looked
+        raise DataError(
+            f"results cannot be kept in {where}: {reason_of(error)}",
+            write_hint(error, "set TMPDIR to another folder"),
+        ) from error
 
 
 def write_output_text(path: Path, text: Union[str, bytes]) -> None:

@@ -54,6 +54,20 @@ def image(tmp_path):
     return tmp_path / "image.png"
 
 
+def test_a_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch):
+    """What goes to a pipe is made in the temporary folder first."""
+    import tempfile
+
+    from ipucnn.errors import DataError
+    from ipucnn.filesystem import write_output
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    Fifo(tmp_path / "fifo")
+    with pytest.raises(DataError, match="results cannot be kept in .*absent: No such") as error:
+        write_output(tmp_path / "fifo", lambda path: path.write_bytes(b"x"))
+    assert "TMPDIR" in error.value.hint
+
+
 @pytest.mark.parametrize("option, starts", [("--save", b"model: lenet"), ("--html", b"<!DOCTYPE html>")])
 def test_a_plan_goes_to_a_pipe(run, tmp_path, option, starts):
     """As ``--html >(cat)`` does."""
