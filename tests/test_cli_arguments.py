@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn.config.arguments import rewrite
+from ipucnn.command_group import rewrite
 from ipucnn.errors import ConfigurationError
 
 
