@@ -63,7 +63,7 @@ def test_a_full_temporary_folder_is_not_blamed_on_the_pipe(tmp_path, monkeypatch
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     Fifo(tmp_path / "fifo")
-    with pytest.raises(DataError, match="results cannot be kept in .*absent: No such") as error:
+    with pytest.raises(DataError, match=r"results cannot be kept in .*absent: No such") as error:
         write_output(tmp_path / "fifo", lambda path: path.write_bytes(b"x"))
     assert "TMPDIR" in error.value.hint
 
