@@ -305,11 +305,13 @@ def changes(ending: Ending, case: Case, sandbox: Sandbox) -> Iterable[Tuple[str,
             continue
         if stat.S_ISREG(new[0]) and new[1] == 0 and not path.endswith(".log"):
             yield shown, "is empty after a failure", Path(path).suffix
+        # A run that failed leaves a checkpoint or metrics to go on from, a benchmark the report that says it is void.
         if Path(path).name in ("config.yml", "program.json") and str(Path(path).parent) not in runs:
             runs.add(str(Path(path).parent))
             folder = str(Path(path).parent)
             if not any(
-                p.startswith(folder + os.sep) and p.endswith((".npz", "metrics.jsonl")) for p in after
+                p.startswith(folder + os.sep) and p.endswith((".npz", "metrics.jsonl", "report.json"))
+                for p in after
             ):
                 yield os.path.relpath(folder, str(sandbox.guarded)), "is a half-written run folder", "run"
 

@@ -291,6 +291,14 @@ def test_what_a_command_may_write_is_passed(tmp_path):
     assert _sandbox_with(tmp_path, change, code=0, may_write=["out.html", "a/b"]) == []
 
 
+def test_the_report_of_a_void_benchmark_is_no_half_written_run(tmp_path):
+    def change(sandbox):
+        _half_run(sandbox)
+        (sandbox.work / "runs" / "x" / "report.json").write_text("{}")
+
+    assert _sandbox_with(tmp_path, change) == []
+
+
 DRIVER = """
 import json, os, sys, time
 sys.path.insert(0, {benchmarks!r})
