@@ -25,14 +25,14 @@ from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
 from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.cost import cut_bytes
-from ipucnn.planning.extract import layer_graph
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import Candidate, Planner
+from ipucnn.planning.cost.layer_times import cut_bytes
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.planner import plan
+from ipucnn.planning.search.planner import Candidate, Planner
+from ipucnn.planning.search.tables import StageTables
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_parameters
-from ipucnn.planning.stages import StageTables
 from ipucnn.planning.verdict import FITS_BELOW
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"

@@ -22,10 +22,10 @@ from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.certificate import some_split_fits
-from ipucnn.planning.extract import layer_graph
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import LIMITS
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.planner import plan
+from ipucnn.planning.search.planner import LIMITS
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.tables import stage_tables
 

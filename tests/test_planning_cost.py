@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ipucnn.hardware import get_ipu, get_system
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
-from ipucnn.planning.cost import layer_times, transfer_s
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.ops import UNITS, Products, plan_products, split_work
-from ipucnn.planning.predict import predict, schedule_s, update_s
+from ipucnn.planning.cost.layer_times import layer_times, transfer_s
+from ipucnn.planning.cost.products import UNITS, Products, plan_products, split_work
+from ipucnn.planning.cost.schedule import predict, schedule_s, update_s
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, uniform
 
 MK2 = get_ipu("mk2")

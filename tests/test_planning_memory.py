@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ipucnn.hardware import get_ipu, get_system
 from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.cost import layer_times
-from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.cost.layer_times import layer_times
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.memory import (
     CATEGORIES,
     FITS_BELOW,
@@ -24,10 +25,9 @@ from ipucnn.planning.memory import (
     program_memory,
     stage_memory,
 )
-from ipucnn.planning.predict import predict
 from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
+from ipucnn.planning.search.tables import item_starts, tick_s
 from ipucnn.planning.settings import PlanSettings
-from ipucnn.planning.stages import item_starts, tick_s
 from ipucnn.planning.tables import stage_tables
 
 MK2 = get_ipu("mk2")

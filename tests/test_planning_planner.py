@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pipeline_simulator import simulate
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.planner import plan, plan_up_to
-from ipucnn.planning.simulator import simulate
-from ipucnn.planning.stages import StageTables, item_starts, pipeline_ticks, tick_s
+from ipucnn.planning.search.tables import StageTables, item_starts, pipeline_ticks, tick_s
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
@@ -551,7 +551,7 @@ def test_wrong_tables_are_refused(change):
 
 
 def test_items_are_the_runs_between_legal_cuts():
-    from ipucnn.planning.graph import Layer, LayerGraph
+    from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 
     layers = (
         Layer("input", "input", (), (4, 4, 1)),

@@ -14,12 +14,15 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import SYSTEMS, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning import extract, judge, smallest_change
-from ipucnn.planning.cost import layer_times, program_times
-from ipucnn.planning.judge import Planner, candidates
+from ipucnn.planning.cost.layer_times import layer_times, program_times
+from ipucnn.planning.cost.schedule import predict, stage_starts
+from ipucnn.planning.graphs import extract
 from ipucnn.planning.memory import program_memory
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.predict import predict, stage_starts
+from ipucnn.planning.request import make_request
+from ipucnn.planning.search import planner as planner_module
+from ipucnn.planning.search import smallest_change
+from ipucnn.planning.search.planner import Planner, candidates
 from ipucnn.planning.settings import (
     PlanSettings,
     StageProportions,
@@ -29,7 +32,6 @@ from ipucnn.planning.settings import (
     uniform,
 )
 from ipucnn.runs.fitting import would_fit
-from ipucnn.runs.plan_request import make_request
 from ipucnn.runs.splits import choose_splits
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run
@@ -92,7 +94,7 @@ def asked(patch, question):
     def ask(*arguments, **keywords):
         raise Asked(arguments)
 
-    patch.setattr(judge.Planner, "best_of", ask)
+    patch.setattr(planner_module.Planner, "best_of", ask)
     patch.setattr(smallest_change, "smallest_change", ask)
     with pytest.raises(Asked) as caught:
         question()

@@ -9,14 +9,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from pipeline_simulator import simulate
 
 from ipucnn.hardware import get_system
 from ipucnn.planning.assemble import assemble, compare
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.judge import Planner
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit, ParetoRow, PipelinePlan
+from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings, uniform
-from ipucnn.planning.simulator import simulate
 from ipucnn.planning.splits import equal_layers
 from ipucnn.planning.timeline import PASSES, timeline
 from ipucnn.planning.verdict import CATEGORIES

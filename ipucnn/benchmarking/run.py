@@ -382,7 +382,7 @@ class Benchmark:
 
     def _predict(self, model: Any, result: BenchmarkReport) -> None:
         from ipucnn.benchmarking.prediction import Wanted, predict_ipu
-        from ipucnn.planning.keras_graph import graph_of
+        from ipucnn.planning.graphs.keras_graph import graph_of
 
         config = self.resolved.config
         try:

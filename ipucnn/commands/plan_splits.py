@@ -11,7 +11,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import check_different, check_not_read, check_output, expand, write_output_text
-from ipucnn.runs.plan_request import PlanRequest
+from ipucnn.planning.request import PlanRequest
 
 PANEL = "Plan"
 
@@ -94,9 +94,9 @@ def plan_splits(
     The splits are a fastest choice, proved, under the memory that is predicted; --splits judges yours instead.
     Nothing is measured and no IPU is needed.
     """
+    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
+    from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note
-    from ipucnn.runs.plan import NothingFits, check_not_fitting, make_plan
-    from ipucnn.runs.plan_request import make_request
 
     save_to = None if save is None else expand(save, "--save")
     html_to = None if html is None else expand(html, "--html")
@@ -137,9 +137,9 @@ def plan_splits(
 
 
 def _show_optimisations(request: PlanRequest, resolved: Resolved, json_output: bool) -> None:
+    from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import note
     from ipucnn.reports.optimisations import optimisations_json, print_optimisations
-    from ipucnn.runs.plan import make_optimisations
 
     candidate, base, found = make_optimisations(request, resolved.config, note)
     if json_output:

@@ -7,9 +7,9 @@ import numpy as np
 
 import ipucnn
 from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.cost import cut_bytes, program_times
-from ipucnn.planning.judge import LIMITS, Candidate, Planner
-from ipucnn.planning.memory_model import MemoryModel, segments_on_one_ipu
+from ipucnn.planning.cost.layer_times import cut_bytes, program_times
+from ipucnn.planning.cost.memory import MemoryModel, segments_on_one_ipu
+from ipucnn.planning.cost.schedule import stage_starts, update_s
 from ipucnn.planning.pipeline_plan import (
     ComparisonRow,
     IpuPlan,
@@ -18,7 +18,7 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
-from ipucnn.planning.predict import stage_starts, update_s
+from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.verdict import CATEGORIES
 from ipucnn.training.batching import nearest_multiples, next_power_of_two, overlap_length

@@ -4,8 +4,8 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.planning.sequential import search_one_ipu
-from ipucnn.planning.stages import Infeasibility, StageTables
+from ipucnn.planning.search.exact import search_one_ipu
+from ipucnn.planning.search.tables import Infeasibility, StageTables
 
 __all__ = ["explain", "fewest_stages", "some_split_fits"]
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.memory_model import MemoryModel, segments_on_one_ipu
-from ipucnn.planning.predict import stage_starts
+from ipucnn.planning.cost.memory import MemoryModel, segments_on_one_ipu
+from ipucnn.planning.cost.schedule import stage_starts
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.verdict import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE, StageMemory
 

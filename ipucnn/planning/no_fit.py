@@ -5,9 +5,9 @@ from typing import Optional, Sequence, Tuple
 
 from ipucnn.errors import InfeasibleError
 from ipucnn.planning.certificate import explain
-from ipucnn.planning.judge import Planner
-from ipucnn.planning.memory_model import segments_on_one_ipu
+from ipucnn.planning.cost.memory import segments_on_one_ipu
 from ipucnn.planning.pipeline_plan import NoFit
+from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.batching import next_power_of_two
 

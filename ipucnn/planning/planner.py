@@ -8,10 +8,10 @@ from typing import Optional
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.certificate import explain
-from ipucnn.planning.minmax import search
-from ipucnn.planning.sequential import search_one_ipu, search_sequential
+from ipucnn.planning.search.exact import search_one_ipu, search_sequential
+from ipucnn.planning.search.minmax import search
+from ipucnn.planning.search.tables import Solution, StageTables, pipeline_ticks, tick_s
 from ipucnn.planning.settings import SCHEDULES
-from ipucnn.planning.stages import Solution, StageTables, pipeline_ticks, tick_s
 
 __all__ = ["MAX_STAGES", "plan", "plan_up_to"]
 

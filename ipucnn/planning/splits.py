@@ -4,7 +4,7 @@ import bisect
 from typing import Callable, Dict, List, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
-from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 
 __all__ = [
     "RULES",

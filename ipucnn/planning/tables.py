@@ -6,11 +6,11 @@ import numpy as np
 
 from ipucnn.hardware import System
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost import layer_times, transfers_s
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.memory_model import MemoryModel, segments_on_one_ipu
+from ipucnn.planning.cost.layer_times import layer_times, transfers_s
+from ipucnn.planning.cost.memory import MemoryModel, segments_on_one_ipu
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.search.tables import StageTables, item_starts
 from ipucnn.planning.settings import PlanSettings, StageProportions
-from ipucnn.planning.stages import StageTables, item_starts
 
 __all__ = ["stage_tables"]
 

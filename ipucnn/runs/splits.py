@@ -45,7 +45,7 @@ def check_named_splits(resolved: Any) -> None:
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
     """
-    from ipucnn.planning.extract import known_graph
+    from ipucnn.planning.graphs.extract import known_graph
     from ipucnn.runs.setup import network_options
 
     config, record = resolved.config, resolved.record
@@ -66,8 +66,8 @@ def choose_splits(model: Any, name: str, program: Program, config: RunConfig) ->
         ConfigurationError: more stages than the model can be cut into.
     """
     from ipucnn.hardware import smallest_system
-    from ipucnn.planning.extract import graph_of
-    from ipucnn.planning.judge import Planner
+    from ipucnn.planning.graphs.extract import graph_of
+    from ipucnn.planning.search.planner import Planner
     from ipucnn.planning.settings import plan_settings
     from ipucnn.planning.splits import check_stages
 

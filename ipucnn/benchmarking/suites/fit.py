@@ -245,7 +245,7 @@ class Fit:
     def _predicted(self, model: Any) -> List[Dict[str, Any]]:
         from ipucnn.benchmarking.prediction import Wanted, predict_ipu
         from ipucnn.errors import UserError
-        from ipucnn.planning.keras_graph import graph_of
+        from ipucnn.planning.graphs.keras_graph import graph_of
 
         config = self.resolved.config
         try:

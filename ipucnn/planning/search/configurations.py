@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.planning.judge import LIMITS, PROPORTIONS, Candidate, Planner, candidates
+from ipucnn.planning.cost.memory import segments_on_one_ipu
+from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.memory import program_memory
-from ipucnn.planning.memory_model import segments_on_one_ipu
 from ipucnn.planning.no_fit import infeasible_search
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.predict import predict
+from ipucnn.planning.search.planner import LIMITS, PROPORTIONS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 

@@ -5,8 +5,8 @@ from typing import Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.planning.minmax import MinMaxResult
-from ipucnn.planning.stages import StageTables
+from ipucnn.planning.search.minmax import MinMaxResult
+from ipucnn.planning.search.tables import StageTables
 
 __all__ = ["search_one_ipu", "search_sequential"]
 

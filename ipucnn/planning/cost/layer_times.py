@@ -13,8 +13,8 @@ import numpy as np
 
 from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.ops import SPLITS, UNITS, Products, plan_products
+from ipucnn.planning.cost.products import SPLITS, UNITS, Products, plan_products
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 __all__ = [

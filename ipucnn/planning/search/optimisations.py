@@ -13,10 +13,10 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.judge import PROPORTIONS
+from ipucnn.planning.cost.schedule import predict, stage_starts
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.memory import program_memory
-from ipucnn.planning.predict import predict, stage_starts
+from ipucnn.planning.search.planner import PROPORTIONS
 from ipucnn.planning.settings import PlanSettings, largest, percentages, smallest, uniform
 from ipucnn.planning.verdict import FITS_BELOW
 

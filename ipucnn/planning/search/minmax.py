@@ -12,7 +12,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.planning.stages import StageTables
+from ipucnn.planning.search.tables import StageTables
 
 __all__ = ["MinMaxResult", "search"]
 

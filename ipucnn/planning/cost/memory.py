@@ -22,8 +22,8 @@ import numpy as np
 
 from ipucnn.hardware import IPU
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost import PRODUCT_CLASSES, LayerTimes, layer_times, output_bytes
-from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.cost.layer_times import PRODUCT_CLASSES, LayerTimes, layer_times, output_bytes
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
 from ipucnn.planning.settings import PlanSettings, StageProportions
 from ipucnn.planning.verdict import StageMemory

@@ -8,7 +8,7 @@ from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.catalog import DATASETS
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
-from ipucnn.planning.search import SearchSpace, default_count, micro_batches
+from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
 from ipucnn.planning.settings import SCHEDULES, PlanSettings, Proportions, given_proportions, plan_settings
 from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.training.batching import Batching, nearest_multiples, next_power_of_two, overlap_length

@@ -13,13 +13,13 @@ import numpy as np
 from ipucnn.hardware import System
 from ipucnn.planning.certificate import some_split_fits
 from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.cost.memory import segments_on_one_ipu
+from ipucnn.planning.cost.schedule import Prediction, predict
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.memory import program_memory
-from ipucnn.planning.memory_model import segments_on_one_ipu
 from ipucnn.planning.planner import plan
-from ipucnn.planning.predict import Prediction, predict
+from ipucnn.planning.search.tables import Solution, StageTables, item_starts, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
-from ipucnn.planning.stages import Solution, StageTables, item_starts, tick_s
 from ipucnn.planning.tables import stage_tables
 from ipucnn.planning.verdict import FITS_BELOW, FITS_NOT_ABOVE, StageMemory
 

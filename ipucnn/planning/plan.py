@@ -10,14 +10,14 @@ from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.assemble import assemble, compare
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.no_fit import infeasible, ways_to_fit, why_no_fit
-from ipucnn.planning.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan
-from ipucnn.planning.search import search
+from ipucnn.planning.request import PlanRequest, check_system
+from ipucnn.planning.search.configurations import search
+from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
+from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
-from ipucnn.runs.plan_request import PlanRequest, check_system
 
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
@@ -49,7 +49,7 @@ class NothingFits(InfeasibleError):
 
 def load_graph(request: PlanRequest, note: Note) -> LayerGraph:
     """The network's layer graph: shipped, from the cache, or by building the network."""
-    from ipucnn.planning.extract import known_graph, layer_graph
+    from ipucnn.planning.graphs.extract import known_graph, layer_graph
 
     graph = known_graph(request.record, request.options)
     if graph is None:

@@ -19,8 +19,8 @@ import numpy as np
 
 from ipucnn.hardware import IPU, System
 from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost import LayerTimes, program_times, transfers_s
-from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.cost.layer_times import LayerTimes, program_times, transfers_s
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings
 
 __all__ = ["Prediction", "StageTime", "predict", "schedule_s", "stage_starts", "update_s"]

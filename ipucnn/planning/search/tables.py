@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 
 __all__ = ["Infeasibility", "Solution", "StageTables", "item_starts", "pipeline_ticks", "tick_s"]
 
