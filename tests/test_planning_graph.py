@@ -283,7 +283,7 @@ def test_a_cached_graph_needs_no_tensorflow():
         "import sys\n"
         "from ipucnn.models.build import BuildOptions\n"
         "from ipucnn.models.registry import get_model\n"
-        "from ipucnn.planning.extract import layer_graph\n"
+        "from ipucnn.planning.graphs.extract import layer_graph\n"
         "r = get_model('lenet')\n"
         "g = layer_graph(r, BuildOptions(r.input_shape, 7, seed=7))\n"
         "assert not any(m.split('.')[0] in ('tensorflow', 'keras') for m in sys.modules)\n"

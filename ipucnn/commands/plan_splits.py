@@ -97,12 +97,20 @@ def plan_splits(
     from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
     from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note
+    from ipucnn.runs.setup import input_shape_for, network_options
+    from ipucnn.sessions.host.environment import import_tensorflow
 
     save_to = None if save is None else expand(save, "--save")
     html_to = None if html is None else expand(html, "--html")
     _check_outputs(resolved, save_to, html_to, compare or [])
     request = make_request(
-        resolved, stages=stages, system=system, classes=classes, recomputation=recomputation
+        resolved,
+        network_options,
+        input_shape_for,
+        stages=stages,
+        system=system,
+        classes=classes,
+        recomputation=recomputation,
     )
     if optimisations:
         for option, given in (("--save", save), ("--html", html), ("--compare", compare)):
@@ -111,7 +119,7 @@ def plan_splits(
         _show_optimisations(request, resolved, json_output)
         return
     try:
-        plan = make_plan(request, compare or [], note)
+        plan = make_plan(request, compare or [], note, import_tensorflow)
     except NothingFits as error:
         if json_output:
             sys.stdout.write(error.to_json())
@@ -140,8 +148,9 @@ def _show_optimisations(request: PlanRequest, resolved: Resolved, json_output: b
     from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import note
     from ipucnn.reports.optimisations import optimisations_json, print_optimisations
+    from ipucnn.sessions.host.environment import import_tensorflow
 
-    candidate, base, found = make_optimisations(request, resolved.config, note)
+    candidate, base, found = make_optimisations(request, resolved.config, note, import_tensorflow)
     if json_output:
         print(optimisations_json(request, candidate, base, found))
     else:

@@ -1,28 +1,63 @@
-"""``plan-splits`` from request to plan: graph, best or judged splits, comparison."""
+"""``plan-splits`` from request to plan: the layer graph, the best or the judged splits, and everything about them.
+
+The ``PipelinePlan`` that comes out is assembled here, too: stages, memory, profile, comparison with other splits.
+"""
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 
+import numpy as np
+
+import ipucnn
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
-from ipucnn.planning.assemble import assemble, compare
+from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
+from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.schedule import update_s
+from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.no_fit import infeasible, ways_to_fit, why_no_fit
-from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan
+from ipucnn.planning.pipeline_plan import (
+    ComparisonRow,
+    IpuPlan,
+    NoFit,
+    PipelinePlan,
+    ProfileLayer,
+    StagePlan,
+    SystemFacts,
+)
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
-from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
+from ipucnn.planning.search.planner import (
+    LIMITS,
+    Candidate,
+    Planner,
+    candidates,
+    infeasible,
+    ways_to_fit,
+    why_no_fit,
+)
+from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
+from ipucnn.training.batching import nearest_multiples, overlap_length
 
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
 
-__all__ = ["NothingFits", "check_not_fitting", "load_graph", "make_optimisations", "make_plan"]
+__all__ = [
+    "NothingFits",
+    "assemble",
+    "check_not_fitting",
+    "compare",
+    "load_graph",
+    "make_optimisations",
+    "make_plan",
+]
 
 Note = Callable[[str], None]
 _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
@@ -47,26 +82,29 @@ class NothingFits(InfeasibleError):
         return json.dumps(answer, indent=2) + "\n"
 
 
-def load_graph(request: PlanRequest, note: Note) -> LayerGraph:
-    """The network's layer graph: shipped, from the cache, or by building the network."""
-    from ipucnn.planning.graphs.extract import known_graph, layer_graph
+def load_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> LayerGraph:
+    """The network's layer graph: shipped, from the cache, or by building the network.
 
+    Args:
+        note: called with a line for the user.
+        import_tensorflow: called before the network is built, if it has to be: imports TensorFlow as in a run.
+    """
     graph = known_graph(request.record, request.options)
     if graph is None:
         note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
-        from ipucnn.sessions.host.environment import import_tensorflow
-
         import_tensorflow()
         graph = layer_graph(request.record, request.options)
     return graph
 
 
-def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> PipelinePlan:
+def make_plan(
+    request: PlanRequest, comparisons: Sequence[str], note: Note, import_tensorflow: Callable[[], object]
+) -> PipelinePlan:
     """Plans, or judges the splits that the request names.
 
     Args:
-        comparisons: names of rules, or files with splits, to compare with; none: the rule "params".
-        note: called with a line for the user.
+        comparisons: names of rules, or files with splits, to compare with; without any it is the rule "params".
+        note, import_tensorflow: as for ``load_graph``.
 
     Raises:
         ConfigurationError: splits or stages that the network doesn't have; a comparison that can't be made.
@@ -74,12 +112,7 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
         InfeasibleError: nothing fits.
     """
     _check_comparisons(comparisons)
-    graph = load_graph(request, note)
-    if request.splits is not None:
-        check_cuts(request.splits, graph)
-    check_stages(request.settings.num_stages, graph)
-    check_system(request)
-    planner = Planner(graph, request.system)
+    planner = _planner(request, note, import_tensorflow)
     details: Dict[str, Any] = {}
     if request.splits is not None:
         candidate = _judged(planner, request)
@@ -87,7 +120,7 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
         candidate, details["pareto"] = search(planner, request.space)
     else:
         candidate = _best(planner, request)
-    others = _comparisons(graph, candidate, request, comparisons, note)
+    others = _comparisons(planner.graph, candidate, request, comparisons, note)
     if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
     limit = LIMITS[0]
@@ -115,10 +148,20 @@ def make_plan(request: PlanRequest, comparisons: Sequence[str], note: Note) -> P
     return replace(plan, optimal=False) if exceeds else plan
 
 
+def _planner(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> Planner:
+    """The planner for the request's network and system, once the request is known to suit both."""
+    graph = load_graph(request, note, import_tensorflow)
+    if request.splits is not None:
+        check_cuts(request.splits, graph)
+    check_stages(request.settings.num_stages, graph)
+    check_system(request)
+    return Planner(graph, request.system)
+
+
 def make_optimisations(
-    request: PlanRequest, config: RunConfig, note: Note
+    request: PlanRequest, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
 ) -> Tuple[Candidate, Outcome, List[Optimisation]]:
-    """What each optimisation does to the program of a request: given splits, else a preset's, else the best.
+    """What each optimisation does to the program of a request, with given splits, else a preset's, else the best.
 
     Returns:
         The program, its prediction, and the optimisations.
@@ -133,15 +176,10 @@ def make_optimisations(
         )
     if request.splits is None and request.preset_splits:
         request.splits = next(iter(request.preset_splits.values()))
-    graph = load_graph(request, note)
-    if request.splits is not None:
-        check_cuts(request.splits, graph)
-    check_stages(request.settings.num_stages, graph)
-    check_system(request)
-    planner = Planner(graph, request.system)
+    planner = _planner(request, note, import_tensorflow)
     candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
     base, found = optimisations(
-        graph,
+        planner.graph,
         candidate.splits,
         candidate.settings,
         request.system,
@@ -273,3 +311,192 @@ def _read_comparison(path: Path) -> Union[PipelinePlan, "PresetFile"]:
     if "\nschema_version:" in text:
         return PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
     return PresetFile(text, shown(path))
+
+
+# --- from splits and settings to the whole plan
+
+
+def assemble(
+    planner: Planner, candidate: Candidate, *, planned: bool, build: Mapping[str, Any], **details: Any
+) -> PipelinePlan:
+    """Everything about a candidate.
+
+    Args:
+        planned: whether the planner chose its splits.
+        build: options that decide the network's layers, for the record.
+        details: further fields of the plan: comparison, pareto, no_fit, assumed.
+    """
+    graph, system, settings = planner.graph, planner.system, candidate.settings
+    prediction, solution = candidate.prediction, candidate.solution
+    fixed = DEFAULT_CONSTANTS.micro_batch_s
+    bound = solution.lower_bound_s + fixed
+    tick = prediction.tick_s
+    if planned and solution.optimal:
+        bound = tick  # the two are sums of the same numbers in another order
+    # Splits that were given may be a best one, too.
+    optimal = solution.optimal and tick <= bound * (1 + 1e-9)
+    single = update_s(_stage_parameters(planner, candidate), replace(settings, num_replicas=1), system)
+    steady = settings.gradient_accumulation_count * tick
+    return PipelinePlan(
+        model=graph.model,
+        input_shape=tuple(graph.input_shape),
+        num_classes=graph.num_classes,
+        build=dict(build),
+        settings=settings,
+        system=SystemFacts(
+            system.name, system.title, system.ipu.title, system.num_ipus, float(system.ipu.sram_bytes)
+        ),
+        splits=candidate.splits,
+        planned=planned,
+        occupied_ipus=settings.occupied_ipus,
+        memory_limit=candidate.memory_limit,
+        stages=_stages(planner, candidate),
+        ipus=_ipus(candidate),
+        predicted_tick_s=tick,
+        predicted_lower_bound_s=min(bound, tick),
+        gap=0.0 if optimal else max(0.0, tick / bound - 1),
+        optimal=optimal,
+        predicted_images_per_s=prediction.images_per_s,
+        predicted_transfer_s=prediction.transfer_s,
+        predicted_fixed_s=fixed,
+        predicted_fill_drain_s=max(0.0, prediction.weight_update_s - prediction.update_s - steady),
+        predicted_update_s=prediction.update_s,
+        predicted_all_reduce_s=prediction.update_s - single,
+        predicted_weight_update_s=prediction.weight_update_s,
+        predicted_latency_s=prediction.latency_s,
+        predicted_host_bytes_per_s=prediction.host_bytes_per_s,
+        predicted_host_limit_images_per_s=prediction.host_limit_images_per_s,
+        bottleneck=prediction.bottleneck,
+        profile=_profile(planner, candidate),
+        ipucnn_version=ipucnn.__version__,
+        **details,
+    )
+
+
+def _stage_parameters(planner: Planner, candidate: Candidate) -> List[float]:
+    layers = planner.graph.layers
+    return [
+        float(sum(layer.num_trainable for layer in layers[stage.first : stage.last]))
+        for stage in candidate.prediction.stages
+    ]
+
+
+def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
+    graph, settings = planner.graph, candidate.settings
+    layers = graph.layers
+    starts = stage_starts(graph, candidate.splits)
+    model = MemoryModel(graph, settings, planner.system.ipu, starts)
+    received = [0.0, *cut_bytes(graph, starts[1:], settings)]
+    found = []
+    for number, stage in enumerate(candidate.prediction.stages):
+        own = layers[stage.first : stage.last]
+        crossing = graph.crossing(stage.first) if number else ()
+        # What the layer behind the cut reads is the stage's input; all else that crosses is on its way to others.
+        skips = tuple(name for name in crossing if name not in own[0].inputs)
+        memory = model.entry(number, number + 1, settings.num_stages, number)
+        found.append(
+            StagePlan(
+                stage=number,
+                ipu=stage.ipu,
+                first_layer=own[0].name,
+                last_layer=own[-1].name,
+                num_layers=len(own),
+                macs=sum(layer.macs for layer in own),
+                num_parameters=sum(layer.num_parameters for layer in own),
+                predicted_forward_s=stage.forward_s,
+                predicted_backward_s=stage.backward_s - stage.recompute_s,
+                predicted_recompute_s=stage.recompute_s,
+                predicted_receive_s=stage.receive_s,
+                received_bytes=float(received[number]),
+                skips=skips,
+                predicted_memory_bytes=memory.categories(),
+            )
+        )
+    return tuple(found)
+
+
+def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
+    mapping = candidate.settings.mapping
+    return tuple(
+        IpuPlan(
+            ipu=number,
+            stages=tuple(stage for stage, ipu in enumerate(mapping) if ipu == number),
+            predicted_memory_bytes={name: memory.categories()[name] for name in CATEGORIES},
+            capacity_bytes=memory.capacity_bytes,
+            predicted_fill=memory.fill,
+            verdict=memory.verdict,
+        )
+        for number, memory in enumerate(candidate.ipus)
+    )
+
+
+def _profile(planner: Planner, candidate: Candidate) -> Tuple[ProfileLayer, ...]:
+    graph = planner.graph
+    starts = stage_starts(graph, candidate.splits)
+    times = program_times(graph, starts, candidate.settings, planner.system.ipu)
+    cumulative: np.ndarray = np.cumsum(times.forward_s + times.backward_s)
+    stage_of: Any = np.searchsorted(starts, np.arange(len(graph.layers)), side="right") - 1
+    return tuple(
+        ProfileLayer(
+            name=layer.name,
+            op_class=layer.op_class,
+            stage=int(stage_of[i]),
+            predicted_forward_s=float(times.forward_s[i]),
+            predicted_backward_s=float(times.backward_s[i]),
+            predicted_cumulative_s=float(cumulative[i]),
+        )
+        for i, layer in enumerate(graph.layers)
+    )
+
+
+def compare(
+    planner: Planner, candidate: Candidate, others: Dict[str, Sequence[str]]
+) -> Tuple[ComparisonRow, ...]:
+    """Other splits under a candidate's settings, each against the best splits that take no more memory.
+
+    The planner's limit holds for the best ones, unless the others take more: then those may, too.  So they are
+    never slower, whatever the model says of memory.
+
+    Args:
+        others: name -> legal splits, of any number of stages.
+    """
+    rows = []
+    for name, splits in others.items():
+        settings = _restaged(candidate.settings, len(splits) + 1)
+        limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
+        judged = planner.judge(splits, settings, limit, quickly=True)
+        fixed = DEFAULT_CONSTANTS.micro_batch_s
+        best = judged.solution.objective_s + fixed
+        # Where stages share an IPU the planner knows a bound only: see ``Planner.tables``.
+        shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages
+        tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
+        rows.append(
+            ComparisonRow(
+                name=name,
+                splits=tuple(splits),
+                predicted_tick_s=tick,
+                predicted_images_per_s=judged.prediction.images_per_s,
+                predicted_fill=judged.predicted_fill,
+                verdict=judged.verdict,
+                predicted_best_tick_s=best,
+                ratio=tick / best,
+            )
+        )
+    return tuple(rows)
+
+
+def _restaged(settings: PlanSettings, num_stages: int) -> PlanSettings:
+    """The same settings for another number of stages, with the nearest legal accumulation count."""
+    if num_stages == settings.num_stages:
+        return settings
+    base = overlap_length(settings.schedule, num_stages)
+    count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
+    mapping = None
+    if settings.schedule == "Sequential" and not settings.segments_on_one_ipu:
+        mapping = tuple(range(num_stages))
+    return settings.restaged(
+        num_stages,
+        gradient_accumulation_count=count,
+        device_mapping=mapping,
+        recomputation=settings.recomputation and num_stages > 1,
+    )

@@ -9,6 +9,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
 
@@ -208,6 +209,16 @@ class PlanSettings:
         return self.num_replicas * self.num_ipus_per_replica
 
     @property
+    def occupied_ipus(self) -> int:
+        """IPUs that the program takes of a system: those of a replica come in powers of two."""
+        return self.num_replicas * next_power_of_two(self.num_ipus_per_replica)
+
+    @property
+    def segments_on_one_ipu(self) -> bool:
+        """Whether stages are recomputation segments of a program on one IPU."""
+        return self.schedule == "Sequential" and self.num_ipus_per_replica == 1
+
+    @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_count * self.num_replicas
 
@@ -230,11 +241,6 @@ class PlanSettings:
     def weight_bytes(self) -> int:
         """Bytes of a weight as the optimizer keeps it; 16.32 casts a master copy for each use."""
         return 2 if self.precision == "16.16" else 4
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of a partial sum of a convolution."""
-        return 2 if self.half_partials and self.precision != "32.32" else 4
 
     @property
     def arithmetic(self) -> str:

@@ -1,4 +1,6 @@
-"""Throughput of a pipelined program: ticks, fill and drain, weight update, host.
+"""What runs when in a pipelined program: its throughput, and a plan's timeline.
+
+The throughput is made of ticks, fill and drain, the weight update and the host.
 
 All IPUs advance in lock-step, a tick at a time.  In a tick every IPU runs what the schedule gives it for one
 micro-batch of each of its stages, then the stages exchange.
@@ -12,18 +14,76 @@ micro-batch of each of its stages, then the stages exchange.
 Ticks while the pipeline fills or drains cost what the stages at work in them cost.
 """
 
+import itertools
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.hardware import IPU, System
-from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost.layer_times import LayerTimes, program_times, transfers_s
+from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts, transfers_s
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.settings import PlanSettings
 
-__all__ = ["Prediction", "StageTime", "predict", "schedule_s", "stage_starts", "update_s"]
+__all__ = [
+    "PASSES",
+    "Phase",
+    "Prediction",
+    "Span",
+    "StageTime",
+    "Ticks",
+    "Timeline",
+    "predict",
+    "schedule_s",
+    "timeline",
+    "update_s",
+]
+
+
+class Ticks:
+    """The ticks of a weight update, and what runs in each of them.
+
+    A tick is one micro-batch's forward and backward pass under Grouped, one pass under Interleaved (a half-tick), all
+    passes of one micro-batch under Sequential.  Without training Interleaved is Grouped, and nothing goes backward.
+
+    Attributes:
+        num_ticks: of the weight update, filling and draining included.
+        period: ticks after which full ones repeat.
+        full_start, full_end: in the ticks between them every stage has something to do; equal if there is no such tick.
+    """
+
+    def __init__(self, schedule: str, num_stages: int, num_micro_batches: int, training: bool = True) -> None:
+        self.stages, self.count = range(num_stages), num_micro_batches
+        self.kind = schedule if training or schedule == "Sequential" else "inference"
+        self.period = 2 if self.kind == "Interleaved" else 1
+        last, count = num_stages - 1, num_micro_batches
+        # The ramp: the tick in which the first micro-batch is back at the first stage.
+        self.num_ticks, self._ramp = {
+            "Sequential": (count, 0),
+            "inference": (count + last, last),
+            "Grouped": (count + 2 * last, 2 * last),
+            "Interleaved": (2 * (count + last), 2 * last + 1),
+        }[self.kind]
+        self.full_end = 2 * count - 1 if self.kind == "Interleaved" else count
+        self.full_start = min(self._ramp, self.full_end)
+
+    @property
+    def edges(self) -> List[int]:
+        """The ticks that are not full: those of filling, then those of draining."""
+        return [*range(self.full_start), *range(self.full_end, self.num_ticks)]
+
+    def at(self, tick: int) -> Tuple[Dict[int, int], Dict[int, int]]:
+        """The micro-batches that go forward and backward in a tick, by stage; not for Sequential."""
+        ahead = {s: tick - s for s in self.stages}
+        back = {s: tick - self._ramp + s for s in self.stages} if self.kind != "inference" else {}
+        if self.kind == "Interleaved":
+            ahead, back = ({s: x // 2 for s, x in going.items() if x % 2 == 0} for going in (ahead, back))
+        forward, backward = (
+            {s: m for s, m in going.items() if 0 <= m < self.count} for going in (ahead, back)
+        )
+        return forward, backward
 
 
 @dataclass(frozen=True)
@@ -74,11 +134,6 @@ class Prediction:
     bottleneck: str
 
 
-def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:
-    """First layer of each stage: 0, then the layers named, each of which opens a stage."""
-    return [0, *(graph.index(name) for name in splits)]
-
-
 def update_s(
     stage_parameters: Sequence[float],
     settings: PlanSettings,
@@ -114,11 +169,11 @@ def _tick_s(
     forward: np.ndarray,
     backward: np.ndarray,
     receive: np.ndarray,
-    f: np.ndarray,
-    b: np.ndarray,
+    f: Sequence[int],
+    b: Sequence[int],
     settings: PlanSettings,
 ) -> float:
-    """Seconds of a tick in which the stages of mask f go forward and those of b backward.
+    """Seconds of a tick in which the stages f go forward and the stages b backward.
 
     Under Grouped all go forward, then all go backward; under Interleaved each does its own at the same time.
     """
@@ -148,45 +203,30 @@ def schedule_s(
         receive: transfer into each stage, one direction.
         micro_batch_s: fixed cost of a tick.
     """
-    num, count = len(forward), settings.gradient_accumulation_count
-    s = np.arange(num)
+    count = settings.gradient_accumulation_count
     if settings.schedule == "Sequential":
         directions = 2 if settings.training else 1
         tick = float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
         return count * tick, tick
-    nothing: np.ndarray = np.zeros(num, dtype=bool)
+    ticks = Ticks(settings.schedule, len(forward), count, settings.training)
 
-    def active(batch: np.ndarray) -> np.ndarray:
-        return (batch >= 0) & (batch < count)
-
-    def cost(f: np.ndarray, b: np.ndarray) -> float:
+    def cost(f: Sequence[int], b: Sequence[int]) -> float:
         return _tick_s(forward, backward, receive, f, b, settings)
 
-    everything: np.ndarray = np.ones(num, dtype=bool)
-    if not settings.training:
-        tick = cost(everything, nothing) + micro_batch_s
-        first = num - 1
-        edges = [*range(first), *range(max(first, count), count + first)]
-        total = sum(cost(active(t - s), nothing) + micro_batch_s for t in edges)
-        return total + (count + first - len(edges)) * tick, tick
-    if settings.schedule == "Grouped":
-        tick = cost(everything, everything) + micro_batch_s
-        ramp = 2 * (num - 1)
-        edges = [*range(ramp), *range(max(ramp, count), count + ramp)]
-        total = sum(cost(active(t - s), active(t - ramp + s)) + micro_batch_s for t in edges)
-        return total + (count + ramp - len(edges)) * tick, tick
-    even, odd = s % 2 == 0, s % 2 == 1
-    halves = [cost(even, odd), cost(odd, even)]
-    tick = sum(halves) + micro_batch_s
-    end, ramp = 2 * (count + num - 1), 2 * num - 1
-    # From half-tick ``ramp``, an odd one, to before ``full`` the pipeline is full.
-    full = max(ramp, 2 * count - 1)
-    total = (full - ramp) // 2 * sum(halves)
-    for t in (*range(min(ramp, end)), *range(full, end)):
-        f = ((t - s) % 2 == 0) & active((t - s) // 2)
-        b = ((t - ramp + s) % 2 == 0) & active((t - ramp + s) // 2)
-        total += cost(f, b)
-    return total + (count + num - 1) * micro_batch_s, tick
+    def cost_at(t: int) -> float:
+        ahead, back = ticks.at(t)
+        return cost(list(ahead), list(back))
+
+    stages = list(ticks.stages)
+    if ticks.kind == "Interleaved":
+        halves = cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2])
+        total = (ticks.full_end - ticks.full_start) // 2 * halves
+        for t in ticks.edges:
+            total += cost_at(t)
+        return total + ticks.num_ticks // 2 * micro_batch_s, halves + micro_batch_s
+    tick = cost(stages, stages if settings.training else []) + micro_batch_s
+    total = sum(cost_at(t) + micro_batch_s for t in ticks.edges)
+    return total + (ticks.num_ticks - len(ticks.edges)) * tick, tick
 
 
 def _stage_times(
@@ -279,3 +319,148 @@ def predict(
         host_limit_images_per_s=limit,
         bottleneck="host" if limit < images else _bottleneck(stages, settings),
     )
+
+
+PASSES = ("forward", "recompute", "backward")
+
+# Full ticks that are told before the rest is left out.
+_TOLD_TICKS = 3
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a stage is at, or (``stage`` -1) an exchange between IPUs, for which all wait.
+
+    Attributes:
+        kind: one of ``PASSES``, or "transfer".
+        micro_batch: from 0 within the weight update; -1 for a transfer.
+        start_s, end_s: since the start of the weight update.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """ "fill", "steady" or "drain"; Sequential pipelines are steady all the time."""
+
+    name: str
+    num_ticks: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one weight update up to the optimizer's.
+
+    Attributes:
+        num_ticks: of the weight update, see ``Ticks``.
+        omitted_ticks: how many full ticks are left out of ``spans``, all together, from ``omitted_from_s`` on to
+            ``omitted_to_s``.
+        end_s: of the last tick.
+    """
+
+    spans: Tuple[Span, ...]
+    phases: Tuple[Phase, ...]
+    num_ticks: int
+    omitted_ticks: int
+    omitted_from_s: float
+    omitted_to_s: float
+    end_s: float
+
+
+def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
+    """The timeline of a plan: what each stage does from the first micro-batch to the weight update.
+
+    Full ticks are all alike: of many of them a few are told and the rest is left out, so that a timeline stays small
+    whatever the accumulation count.
+
+    Args:
+        told_ticks: full ticks that are told, at least 1; under Interleaved pairs of half-ticks.
+    """
+    settings = plan.settings
+    ticks = Ticks(settings.schedule, plan.num_stages, settings.gradient_accumulation_count, settings.training)
+    walk = _Walk(plan, ticks)
+    break_at = min(ticks.full_start + told_ticks * ticks.period, ticks.full_end)
+    omitted = ticks.full_end - break_at
+    bounds: Dict[int, float] = {}
+    now = omitted_from = omitted_to = 0.0
+    for t in itertools.chain(range(break_at), range(break_at + omitted, ticks.num_ticks + 1)):
+        if omitted and t == break_at + omitted:
+            omitted_from = now
+            now = omitted_to = now + omitted // ticks.period * plan.predicted_tick_s
+        bounds[t] = now
+        if t < ticks.num_ticks:
+            now = walk.run(t, now)
+    edges = (0, ticks.full_start, ticks.full_end, ticks.num_ticks)
+    phases = tuple(
+        Phase(name, b - a, bounds[a], bounds[b])
+        for name, a, b in zip(("fill", "steady", "drain"), edges, edges[1:])
+        if b > a
+    )
+    return Timeline(tuple(walk.spans), phases, ticks.num_ticks, omitted, omitted_from, omitted_to, now)
+
+
+class _Walk:
+    """Goes through the ticks of a plan and notes down the spans of each."""
+
+    def __init__(self, plan: PipelinePlan, ticks: Ticks) -> None:
+        self.plan, self.ticks = plan, ticks
+        self.spans: List[Span] = []
+
+    def run(self, t: int, now: float) -> float:
+        """Notes down the spans of tick t, which begins at ``now``; returns when it ends."""
+        kind, stages = self.ticks.kind, self.ticks.stages
+        if t % self.ticks.period == 0:
+            now += self.plan.predicted_fixed_s
+        if kind == "Sequential":
+            for s in stages:
+                now = self._passes({s: t}, "forward", self._exchange(self._receives([s]), now), {})
+            for s in reversed(stages) if self.plan.settings.training else ():
+                now = self._passes({s: t}, "backward", now, {})
+                now = self._exchange(self._receives([s]), now)
+            return now
+        forward, backward = self.ticks.at(t)
+        # What leaves after a forward pass is what the stage behind receives.
+        ahead_s = self._receives([s + 1 for s in forward if s + 1 < len(stages)])
+        if kind == "Interleaved":
+            free: Dict[int, float] = {}
+            end = self._passes(forward, "forward", now, free)
+            now = self._exchange(ahead_s, max(end, self._passes(backward, "backward", now, free)))
+        else:
+            now = self._exchange(ahead_s, self._passes(forward, "forward", now, {}))
+            now = self._passes(backward, "backward", now, {})
+        return self._exchange(self._receives(backward), now)
+
+    def _receives(self, stages: Iterable[int]) -> float:
+        """Seconds in which all of these stages have received what crosses the cuts before them."""
+        return max((self.plan.stages[stage].predicted_receive_s for stage in stages), default=0.0)
+
+    def _exchange(self, seconds: float, now: float) -> float:
+        if seconds > 0:
+            self.spans.append(Span("transfer", -1, -1, now, now + seconds))
+        return now + seconds
+
+    def _passes(self, going: Dict[int, int], kind: str, now: float, free: Dict[int, float]) -> float:
+        """Runs passes side by side, those on one IPU one after the other; ``free`` is when each IPU can start."""
+        end = now
+        for s, m in going.items():
+            stage, ipu = self.plan.stages[s], self.plan.settings.mapping[s]
+            begin = free.get(ipu, now)
+            parts = (
+                [("forward", stage.predicted_forward_s)]
+                if kind == "forward"
+                else [("recompute", stage.predicted_recompute_s), ("backward", stage.predicted_backward_s)]
+            )
+            for name, seconds in parts:
+                if seconds > 0:
+                    self.spans.append(Span(name, s, m, begin, begin + seconds))
+                begin += seconds
+            free[ipu] = begin
+            end = max(end, begin)
+        return end

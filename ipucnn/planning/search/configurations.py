@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.planning.cost.memory import segments_on_one_ipu
+from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.memory import program_memory
-from ipucnn.planning.no_fit import infeasible_search
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.search.planner import LIMITS, PROPORTIONS, Candidate, Planner, candidates
+from ipucnn.planning.search.planner import (
+    LIMITS,
+    PROPORTIONS,
+    Candidate,
+    Planner,
+    candidates,
+    infeasible_search,
+)
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
@@ -153,7 +158,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
     # The least memory of segments on one IPU has no bound: they are the last to be looked at.
     least = min(
-        options(space), key=lambda s: (segments_on_one_ipu(s), s.micro_batch_size, planner.least_fill(s))
+        options(space), key=lambda s: (s.segments_on_one_ipu, s.micro_batch_size, planner.least_fill(s))
     )
     powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
     more = (n for n in powers if n > space.num_ipus)
@@ -221,7 +226,7 @@ def _is_dominated(
         if not any(
             other.prediction.images_per_s >= bound
             and other.predicted_fill <= least + SAME_FILL
-            and _occupied(other.settings) <= _occupied(own)
+            and other.settings.occupied_ipus <= own.occupied_ipus
             for other in found
         ):
             return False
@@ -253,11 +258,6 @@ def _refined(planner: Planner, front: Sequence[Candidate], limit: float) -> List
     return _front(proved)
 
 
-def _occupied(settings: PlanSettings) -> int:
-    """IPUs that a program takes: those of a replica come in powers of two."""
-    return settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
-
-
 def _front(found: Sequence[Candidate]) -> List[Candidate]:
     """Those that none is as good as in everything and better in something; fastest first.
 
@@ -266,13 +266,13 @@ def _front(found: Sequence[Candidate]) -> List[Candidate]:
 
     def key(candidate: Candidate) -> Tuple[float, int, float]:
         speed = candidate.prediction.images_per_s
-        return -speed, _occupied(candidate.settings), candidate.predicted_fill
+        return -speed, candidate.settings.occupied_ipus, candidate.predicted_fill
 
     def is_simpler(one: Candidate, other: Candidate) -> bool:
         return (
             one.settings.num_stages < other.settings.num_stages
             and one.prediction.images_per_s >= other.prediction.images_per_s * (1 - SAME_SPEED)
-            and _occupied(one.settings) <= _occupied(other.settings)
+            and one.settings.occupied_ipus <= other.settings.occupied_ipus
             and one.predicted_fill <= other.predicted_fill + SAME_FILL
         )
 
@@ -296,7 +296,7 @@ def _row(candidate: Candidate, best: bool) -> ParetoRow:
         gradient_accumulation_count=settings.gradient_accumulation_count,
         num_replicas=settings.num_replicas,
         ipus_per_replica=settings.num_ipus_per_replica,
-        num_ipus=_occupied(settings),
+        num_ipus=settings.occupied_ipus,
         recomputation=settings.recomputation,
         available_memory_proportion=settings.available_memory_proportion,
         splits=candidate.splits,

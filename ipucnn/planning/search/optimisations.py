@@ -13,12 +13,12 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System
-from ipucnn.planning.cost.schedule import predict, stage_starts
+from ipucnn.planning.cost.layer_times import stage_starts
+from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
+from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
-from ipucnn.planning.memory import program_memory
 from ipucnn.planning.search.planner import PROPORTIONS
 from ipucnn.planning.settings import PlanSettings, largest, percentages, smallest, uniform
-from ipucnn.planning.verdict import FITS_BELOW
 
 __all__ = ["NOT_MODELLED", "Optimisation", "Outcome", "crops_moved", "dropout_mask_bytes", "optimisations"]
 

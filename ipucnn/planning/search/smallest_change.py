@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Collection, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.hardware import System
+from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.memory import program_memory
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, Proportions, percentages
-from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.training.batching import overlap_length
 
 __all__ = ["Change", "hint_for", "smallest_change"]
