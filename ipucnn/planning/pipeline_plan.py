@@ -307,7 +307,7 @@ class PipelinePlan:
         return plain
 
     @staticmethod
-    def from_dict(data: Any, where: str = "plan") -> "PipelinePlan":
+    def from_dict(data: object, where: str = "plan") -> "PipelinePlan":
         """The inverse of ``to_dict``.
 
         Raises:
@@ -378,7 +378,7 @@ def _to_plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) or hasattr(value, "bit_length") else float(value)
 
 
-def _from_plain(kind: Type[Record], data: Any, where: str) -> Record:
+def _from_plain(kind: Type[Record], data: object, where: str) -> Record:
     """The record that ``_to_plain`` made ``data`` of.
 
     Args:
@@ -442,11 +442,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     return float(value) if hint is float else value
 
 
-def _named(kind: Any) -> str:
+def _named(kind: type) -> str:
     """What a value should be, in words."""
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[kind]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = shown_value(repr(value) if isinstance(value, str) else value)
     return text if len(text) <= 40 else text[:37] + "..."

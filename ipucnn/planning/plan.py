@@ -6,7 +6,7 @@ The ``PipelinePlan`` that comes out is assembled here, too: stages, memory, prof
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
 from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import update_s
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import (
     ComparisonRow,
     IpuPlan,
     NoFit,
+    ParetoRow,
     PipelinePlan,
     ProfileLayer,
     StagePlan,
@@ -113,36 +113,34 @@ def make_plan(
     """
     _check_comparisons(comparisons)
     planner = _planner(request, note, import_tensorflow)
-    details: Dict[str, Any] = {}
+    pareto: Tuple[ParetoRow, ...] = ()
     if request.splits is not None:
         candidate = _judged(planner, request)
     elif request.space is not None:
-        candidate, details["pareto"] = search(planner, request.space)
+        candidate, pareto = search(planner, request.space)
     else:
         candidate = _best(planner, request)
     others = _comparisons(planner.graph, candidate, request, comparisons, note)
     if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
-    limit = LIMITS[0]
-    if request.splits is None and candidate.memory_limit > limit:
+    no_fit = None
+    most = max(request.system.num_ipus // candidate.settings.num_replicas, candidate.settings.num_stages)
+    if request.splits is None and candidate.memory_limit > LIMITS[0]:
         choices = candidates(candidate.settings, request.recomputation, request.proportions)
-        most = request.system.num_ipus // candidate.settings.num_replicas
-        details["no_fit"] = why_no_fit(planner, choices, limit, max(most, candidate.settings.num_stages))
+        no_fit = why_no_fit(planner, choices, LIMITS[0], most)
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     choices = candidates(request.settings, request.recomputation, request.proportions)
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
-        most = request.system.num_ipus // candidate.settings.num_replicas
-        details["no_fit"] = why_no_fit(
-            planner, choices, max(LIMITS), max(most, candidate.settings.num_stages)
-        )
+        no_fit = why_no_fit(planner, choices, max(LIMITS), most)
     plan = assemble(
         planner,
         candidate,
         planned=request.splits is None,
         build=request.build,
         comparison=compare(planner, candidate, others),
-        assumed=tuple(request.assumed),
-        **details,
+        pareto=pareto,
+        no_fit=no_fit,
+        assumed=request.assumed,
     )
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
@@ -190,8 +188,10 @@ def make_optimisations(
 
 
 def check_not_fitting(plan: PipelinePlan) -> None:
-    """Raises:
-    InfeasibleError: if splits that were given do not fit.
+    """Refuses a plan of splits that were given and do not fit.
+
+    Raises:
+        InfeasibleError: naming the fullest IPU, and what would fit.
     """
     if plan.verdict != "does not fit":
         return
@@ -317,14 +317,21 @@ def _read_comparison(path: Path) -> Union[PipelinePlan, "PresetFile"]:
 
 
 def assemble(
-    planner: Planner, candidate: Candidate, *, planned: bool, build: Mapping[str, Any], **details: Any
+    planner: Planner,
+    candidate: Candidate,
+    *,
+    planned: bool,
+    build: Mapping[str, object],
+    comparison: Tuple[ComparisonRow, ...] = (),
+    pareto: Tuple[ParetoRow, ...] = (),
+    no_fit: Optional[NoFit] = None,
+    assumed: Sequence[str] = (),
 ) -> PipelinePlan:
     """Everything about a candidate.
 
     Args:
         planned: whether the planner chose its splits.
-        build: options that decide the network's layers, for the record.
-        details: further fields of the plan: comparison, pareto, no_fit, assumed.
+        build: options that decide the network's layers; they and the other arguments are fields of the plan.
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
@@ -335,7 +342,6 @@ def assemble(
         bound = tick  # the two are sums of the same numbers in another order
     # Splits that were given may be a best one, too.
     optimal = solution.optimal and tick <= bound * (1 + 1e-9)
-    single = update_s(_stage_parameters(planner, candidate), replace(settings, num_replicas=1), system)
     steady = settings.gradient_accumulation_count * tick
     return PipelinePlan(
         model=graph.model,
@@ -361,24 +367,19 @@ def assemble(
         predicted_fixed_s=fixed,
         predicted_fill_drain_s=max(0.0, prediction.weight_update_s - prediction.update_s - steady),
         predicted_update_s=prediction.update_s,
-        predicted_all_reduce_s=prediction.update_s - single,
+        predicted_all_reduce_s=prediction.all_reduce_s,
         predicted_weight_update_s=prediction.weight_update_s,
         predicted_latency_s=prediction.latency_s,
         predicted_host_bytes_per_s=prediction.host_bytes_per_s,
         predicted_host_limit_images_per_s=prediction.host_limit_images_per_s,
         bottleneck=prediction.bottleneck,
         profile=_profile(planner, candidate),
+        comparison=comparison,
+        pareto=pareto,
+        no_fit=no_fit,
+        assumed=tuple(assumed),
         ipucnn_version=ipucnn.__version__,
-        **details,
     )
-
-
-def _stage_parameters(planner: Planner, candidate: Candidate) -> List[float]:
-    layers = planner.graph.layers
-    return [
-        float(sum(layer.num_trainable for layer in layers[stage.first : stage.last]))
-        for stage in candidate.prediction.stages
-    ]
 
 
 def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:

@@ -100,17 +100,17 @@ class PlanSettings:
         schedule: "Grouped", "Interleaved" or "Sequential".
         precision: compute and weights: "16.16", "16.32" (fp32 master weights) or "32.32".
         recomputation: every stage but the last redoes its forward pass in the backward pass.
-        available_memory_proportion: of each stage; one entry: the same for all stages.  Entries that are all the
-            same become one.
+        available_memory_proportion: an entry for each stage, or one that holds for all stages.  Entries that are all
+            the same become one.
         training: forward and backward with updates, or forward alone.
         optimizer_slots: state tensors per weight, see ``OptimizerSettings.slots``.
         optimizer_state_offloading: that state is to live in streaming memory outside the chip; see
             :attr:`offloads_optimizer_state`.
-        dbn_replica_group_size: replicas that share batch norm statistics; 1: none.
+        dbn_replica_group_size: how many replicas share batch norm statistics; 1 where each has its own.
         half_partials: fp16 partial sums where the inputs are fp16.
         eight_bit_transfer: images travel to the device as bytes.
-        device_mapping: IPU of each stage; None: stage i on IPU i, and all on one IPU under "Sequential", whose
-            stages are then recomputation segments.
+        device_mapping: IPU of each stage.  Without, stage i is on IPU i, but under "Sequential" all are on one IPU, as
+            recomputation segments.
     """
 
     micro_batch_size: int = 1
@@ -166,8 +166,9 @@ class PlanSettings:
         """availableMemoryProportion of a stage.
 
         Args:
-            num_stages: in a pipeline of so many stages; None: of these.  Proportions that were given stage by stage say
-                nothing about other numbers of stages: the smallest holds for all of those.
+            num_stages: of the pipeline that the stage is in; without, it is the one of these settings.  Proportions
+                that were given stage by stage say nothing about pipelines of other numbers of stages: the smallest of
+                them then holds for all stages.
         """
         own = self.available_memory_proportion
         if len(own) == 1:
@@ -273,7 +274,7 @@ def _percent(share: float) -> float:
 
 
 def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportions]:
-    """The availableMemoryProportion that a configuration gives its stages, as the Poplar session sets it; None: none.
+    """The availableMemoryProportion that a configuration gives its stages, as the Poplar session sets it, if it does.
 
     Values for single stages are options of those stages, and go before those of ``--convolution-options`` and
     ``--matmul-options``; these go before a single value for everything.

@@ -15,7 +15,7 @@ Ticks while the pipeline fills or drains cost what the stages at work in them co
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -115,6 +115,7 @@ class Prediction:
         tick_s: a tick of the full pipeline (Interleaved: two half-ticks; Sequential: one micro-batch), with transfers.
         transfer_s: part of it that is transfers between IPUs.
         update_s: weight update with the all-reduce; 0 for inference.
+        all_reduce_s: part of it that is the all-reduce over the replicas.
         weight_update_s: all micro-batches of a weight update, with fill and drain, and the update.
         latency_s: one micro-batch through all forward passes.
         host_bytes_per_s: input the program takes at this throughput.
@@ -127,6 +128,7 @@ class Prediction:
     tick_s: float
     transfer_s: float
     update_s: float
+    all_reduce_s: float
     weight_update_s: float
     latency_s: float
     host_bytes_per_s: float
@@ -313,6 +315,7 @@ def predict(
         tick_s=tick,
         transfer_s=tick - still,
         update_s=update,
+        all_reduce_s=update - update_s(parameters, replace(settings, num_replicas=1), system, constants),
         weight_update_s=total + update,
         latency_s=float(forward.sum() + receive.sum()) + constants.micro_batch_s,
         host_bytes_per_s=min(images, limit) * sample_bytes,

@@ -1,13 +1,13 @@
 """What each of the optimisations of Graphcore's public U-Net does to memory and throughput, by the planner's model.
 
-The README of that application names eleven of them.  Each one is an option here, or a part of the program;
-what is predicted is the program with this one alone the other way round.  What the model has no terms for is
-said to be "not modelled", with the reason: nothing is guessed.
+The README of that application names eleven of them.  Each is an option here, or a part of the program.  What is
+predicted is the program with one of them the other way round and everything else as it is.  Where the model has no
+terms for one, it is said to be "not modelled", with the reason: nothing is guessed.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def optimisations(
     Args:
         splits: legal ones, each of their stages on an IPU of its own.
         loss_scaling: 0 is none.
-        exchange_target: of Poplar's internal exchange; None: its own default, cycles.
+        exchange_target: of Poplar's internal exchange; without, its own default holds, which is cycles.
 
     Raises:
         ConfigurationError: no pipeline, stages that share an IPU, or no training.
@@ -90,107 +90,146 @@ def optimisations(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",
         )
-
-    def judge(**changes: Any) -> Outcome:
-        return _outcome(graph, splits, replace(settings, **changes), system)
-
-    base = judge()
+    program = _Program(graph, splits, settings, system)
+    base = program.outcome()
+    offloading = "--optimizer-state-offloading"
     return base, [
-        _pipelining(graph, settings, system),
-        _switch(
-            2, "reduced precision", "--precision", settings.precision, "32.32", "16.16", judge, "precision"
-        ),
-        _switch(
-            2, "16-bit partials", "--half-partials", *_on_off(settings.half_partials), judge, "half_partials"
-        ),
+        program.pipelining(),
+        program.switch(2, "reduced precision", "--precision", precision=("32.32", "16.16")),
+        program.switch(2, "16-bit partials", "--half-partials", half_partials=(True, False)),
         _loss_scaling(loss_scaling, base),
-        _switch(
-            4,
-            "recomputation",
-            "--recomputation on|off",
-            *_on_off(settings.recomputation),
-            judge,
-            "recomputation",
-        ),
-        _one_proportion(graph, splits, settings, system),
-        _switch(
-            6,
-            "schedule",
-            "--pipeline-schedule",
-            settings.schedule,
-            "Interleaved",
-            "Grouped",
-            judge,
-            "schedule",
-        ),
+        program.switch(4, "recomputation", "--recomputation on|off", recomputation=(True, False)),
+        program.one_proportion(),
+        program.switch(6, "schedule", "--pipeline-schedule", schedule=("Interleaved", "Grouped")),
         _exchange(exchange_target),
-        _dropout(graph, splits, settings, system),
-        _own_proportions(graph, splits, settings, system),
-        _switch(
-            10,
-            "offloaded optimizer state",
-            "--optimizer-state-offloading",
-            *_on_off(settings.optimizer_state_offloading),
-            judge,
-            "optimizer_state_offloading",
-        ),
-        _crops(graph, splits, settings, system),
+        program.dropout(),
+        program.own_proportions(),
+        program.switch(10, "offloaded optimizer state", offloading, optimizer_state_offloading=(True, False)),
+        program.crops(),
     ]
 
 
-def _outcome(
-    graph: LayerGraph,
-    splits: Sequence[str],
-    settings: PlanSettings,
-    system: System,
-    more_bytes: Sequence[float] = (),
-) -> Outcome:
-    """What is predicted for a program.
+@dataclass(frozen=True)
+class _Program:
+    """The program whose optimisations are looked at."""
 
-    Args:
-        more_bytes: on each IPU beyond what the model has.
-    """
-    memory = program_memory(graph, splits, settings, system.ipu)
-    prediction = predict(graph, splits, settings, system)
-    if more_bytes:
-        memory = [replace(one, stash_bytes=one.stash_bytes + more) for one, more in zip(memory, more_bytes)]
-    fullest = max(memory, key=lambda one: one.fill)
-    return Outcome(fullest.fill, prediction.images_per_s, fullest.verdict)
+    graph: LayerGraph
+    splits: Sequence[str]
+    settings: PlanSettings
+    system: System
+
+    def outcome(self, more_bytes: Sequence[float] = ()) -> Outcome:
+        """What is predicted for it.
+
+        Args:
+            more_bytes: on each IPU, what it holds beyond what the model has.
+        """
+        memory = program_memory(self.graph, self.splits, self.settings, self.system.ipu)
+        prediction = predict(self.graph, self.splits, self.settings, self.system)
+        if more_bytes:
+            memory = [
+                replace(one, stash_bytes=one.stash_bytes + more) for one, more in zip(memory, more_bytes)
+            ]
+        fullest = max(memory, key=lambda one: one.fill)
+        return Outcome(fullest.fill, prediction.images_per_s, fullest.verdict)
+
+    def switch(self, number: int, name: str, option: str, **choice: Tuple[object, object]) -> Optimisation:
+        """A setting with two values, of which the program has one.
+
+        Args:
+            choice: the field of the settings and its values; a program with neither is compared with the first.
+        """
+        ((field, values),) = choice.items()
+        here = getattr(self.settings, field)
+        instead = values[1] if here == values[0] else values[0]
+        change: Dict[str, Any] = {field: instead}
+        outcome = replace(self, settings=replace(self.settings, **change)).outcome()
+        return Optimisation(number, name, option, _word(here), _word(instead), outcome)
+
+    def pipelining(self) -> Optimisation:
+        """The same IPUs with a whole network on each.
+
+        Where stages have proportions of their own, the whole network has the largest of them.
+        """
+        settings, count = self.settings, self.settings.num_stages
+        alone = settings.restaged(
+            1,
+            available_memory_proportion=largest(settings.available_memory_proportion),
+            num_replicas=settings.num_replicas * count,
+            gradient_accumulation_count=math.ceil(settings.gradient_accumulation_count / count),
+            recomputation=False,
+        )
+        outcome = replace(self, splits=(), settings=alone).outcome()
+        accumulated = f"{settings.gradient_accumulation_count} to {alone.gradient_accumulation_count}"
+        note = f"without it recomputation is off, too, and micro-batches are accumulated {accumulated}"
+        instead = f"1 stage, {count} replicas"
+        return Optimisation(1, "pipelining", "--pipeline-splits", f"{count} stages", instead, outcome, note)
+
+    def one_proportion(self) -> Optimisation:
+        """Poplar's default for all stages; in a program that has it, the smallest that is tried."""
+        (least,) = smallest(self.settings.available_memory_proportion)
+        default = PROPORTIONS[0]
+        share = default if least.limited(default) != uniform(default)[0] else PROPORTIONS[-1]
+        instead = replace(self.settings, available_memory_proportion=uniform(share))
+        outcome = replace(self, settings=instead).outcome()
+        name, option = "convolution options", "--available-memory-proportion"
+        return Optimisation(5, name, option, _percent(self.settings), _percent(instead), outcome)
+
+    def own_proportions(self) -> Optimisation:
+        """For each stage the largest proportion with which its IPU surely fits.
+
+        In a program whose stages have proportions of their own, the largest of them for all.
+        """
+        settings = self.settings
+        name, option = "options of each stage", "--available-memory-proportion, one per stage"
+        if settings.has_own_proportions:
+            chosen = largest(settings.available_memory_proportion)
+        else:
+            shares = [PROPORTIONS[-1]] * settings.num_stages
+            # From the smallest to the largest, so that the largest that fits is what stays.
+            for share in reversed(PROPORTIONS):
+                own = replace(settings, available_memory_proportion=uniform(share))
+                memory = program_memory(self.graph, self.splits, own, self.system.ipu)
+                shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(memory, shares)]
+            chosen = tuple(uniform(share)[0] for share in shares)
+        instead = replace(settings, available_memory_proportion=chosen)
+        outcome = replace(self, settings=instead).outcome()
+        note = ""
+        if instead == settings:
+            tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
+            note = f"of {tried}% no stage has room for more"
+        return Optimisation(9, name, option, _percent(settings), _percent(instead), outcome, note)
+
+    def dropout(self) -> Optimisation:
+        """The masks beside everything else; their time is not modelled."""
+        masks = dropout_mask_bytes(self.graph, self.splits, self.settings)
+        outcome = replace(self.outcome(masks), predicted_images_per_s=None)
+        stage = int(np.argmax(masks))
+        note = f"masks of {masks[stage] / 2**20:.1f} MiB on IPU {stage}; their time is not modelled"
+        return Optimisation(8, "IPU dropout", "always on IPUs", "seed kept", "mask kept", outcome, note)
+
+    def crops(self) -> Optimisation:
+        """The crops of skips where their readers are, or the other way round."""
+        name, option = "crops before they are sent", "order of the network's layers"
+        early, late = (crops_moved(self.graph, self.splits, first)[0] for first in (True, False))
+        if early.layers == late.layers:
+            return Optimisation(11, name, option, "no crops", "no crops", None, "the network has none")
+        here_early = self.graph.layers == early.layers
+        moved, opened = crops_moved(self.graph, self.splits, not here_early)
+        outcome = replace(self, graph=moved, splits=opened).outcome()
+        words = ("where they begin", "where they end")
+        here, instead = words if here_early else words[::-1]
+        note = "crops are copies here; the stock crop is in place, and keeps all of the skip alive, too"
+        return Optimisation(11, name, option, here, instead, outcome, note)
 
 
-def _on_off(on: bool) -> Tuple[str, bool, bool]:
-    """The words of a switch, and its two values."""
-    return "on" if on else "off", True, False
+def _word(value: object) -> str:
+    """A setting's value as a user gives it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _switch(
-    number: int, name: str, option: str, here: str, one: Any, other: Any, judge: Any, field: str
-) -> Optimisation:
-    """A setting with two values, of which the program has one."""
-    words = {True: "on", False: "off"}
-    first, second = (
-        words.get(value, str(value)) if isinstance(value, bool) else value for value in (one, other)
-    )
-    instead = other if here == first else one
-    shown = second if here == first else first
-    return Optimisation(number, name, option, here, shown, judge(**{field: instead}))
-
-
-def _pipelining(graph: LayerGraph, settings: PlanSettings, system: System) -> Optimisation:
-    """The same IPUs with a whole network on each, of stages with proportions of their own the largest for all."""
-    count = settings.num_stages
-    alone = settings.restaged(
-        1,
-        available_memory_proportion=largest(settings.available_memory_proportion),
-        num_replicas=settings.num_replicas * count,
-        gradient_accumulation_count=math.ceil(settings.gradient_accumulation_count / count),
-        recomputation=False,
-    )
-    outcome = _outcome(graph, (), alone, system)
-    accumulated = f"{settings.gradient_accumulation_count} to {alone.gradient_accumulation_count}"
-    note = f"without it recomputation is off, too, and micro-batches are accumulated {accumulated}"
-    instead = f"1 stage, {count} replicas"
-    return Optimisation(1, "pipelining", "--pipeline-splits", f"{count} stages", instead, outcome, note)
+def _percent(settings: PlanSettings) -> str:
+    return " ".join(f"{value:g}" for value in percentages(settings.available_memory_proportion)) + "%"
 
 
 def _loss_scaling(scale: float, base: Outcome) -> Optimisation:
@@ -212,57 +251,6 @@ def _exchange(target: Optional[str]) -> Optimisation:
     )
 
 
-def _percent(settings: PlanSettings) -> str:
-    return " ".join(f"{value:g}" for value in percentages(settings.available_memory_proportion)) + "%"
-
-
-def _one_proportion(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System
-) -> Optimisation:
-    """Poplar's default for all stages; from that, the smallest that is tried."""
-    (least,) = smallest(settings.available_memory_proportion)
-    share = PROPORTIONS[0] if least.limited(PROPORTIONS[0]) != uniform(PROPORTIONS[0])[0] else PROPORTIONS[-1]
-    instead = replace(settings, available_memory_proportion=uniform(share))
-    outcome = _outcome(graph, splits, instead, system)
-    name, option = "convolution options", "--available-memory-proportion"
-    return Optimisation(5, name, option, _percent(settings), _percent(instead), outcome)
-
-
-def _own_proportions(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System
-) -> Optimisation:
-    """Each stage the largest proportion with which its IPU surely fits; from those, the largest for all."""
-    name, option = "options of each stage", "--available-memory-proportion, one per stage"
-    if settings.has_own_proportions:
-        chosen = largest(settings.available_memory_proportion)
-    else:
-        fills = [
-            [
-                one.fill
-                for one in program_memory(
-                    graph, splits, replace(settings, available_memory_proportion=uniform(share)), system.ipu
-                )
-            ]
-            for share in PROPORTIONS
-        ]
-        chosen = tuple(
-            uniform(
-                next(
-                    (share for share, row in zip(PROPORTIONS, fills) if row[stage] < FITS_BELOW),
-                    PROPORTIONS[-1],
-                )
-            )[0]
-            for stage in range(settings.num_stages)
-        )
-    instead = replace(settings, available_memory_proportion=chosen)
-    outcome = _outcome(graph, splits, instead, system)
-    note = ""
-    if instead == settings:
-        tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
-        note = f"of {tried}% no stage has room for more"
-    return Optimisation(9, name, option, _percent(settings), _percent(instead), outcome, note)
-
-
 def dropout_mask_bytes(graph: LayerGraph, splits: Sequence[str], settings: PlanSettings) -> List[float]:
     """Per stage, what the masks of stock dropout take: a byte an element of each micro-batch, at work or in flight."""
     bounds = [*stage_starts(graph, splits), len(graph.layers)]
@@ -277,18 +265,6 @@ def dropout_mask_bytes(graph: LayerGraph, splits: Sequence[str], settings: PlanS
 
 def _is_dropout(layer: Layer) -> bool:
     return layer.op_class == "elementwise" and len(layer.inputs) == 1 and "dropout" in layer.name
-
-
-def _dropout(
-    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System
-) -> Optimisation:
-    """The masks beside everything else; their time is not modelled."""
-    masks = dropout_mask_bytes(graph, splits, settings)
-    outcome = _outcome(graph, splits, settings, system, masks)
-    stage = int(np.argmax(masks))
-    note = f"masks of {masks[stage] / 2**20:.1f} MiB on IPU {stage}; their time is not modelled"
-    outcome = replace(outcome, predicted_images_per_s=None)
-    return Optimisation(8, "IPU dropout", "always on IPUs", "seed kept", "mask kept", outcome, note)
 
 
 def crops_moved(graph: LayerGraph, splits: Sequence[str], early: bool) -> Tuple[LayerGraph, Tuple[str, ...]]:
@@ -316,17 +292,3 @@ def crops_moved(graph: LayerGraph, splits: Sequence[str], early: bool) -> Tuple[
         before = moved.layers[place - 1]
         opened.append(before.name if not early and before.name in crops else first)
     return moved, tuple(opened)
-
-
-def _crops(graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System) -> Optimisation:
-    name, option = "crops before they are sent", "order of the network's layers"
-    early, late = (crops_moved(graph, splits, first)[0] for first in (True, False))
-    if early.layers == late.layers:
-        return Optimisation(11, name, option, "no crops", "no crops", None, "the network has none")
-    here_early = graph.layers == early.layers
-    moved, opened = crops_moved(graph, splits, not here_early)
-    outcome = _outcome(moved, opened, settings, system)
-    words = ("where they begin", "where they end")
-    here, instead = words if here_early else words[::-1]
-    note = "crops are copies here; the stock crop is in place, and keeps all of the skip alive, too"
-    return Optimisation(11, name, option, here, instead, outcome, note)
