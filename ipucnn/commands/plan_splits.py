@@ -70,8 +70,8 @@ HTML = typer.Option(
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
-    help="Show what each optimisation of Graphcore's public U-Net does to memory and throughput, this one alone "
-    "switched; no plan.",
+    help="Instead of planning, predict memory and throughput with each optimisation of Graphcore's public U-Net "
+    "switched on or off by itself.",
     rich_help_panel=PANEL,
 )
 

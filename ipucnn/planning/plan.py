@@ -165,7 +165,7 @@ def make_optimisations(
         The program, its prediction, and the optimisations.
 
     Raises:
-        ConfigurationError: nobody says how many stages, or they are no training pipeline.
+        ConfigurationError: the number of stages is not given, or they are no training pipeline.
         InfeasibleError: nothing fits.
     """
     if request.space is not None:
@@ -468,7 +468,7 @@ def compare(
         judged = planner.judge(splits, settings, limit, quickly=True)
         fixed = DEFAULT_CONSTANTS.micro_batch_s
         best = judged.solution.objective_s + fixed
-        # Where stages share an IPU the planner knows a bound only: see ``Planner.tables``.
+        # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
         shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages
         tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
         rows.append(

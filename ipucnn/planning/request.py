@@ -158,7 +158,7 @@ def _given_splits(resolved: Resolved) -> Optional[Tuple[str, ...]]:
 
 
 def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequence[str]]) -> Optional[int]:
-    """The number of stages asked for; None: to be searched."""
+    """The number of stages asked for; None where it is to be searched."""
     config = resolved.config
     if splits is not None:
         if stages not in (None, len(splits) + 1):
@@ -202,7 +202,7 @@ def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
 def _with_legal_proportions(
     resolved: Resolved, config: RunConfig, count: Optional[int], assumed: List[str]
 ) -> RunConfig:
-    """The configuration without a preset's availableMemoryProportion of other stages than those asked for.
+    """The configuration, without a preset's availableMemoryProportion if that is for other stages than those asked for.
 
     Raises:
         ConfigurationError: values that were typed, for another number of stages or for none.
@@ -215,7 +215,8 @@ def _with_legal_proportions(
             f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
             "give one value, or --stages",
         )
-    # A preset's are for the stages that its splits make; four of them may look like two of each of two stages.
+    # A preset's values are for the stages that its own splits make.  Their number alone does not tell: four values may
+    # be one for each of four stages, or two (forward and backward pass) for each of two.
     own = count
     if FLAG not in (resolved.origins["available_memory_proportion"], resolved.origins["pipeline_splits"]):
         named = config.pipeline_splits
