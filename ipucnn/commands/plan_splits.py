@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
@@ -11,7 +11,9 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import check_different, check_not_read, check_output, expand, write_output_text
-from ipucnn.planning.request import PlanRequest
+
+if TYPE_CHECKING:
+    from ipucnn.planning.request import PlanRequest
 
 PANEL = "Plan"
 
@@ -144,7 +146,7 @@ def plan_splits(
     check_not_fitting(plan)
 
 
-def _show_optimisations(request: PlanRequest, resolved: Resolved, json_output: bool) -> None:
+def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:
     from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import note
     from ipucnn.reports.optimisations import optimisations_json, print_optimisations
