@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_planning_judge import network, system
+from test_planning_search import network, system
 
 from ipucnn.config.options import RunConfig
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
