@@ -61,7 +61,7 @@ class HostSession(Session):
         schedule: Callable[[Any], Any],
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds the loop of weight updates, and chooses how many micro-batches are fused if the Program leaves it open."""
+        """Builds the loop of weight updates; chooses how many micro-batches are fused if the Program leaves it open."""
         if program.fused_micro_batches == 0:
             fused = choose_fused(
                 program.num_micro_batches,
@@ -120,7 +120,7 @@ class HostSession(Session):
         return time.perf_counter() - started, _count_operations(graph)
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """Runs the Program from ``state`` on.  The first event is the first weight update's Progress, with its compilation.
+        """Runs the Program from ``state`` on.  The first event is the first weight update's, compiling included.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite; the weights are then those after that slice.

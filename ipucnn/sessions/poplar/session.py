@@ -103,7 +103,7 @@ class PoplarSession(Session):
         schedule: Callable[[Any], Any],
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds the network that IPUs train.  Poplar compiles it in the first execution; see ``compilation`` afterwards.
+        """Builds what IPUs train.  Poplar compiles it in the first execution; see ``compilation`` afterwards.
 
         Raises:
             ConfigurationError: the SDK cannot run the program.
