@@ -37,7 +37,6 @@ from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
     Planner,
-    candidates,
     infeasible,
     ways_to_fit,
     why_no_fit,
@@ -126,10 +125,10 @@ def make_plan(
     no_fit = None
     most = max(request.system.num_ipus // candidate.settings.num_replicas, candidate.settings.num_stages)
     if request.splits is None and candidate.memory_limit > LIMITS[0]:
-        choices = candidates(candidate.settings, request.recomputation, request.proportions)
+        choices = request.choices(candidate.settings)
         no_fit = why_no_fit(planner, choices, LIMITS[0], most)
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
-    choices = candidates(request.settings, request.recomputation, request.proportions)
+    choices = request.choices(request.settings)
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
         no_fit = why_no_fit(planner, choices, max(LIMITS), most)
     plan = assemble(
@@ -212,7 +211,7 @@ def _what_would_fit(plan: PipelinePlan) -> str:
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
-    choices = candidates(request.settings, request.recomputation, request.proportions)
+    choices = request.choices(request.settings)
     found = planner.best_of(choices)
     if found is None:
         most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
@@ -227,7 +226,7 @@ def _judged(planner: Planner, request: PlanRequest) -> Candidate:
     assert request.splits is not None
     judged = [
         planner.judge(request.splits, settings, LIMITS[0])
-        for group in candidates(request.settings, request.recomputation, request.proportions)
+        for group in request.choices(request.settings)
         for settings in group
     ]
 

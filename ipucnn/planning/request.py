@@ -11,7 +11,15 @@ from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
-from ipucnn.planning.settings import SCHEDULES, PlanSettings, Proportions, given_proportions, plan_settings
+from ipucnn.planning.search.planner import candidates
+from ipucnn.planning.settings import (
+    SCHEDULES,
+    PlanSettings,
+    Proportions,
+    default_mapping,
+    given_proportions,
+    plan_settings,
+)
 from ipucnn.planning.splits import NetworkOptions
 from ipucnn.training.batching import Batching, nearest_multiples, overlap_length
 from ipucnn.training.program import Layout, make_layout
@@ -48,6 +56,10 @@ class PlanRequest:
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
     assumed: List[str] = field(default_factory=list)
+
+    def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
+        """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
+        return candidates(settings, self.recomputation, self.proportions)
 
 
 def make_request(
@@ -269,17 +281,13 @@ def _ask_stages(
     request.system = _system_of(request.settings.occupied_ipus, system, request.assumed)
 
 
-def _default_mapping(schedule: str, count: int) -> Tuple[int, ...]:
-    return (0,) * count if schedule == "Sequential" else tuple(range(count))
-
-
 def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:
     """IPU of each stage.  Sequential stages are segments of one IPU unless an IPU each is asked for."""
     if config.device_mapping and len(config.device_mapping) == count:
         return tuple(config.device_mapping)
     if config.pipeline_schedule == "Sequential" and config.ipus_per_replica == count:
         return tuple(range(count))
-    return _default_mapping(config.pipeline_schedule, count)
+    return default_mapping(config.pipeline_schedule, count)
 
 
 def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> System:

@@ -20,6 +20,7 @@ __all__ = [
     "PlanSettings",
     "Proportions",
     "StageProportions",
+    "default_mapping",
     "given_proportions",
     "largest",
     "percentages",
@@ -196,9 +197,7 @@ class PlanSettings:
         """IPU of each stage."""
         if self.device_mapping is not None:
             return self.device_mapping
-        if self.schedule == "Sequential":
-            return (0,) * self.num_stages
-        return tuple(range(self.num_stages))
+        return default_mapping(self.schedule, self.num_stages)
 
     @property
     def num_ipus_per_replica(self) -> int:
@@ -254,6 +253,11 @@ class PlanSettings:
     def stash_multiplier(self) -> int:
         """FIFO depth between a stage's forward and backward pass per later stage (Poplar's pipeline_fifo_inserter)."""
         return {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[self.schedule]
+
+
+def default_mapping(schedule: str, num_stages: int) -> Tuple[int, ...]:
+    """The IPU of each stage where nothing is said of it: an IPU each, but Sequential stages share one as segments."""
+    return (0,) * num_stages if schedule == "Sequential" else tuple(range(num_stages))
 
 
 def percentages(proportions: Proportions) -> Tuple[float, ...]:
