@@ -59,7 +59,7 @@ class Ticks:
         self.kind = schedule if training or schedule == "Sequential" else "inference"
         self.period = 2 if self.kind == "Interleaved" else 1
         last, count = num_stages - 1, num_micro_batches
-        # The ramp: the tick in which the first micro-batch is back at the first stage.
+        # The ramp is the first full tick, if there are micro-batches enough to fill the pipeline.
         self.num_ticks, self._ramp = {
             "Sequential": (count, 0),
             "inference": (count + last, last),

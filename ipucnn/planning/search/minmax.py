@@ -16,12 +16,12 @@ from ipucnn.planning.search.tables import StageTables
 
 __all__ = ["MinMaxResult", "search"]
 
-# What a dynamic program makes small, besides the largest cut of a class (0 or 1).
+# What a dynamic program makes as small as possible.  Other goals, 0 and 1, stand for the largest cut of that class.
 LOAD, TRANSFER = -1, -2
 
 
 class MinMaxResult(NamedTuple):
-    """Best starts (empty if nothing fits), a proved lower bound of the tick, dynamic programs run."""
+    """The best starts (empty if nothing fits), a proved lower bound of the tick, and how many dynamic programs ran."""
 
     starts: Tuple[int, ...]
     lower_bound_s: float

@@ -139,7 +139,7 @@ class Planner:
         return replace(tables, capacity_bytes=max(0.0, spare))
 
     def fits(self, settings: PlanSettings, memory_limit: float) -> bool:
-        """Whether any splits into the settings' stages do."""
+        """Whether any splits into the settings' stages fit."""
         if settings.num_stages > len(self.starts):
             return False
         return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
@@ -193,6 +193,7 @@ class Planner:
         return best
 
     def _of_group(self, group: Sequence[PlanSettings], limit: float) -> Iterator[Candidate]:
+        """The best candidate of each settings of a group, until none of the rest can be faster."""
         bound_s, evaluations = 0.0, None
         if len(self.starts) > _LARGE_ITEMS:
             evaluations = _LARGE_EVALUATIONS
