@@ -24,16 +24,16 @@ from published_rows import Program, Skipped, memory_program
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.cost import cut_bytes
-from ipucnn.planning.extract import layer_graph
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import Candidate, Planner
-from ipucnn.planning.planner import plan
+from ipucnn.planning.cost.layer_times import cut_bytes
+from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.search.exact import fastest_split
+from ipucnn.planning.search.planner import Candidate, Planner
+from ipucnn.planning.search.tables import StageTables
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_parameters
-from ipucnn.planning.stages import StageTables
-from ipucnn.planning.verdict import FITS_BELOW
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
 FIXED_S = DEFAULT_CONSTANTS.micro_batch_s
@@ -90,7 +90,7 @@ def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]
         memory_bytes=lambda k, s: np.zeros((len(macs), len(macs) + 1)),
         training=False,
     )
-    return own * count / sum(macs), own / plan(free, count, "Grouped").objective_s
+    return own * count / sum(macs), own / fastest_split(free, count, "Grouped").objective_s
 
 
 def compare_seed() -> int:
@@ -104,7 +104,7 @@ def compare_seed() -> int:
         judged = planner.judge(splits, settings, FITS_BELOW)
         best = best_for(planner, judged)
         tables = planner.tables(settings, judged.memory_limit * (1 + 1e-12))
-        still = plan(replace(tables, cut_s=0 * tables.cut_s), num_stages, settings.schedule)
+        still = fastest_split(replace(tables, cut_s=0 * tables.cut_s), num_stages, settings.schedule)
         rows.append(
             (
                 num_stages,

@@ -23,7 +23,7 @@ import numpy as np
 from published_rows import Program, Skipped, memory_program, throughput_program
 from scipy.optimize import least_squares
 
-from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
 
@@ -133,7 +133,7 @@ def report_throughput(path: Path) -> int:
 
 
 def report_memory(path: Path) -> int:
-    from ipucnn.planning.memory import program_memory
+    from ipucnn.planning.cost.memory import program_memory
 
     verdicts: Dict[str, Counter] = {}
     skipped = []

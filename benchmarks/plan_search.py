@@ -21,13 +21,12 @@ import numpy as np
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
-from ipucnn.planning.certificate import some_split_fits
-from ipucnn.planning.extract import layer_graph
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import LIMITS
-from ipucnn.planning.planner import plan
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.search.exact import fastest_split, some_split_fits
+from ipucnn.planning.search.planner import LIMITS
+from ipucnn.planning.search.tables import stage_tables
 from ipucnn.planning.settings import PlanSettings
-from ipucnn.planning.tables import stage_tables
 
 SYSTEM = get_system("pod16")
 SMALL_CUTS, SMALL_S, LARGE_S = 300, 1.0, 10.0
@@ -62,7 +61,7 @@ def planned(graph: LayerGraph, num_stages: int, schedule: str, micro_batch_size:
             break
     # New tables: their memory is worked out when the search asks for it.
     tables = stage_tables(graph, settings, SYSTEM, max_fill=limit)
-    search_s, cpu_s, solution = timed(plan, tables, num_stages, schedule)
+    search_s, cpu_s, solution = timed(fastest_split, tables, num_stages, schedule)
     allowed_s = SMALL_S if len(graph.cuts) <= SMALL_CUTS else LARGE_S
     wrong = []
     if solution.feasible and not solution.optimal:

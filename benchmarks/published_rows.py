@@ -13,11 +13,11 @@ from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning.constants import CostConstants
-from ipucnn.planning.cost import LayerTimes, program_times
-from ipucnn.planning.extract import layer_graph
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.predict import predict, stage_starts
+from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts
+from ipucnn.planning.cost.products import CostConstants
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
 from ipucnn.training.program import stage_proportions
 

@@ -160,7 +160,7 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
     from ipucnn.benchmarking.prediction import Wanted, predict_ipu
     from ipucnn.models.build import BuildOptions
     from ipucnn.models.registry import get_model
-    from ipucnn.planning.extract import layer_graph
+    from ipucnn.planning.graphs.extract import layer_graph
 
     record = get_model("resnet50-keras")
     graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))

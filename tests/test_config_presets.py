@@ -186,7 +186,7 @@ def test_the_u_net_on_four_ipus_has_the_public_stages():
     from ipucnn.config.resolve import resolve
     from ipucnn.models.build import BuildOptions
     from ipucnn.models.registry import get_model
-    from ipucnn.planning.extract import layer_graph
+    from ipucnn.planning.graphs.extract import layer_graph
     from ipucnn.training.program import make_program
 
     config = resolve("train", {"dataset": "membranes"}, model="unet", config_name="unet@isbi2012-pod4").config

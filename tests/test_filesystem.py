@@ -457,9 +457,9 @@ QUESTIONS = re.compile(
 ELSEWHERE = {
     # The package's own files.
     "ipucnn/runs/provenance.py": "the package's own folder, and reading git's files in it",
-    "ipucnn/planning/shipped.py": "the package's own graphs",
+    "ipucnn/planning/graphs/shipped.py": "the package's own graphs",
     "ipucnn/models/custom_ops.py": "the package's own folder",
-    "ipucnn/planning/extract.py": "the package's own sources",
+    "ipucnn/planning/graphs/extract.py": "the package's own sources",
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",

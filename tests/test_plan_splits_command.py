@@ -344,7 +344,7 @@ def test_splits_are_chosen_even_if_no_ipu_could_hold_them():
     from ipucnn.config.options import RunConfig
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
-    from ipucnn.runs.splits import choose_splits
+    from ipucnn.planning.splits import choose_splits
     from ipucnn.training.program import make_program
 
     record = get_model("toy_model")

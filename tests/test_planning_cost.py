@@ -1,4 +1,4 @@
-"""Cost model: tile splits against a naive search, ticks against a naive simulator, and the rest of a prediction."""
+"""Cost model: tile partitions against a naive search, ticks against a naive simulator, and the rest of a prediction."""
 
 import itertools
 import math
@@ -11,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.hardware import get_ipu, get_system
-from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
-from ipucnn.planning.cost import layer_times, transfer_s
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.ops import UNITS, Products, plan_products, split_work
-from ipucnn.planning.predict import predict, schedule_s, update_s
+from ipucnn.planning.cost.layer_times import layer_times, transfers_s
+from ipucnn.planning.cost.products import (
+    DEFAULT_CONSTANTS,
+    FEATURES,
+    UNITS,
+    CostConstants,
+    Products,
+    partition_products,
+    partition_work,
+)
+from ipucnn.planning.cost.schedule import predict, schedule_s, update_s
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, uniform
 
 MK2 = get_ipu("mk2")
@@ -79,7 +86,7 @@ def chain(num: int = 4, size: int = 28, channels: int = 64) -> LayerGraph:
     return LayerGraph("chain", (size, size, 3), 10, tuple(layers))
 
 
-# --- tile splits -----------------------------------------------------------------------------------------------------
+# --- tile partitions -------------------------------------------------------------------------------------------------
 
 
 def naive_work(p: Dict[str, float], split: Tuple[int, ...], arithmetic: str) -> Tuple[List[float], float]:
@@ -170,7 +177,7 @@ ARITHMETICS = st.sampled_from(["half_half", "half_float", "float_float"])
 def test_work_of_a_split_equals_the_naive_count(p, split, arithmetic) -> None:
     split = tuple(min(s, int(p[key])) for s, key in zip(split, ("groups", "outputs", "reduction", "rows")))
     arrays = tuple(np.array([[float(s)]]) for s in split)
-    work, _, temporary = split_work(as_arrays([p]).columns(), arrays, MK2, arithmetic, DEFAULT_CONSTANTS)
+    work, _, temporary = partition_work(as_arrays([p]).columns(), arrays, MK2, arithmetic, DEFAULT_CONSTANTS)
     expected, expected_bytes = naive_work(p, split, arithmetic)
     np.testing.assert_allclose(work[0, 0], expected, rtol=1e-12)
     assert temporary[0, 0] == pytest.approx(expected_bytes)
@@ -184,7 +191,7 @@ def naive_factors(limit: int, fine: bool) -> List[int]:
 @given(products(), ARITHMETICS, st.sampled_from([0.001, 0.02, 0.6]))
 def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
     bound = proportion * MK2.sram_per_tile_bytes
-    plans = plan_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    plans = partition_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
     fine = not p["weight_gradient"]
     limits = [p["groups"], math.ceil(p["outputs"] / 4), math.ceil(p["reduction"] / 4)]
     best_cycles, least_bytes = math.inf, math.inf
@@ -208,13 +215,19 @@ def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
 @given(st.lists(products(), min_size=2, max_size=12), ARITHMETICS)
 def test_a_product_is_planned_the_same_in_any_company(many, arithmetic) -> None:
     bound = 0.2 * MK2.sram_per_tile_bytes
-    together = plan_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    together = partition_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
     for i, p in enumerate(many):
-        alone = plan_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+        alone = partition_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
         np.testing.assert_array_equal(alone.work[0], together.work[i])
 
 
-def test_splits_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> None:
+def unit_name(times, layer: int, pass_: int) -> str:
+    """The unit that runs a layer's product, "" where there is none."""
+    index = int(times.units[layer, pass_])
+    return UNITS[index] if index >= 0 else ""
+
+
+def test_partitions_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> None:
     layers = [
         Layer("input", "input", (), (56, 56, 64)),
         conv("dense", "input", 56, 64, 64, kernel=1),
@@ -223,11 +236,11 @@ def test_splits_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> None
     ]
     graph = LayerGraph("units", (56, 56, 64), 64, tuple(layers))
     times = layer_times(graph, PlanSettings(micro_batch_size=4), MK2)
-    assert times.splits.prod(axis=2).max() <= MK2.num_tiles
-    assert [times.unit_name(i, 0) for i in range(4)] == ["", "amp", "slic", "amp"]
-    assert times.unit_name(2, 2) in UNITS
+    assert times.partitions.prod(axis=2).max() <= MK2.num_tiles
+    assert [unit_name(times, i, 0) for i in range(4)] == ["", "amp", "slic", "amp"]
+    assert unit_name(times, 2, 2) in UNITS
     mk1 = layer_times(graph, PlanSettings(micro_batch_size=4), get_ipu("mk1"))
-    assert mk1.unit_name(2, 0) != "slic"  # Mk1 has none
+    assert unit_name(mk1, 2, 0) != "slic"  # Mk1 has none
 
 
 @given(st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.sampled_from([1, 8, 64]), st.integers(1, 4))
@@ -247,9 +260,9 @@ def test_every_pass_of_a_convolution_does_its_macs(kernel, stride, groups, batch
 
 def test_no_gradient_flows_to_the_image() -> None:
     times = layer_times(chain(), PlanSettings(), MK2)
-    assert times.splits[1, 1].sum() == 0  # data gradient of the first convolution
-    assert times.splits[1, 2].sum() > 0
-    assert times.splits[4, 1].sum() > 0
+    assert times.partitions[1, 1].sum() == 0  # data gradient of the first convolution
+    assert times.partitions[1, 2].sum() > 0
+    assert times.partitions[4, 1].sum() > 0
 
 
 def test_inference_has_no_backward_pass_and_folds_norms() -> None:
@@ -279,12 +292,12 @@ def test_less_memory_for_temporaries_is_never_faster() -> None:
     assert seconds == sorted(seconds)
 
 
-def test_with_constants_keeps_the_plans() -> None:
+def test_with_constants_keeps_the_partitions() -> None:
     graph, settings = chain(), PlanSettings(micro_batch_size=4)
     times = layer_times(graph, settings, MK2)
     doubled = CostConstants(**{name: 2 * value for name, value in vars(DEFAULT_CONSTANTS).items()})
     other = times.with_constants(doubled)
-    np.testing.assert_array_equal(other.splits, times.splits)
+    np.testing.assert_array_equal(other.partitions, times.partitions)
     expected = times.work[:, 0] @ doubled.cycles_per_unit / MK2.clock_hz
     np.testing.assert_allclose(other.forward_s, expected)
 
@@ -385,7 +398,7 @@ def test_a_prediction_is_its_parts() -> None:
     assert stage.forward_s == pytest.approx(times.forward_s[:cut].sum())
     assert stage.backward_s == pytest.approx((times.forward_s + times.backward_s)[:cut].sum())
     assert last.recompute_s == 0 and last.backward_s == pytest.approx(times.backward_s[cut:].sum())
-    transfer = transfer_s(graph, cut, settings, MK2)
+    transfer = transfers_s(graph, [cut], settings, MK2)[0]
     assert last.receive_s == pytest.approx(transfer)
     tick = (
         max(stage.forward_s, last.forward_s)
@@ -405,9 +418,9 @@ def test_a_cut_carries_the_skips_over_it() -> None:
     graph, settings = chain(), PlanSettings(micro_batch_size=3)
     one = 28 * 28 * 64 * 2 * 3
     idle = 2 * MK2.link_idle_cycles / MK2.clock_hz
-    inside = transfer_s(graph, graph.index("conv2"), settings, MK2)  # relu1, and relu0 for the add
+    inside = transfers_s(graph, [graph.index("conv2")], settings, MK2)[0]  # relu1, and relu0 for the add
     assert inside == pytest.approx(2 * 2 * one / MK2.link_bytes_per_s + idle)
-    behind = transfer_s(graph, graph.index("pool"), settings, MK2)
+    behind = transfers_s(graph, [graph.index("pool")], settings, MK2)[0]
     assert behind == pytest.approx(2 * one / MK2.link_bytes_per_s + idle)
 
 

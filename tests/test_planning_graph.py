@@ -13,9 +13,9 @@ import pytest
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
-from ipucnn.planning.extract import build_graph, cache_folder, graph_key, layer_graph
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.shipped import home_options, read_shipped, shipped_path
+from ipucnn.planning.graphs.extract import build_graph, cache_folder, graph_key, layer_graph
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.graphs.shipped import home_options, read_shipped, shipped_path
 
 FAST = ["toy_model", "lenet", "cifar_resnet8", "resnet50", "xception", "mobilenetv3-small", "unet"]
 # Multiply-accumulates in 1e9 and all weights, moving statistics included, as Keras' documentation and the
@@ -55,7 +55,7 @@ def check(name):
 
 
 def test_each_model_has_a_shipped_graph_of_these_sources():
-    """If this fails: python -m ipucnn.planning.shipped"""
+    """If this fails: python -m ipucnn.planning.graphs.shipped"""
     for record in list_models():
         graph = read_shipped(record, graph_key(record, home_options(record)))
         assert graph is not None, record.name
@@ -67,7 +67,7 @@ def test_a_shipped_graph_of_something_else_or_a_damaged_one_is_not_used(tmp_path
     key, packed = graph_key(record, home_options(record)), shipped_path(record).read_bytes()
     assert graph_key(record, BuildOptions(record.input_shape, 7)) != key
     assert read_shipped(record, graph_key(record, BuildOptions(record.input_shape, 7))) is None
-    monkeypatch.setattr("ipucnn.planning.shipped.FOLDER", tmp_path)
+    monkeypatch.setattr("ipucnn.planning.graphs.shipped.FOLDER", tmp_path)
     assert read_shipped(record, key) is None
     for bad in (packed[: len(packed) // 2], b"", b"not packed", gzip.compress(b"\xff\n{}")):
         shipped_path(record).write_bytes(bad)
@@ -158,7 +158,7 @@ def test_cuts_leave_no_stage_without_work():
 def test_macs_are_those_of_the_arithmetic_module():
     from ipucnn.models.arithmetic import layer_macs
     from ipucnn.models.build import build_model
-    from ipucnn.planning.keras_graph import graph_of
+    from ipucnn.planning.graphs.keras_graph import graph_of
 
     record = get_model("unet")
     model = build_model(record, BuildOptions((188, 188, 1), 2, base_filters=4))
@@ -171,7 +171,7 @@ def test_macs_are_those_of_the_arithmetic_module():
 def test_shared_layers_stay_in_one_stage():
     from tensorflow import keras
 
-    from ipucnn.planning.keras_graph import graph_of
+    from ipucnn.planning.graphs.keras_graph import graph_of
 
     images = keras.Input((8, 8, 3), name="input")
     shared = keras.layers.Conv2D(3, 3, padding="same", name="shared")
@@ -190,7 +190,7 @@ def test_shared_layers_stay_in_one_stage():
 def test_unknown_layers_and_open_sizes_are_refused():
     from tensorflow import keras
 
-    from ipucnn.planning.keras_graph import graph_of
+    from ipucnn.planning.graphs.keras_graph import graph_of
 
     images = keras.Input((8, 8, 3), name="input")
     noise = keras.Model(images, keras.layers.GaussianNoise(0.1, name="noise")(images))
@@ -283,7 +283,7 @@ def test_a_cached_graph_needs_no_tensorflow():
         "import sys\n"
         "from ipucnn.models.build import BuildOptions\n"
         "from ipucnn.models.registry import get_model\n"
-        "from ipucnn.planning.extract import layer_graph\n"
+        "from ipucnn.planning.graphs.extract import layer_graph\n"
         "r = get_model('lenet')\n"
         "g = layer_graph(r, BuildOptions(r.input_shape, 7, seed=7))\n"
         "assert not any(m.split('.')[0] in ('tensorflow', 'keras') for m in sys.modules)\n"

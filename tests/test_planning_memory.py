@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.hardware import get_ipu, get_system
-from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.cost import layer_times
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.memory import (
+from ipucnn.planning.cost.layer_times import layer_times
+from ipucnn.planning.cost.memory import (
     CATEGORIES,
     FITS_BELOW,
     FITS_NOT_ABOVE,
+    MemoryModel,
     StageMemory,
-    memory_table,
+    distinct_sum,
     program_memory,
-    stage_memory,
+    range_maximum,
+    range_sum,
 )
-from ipucnn.planning.predict import predict
-from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.search.tables import item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings
-from ipucnn.planning.stages import item_starts, tick_s
-from ipucnn.planning.tables import stage_tables
 
 MK2 = get_ipu("mk2")
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,12 +167,19 @@ def naive_memory(
     return {name: 1.04 * value for name, value in values.items()}
 
 
+def stage_memory(graph: LayerGraph, first: int, last: int, stage: int, settings: PlanSettings) -> StageMemory:
+    """The memory of layers ``first .. last - 1`` as that stage, told by a model of no other cuts than these two."""
+    starts = sorted({0, first, last} - {len(graph.layers)})
+    a = starts.index(first)
+    return MemoryModel(graph, settings, MK2, starts).entry(a, a + 1, settings.num_stages, stage)
+
+
 @given(graphs(), settings_(), st.data())
 def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
     first = data.draw(st.integers(0, len(graph.layers) - 1))
     last = data.draw(st.integers(first + 1, len(graph.layers)))
     stage = data.draw(st.integers(0, settings.num_stages - 1))
-    found = stage_memory(graph, first, last, stage, settings, MK2)
+    found = stage_memory(graph, first, last, stage, settings)
     expected = naive_memory(graph, first, last, stage, settings)
     categories = found.categories()
     work = categories.pop("live_activations") + categories.pop("temporaries")
@@ -186,11 +193,11 @@ def test_table_equals_stage_memory(graph, settings) -> None:
     starts = item_starts(graph)
     bounds = [*starts, len(graph.layers)]
     for stage in {0, settings.num_stages - 1}:
-        table = memory_table(graph, starts, settings.num_stages, stage, settings, MK2)
+        table = MemoryModel(graph, settings, MK2, starts).total(settings.num_stages, stage)
         for a in range(len(starts)):
             assert np.isinf(table[a, : a + 1]).all()
             for b in range(a + 1, len(starts) + 1):
-                one = stage_memory(graph, bounds[a], bounds[b], stage, settings, MK2)
+                one = stage_memory(graph, bounds[a], bounds[b], stage, settings)
                 assert table[a, b] == pytest.approx(one.total_bytes, rel=1e-9)
 
 
@@ -262,7 +269,7 @@ def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
     graph = LayerGraph("four", (8, 8, 8), 8, tuple(layers))
     settings = PlanSettings(num_stages=4, gradient_accumulation_count=8, device_mapping=(0, 1, 1, 0))
     first, second = program_memory(graph, ["l2", "l3", "l4"], settings, MK2)
-    alone = [stage_memory(graph, a, b, s, settings, MK2) for s, (a, b) in enumerate([(0, 2), (2, 3)])]
+    alone = [stage_memory(graph, a, b, s, settings) for s, (a, b) in enumerate([(0, 2), (2, 3)])]
     assert first.weights_bytes == pytest.approx(2 * alone[0].weights_bytes)
     assert second.code_bytes == pytest.approx(alone[1].code_bytes)
     assert second.stash_bytes < 2 * alone[1].stash_bytes  # the later stage has the shallower FIFO
@@ -282,7 +289,7 @@ def test_stash_deepens_towards_the_first_stage_by_schedule() -> None:
     one = 8 * 8 * 3 * 2 * 1.04
     for schedule, depths in (("Grouped", [6, 4, 2, 0]), ("Interleaved", [3, 2, 1, 0])):
         settings = PlanSettings(num_stages=4, schedule=schedule)
-        found = [stage_memory(graph, 1, 2, s, settings, MK2).stash_bytes / one for s in range(4)]
+        found = [stage_memory(graph, 1, 2, s, settings).stash_bytes / one for s in range(4)]
         assert found == pytest.approx(depths)
 
 

@@ -10,10 +10,10 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning.extract import layer_graph
-from ipucnn.planning.memory import program_memory
-from ipucnn.planning.optimisations import crops_moved, dropout_mask_bytes, optimisations
-from ipucnn.planning.predict import predict
+from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.search.optimisations import crops_moved, dropout_mask_bytes, optimisations
 from ipucnn.planning.settings import PlanSettings, uniform
 
 SYSTEM = get_system("pod16")

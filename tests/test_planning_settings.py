@@ -14,12 +14,15 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import SYSTEMS, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning import extract, judge, smallest_change
-from ipucnn.planning.cost import layer_times, program_times
-from ipucnn.planning.judge import Planner, candidates
-from ipucnn.planning.memory import program_memory
+from ipucnn.planning.cost.layer_times import layer_times, program_times, stage_starts
+from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs import extract
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.predict import predict, stage_starts
+from ipucnn.planning.request import make_request
+from ipucnn.planning.search import planner as planner_module
+from ipucnn.planning.search import smallest_change
+from ipucnn.planning.search.planner import Planner, candidates
 from ipucnn.planning.settings import (
     PlanSettings,
     StageProportions,
@@ -28,9 +31,9 @@ from ipucnn.planning.settings import (
     plan_settings,
     uniform,
 )
+from ipucnn.planning.splits import choose_splits
 from ipucnn.runs.fitting import would_fit
-from ipucnn.runs.plan_request import make_request
-from ipucnn.runs.splits import choose_splits
+from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run
 from ipucnn.training.program import make_program
@@ -92,7 +95,7 @@ def asked(patch, question):
     def ask(*arguments, **keywords):
         raise Asked(arguments)
 
-    patch.setattr(judge.Planner, "best_of", ask)
+    patch.setattr(planner_module.Planner, "best_of", ask)
     patch.setattr(smallest_change, "smallest_change", ask)
     with pytest.raises(Asked) as caught:
         question()
@@ -119,6 +122,8 @@ def test_every_command_asks_about_the_same_program(graph, own):
     again = {key: value for key, value in own.items() if key != "recomputation"}
     request = make_request(
         resolve("plan-splits", again, model=MODEL, reads_data=False),
+        network_options,
+        input_shape_for,
         stages=None if program.num_stages > 1 else 1,
         recomputation="on" if own.get("recomputation") else "off",
     )
@@ -147,7 +152,12 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
 def test_what_an_optimizer_refuses_the_planner_does_not_count():
     own = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
     with pytest.raises(ConfigurationError, match="no parameter 'centered'"):
-        make_request(resolve("plan-splits", own, model=MODEL, reads_data=False), stages=2)
+        make_request(
+            resolve("plan-splits", own, model=MODEL, reads_data=False),
+            network_options,
+            input_shape_for,
+            stages=2,
+        )
 
 
 # --- a proportion for each stage

@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from test_planning_judge import network, system
+from test_planning_search import network, system
 
 from ipucnn.config.options import RunConfig
-from ipucnn.planning.judge import PROPORTIONS, Planner
-from ipucnn.planning.memory import program_memory
+from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
+from ipucnn.planning.search.planner import PROPORTIONS, Planner
+from ipucnn.planning.search.smallest_change import hint_for, smallest_change
 from ipucnn.planning.settings import PlanSettings, uniform
-from ipucnn.planning.smallest_change import hint_for, smallest_change
-from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
 

@@ -23,7 +23,7 @@ from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model, list_models
-from ipucnn.planning.keras_graph import graph_of
+from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config

@@ -9,17 +9,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from pipeline_simulator import simulate
 
 from ipucnn.hardware import get_system
-from ipucnn.planning.assemble import assemble, compare
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.judge import Planner
+from ipucnn.planning.cost.memory import CATEGORIES
+from ipucnn.planning.cost.schedule import PASSES, timeline
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit, ParetoRow, PipelinePlan
+from ipucnn.planning.plan import assemble, compare
+from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings, uniform
-from ipucnn.planning.simulator import simulate
 from ipucnn.planning.splits import equal_layers
-from ipucnn.planning.timeline import PASSES, timeline
-from ipucnn.planning.verdict import CATEGORIES
 from ipucnn.reports.markup import Markup, element, nice_ticks
 from ipucnn.reports.plan_html import render
 from ipucnn.reports.plan_style import STYLE

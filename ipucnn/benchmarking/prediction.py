@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import LIMITS, Candidate, Planner, candidates
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
 from ipucnn.training.batching import next_power_of_two, overlap_length
 from ipucnn.training.program import Program
@@ -177,7 +177,7 @@ def _on(system: System, candidate: Candidate, planner: Planner) -> Candidate:
     """The candidate's prediction on another system of the same IPUs."""
     if system is planner.system:
         return candidate
-    from ipucnn.planning.predict import predict
+    from ipucnn.planning.cost.schedule import predict
 
     prediction = predict(planner.graph, candidate.splits, candidate.settings, system)
     return replace(candidate, prediction=prediction)

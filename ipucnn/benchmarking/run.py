@@ -28,9 +28,9 @@ from ipucnn.errors import (
     InfeasibleError,
     UserError,
 )
+from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
-from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.runs.without_effect import check_effects
 from ipucnn.training.batching import divisors
 from ipucnn.training.optimizers import settings_of_run
@@ -102,7 +102,7 @@ class Benchmark:
         layout = make_layout(config)
         if settings.training:
             check_effects(config, resolved.origins, layout)
-        check_named_splits(resolved)
+        check_named_splits(resolved, run_setup.network_options)
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
         self.program = self.program_of(None)
@@ -382,7 +382,7 @@ class Benchmark:
 
     def _predict(self, model: Any, result: BenchmarkReport) -> None:
         from ipucnn.benchmarking.prediction import Wanted, predict_ipu
-        from ipucnn.planning.keras_graph import graph_of
+        from ipucnn.planning.graphs.keras_graph import graph_of
 
         config = self.resolved.config
         try:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
@@ -11,7 +11,9 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import check_different, check_not_read, check_output, expand, write_output_text
-from ipucnn.runs.plan_request import PlanRequest
+
+if TYPE_CHECKING:
+    from ipucnn.planning.request import PlanRequest
 
 PANEL = "Plan"
 
@@ -70,8 +72,8 @@ HTML = typer.Option(
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
-    help="Show what each optimisation of Graphcore's public U-Net does to memory and throughput, this one alone "
-    "switched; no plan.",
+    help="Instead of planning, predict memory and throughput with each optimisation of Graphcore's public U-Net "
+    "switched on or off by itself.",
     rich_help_panel=PANEL,
 )
 
@@ -94,15 +96,23 @@ def plan_splits(
     The splits are a fastest choice, proved, under the memory that is predicted; --splits judges yours instead.
     Nothing is measured and no IPU is needed.
     """
+    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
+    from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note
-    from ipucnn.runs.plan import NothingFits, check_not_fitting, make_plan
-    from ipucnn.runs.plan_request import make_request
+    from ipucnn.runs.setup import input_shape_for, network_options
+    from ipucnn.sessions.host.environment import import_tensorflow
 
     save_to = None if save is None else expand(save, "--save")
     html_to = None if html is None else expand(html, "--html")
     _check_outputs(resolved, save_to, html_to, compare or [])
     request = make_request(
-        resolved, stages=stages, system=system, classes=classes, recomputation=recomputation
+        resolved,
+        network_options,
+        input_shape_for,
+        stages=stages,
+        system=system,
+        classes=classes,
+        recomputation=recomputation,
     )
     if optimisations:
         for option, given in (("--save", save), ("--html", html), ("--compare", compare)):
@@ -111,7 +121,7 @@ def plan_splits(
         _show_optimisations(request, resolved, json_output)
         return
     try:
-        plan = make_plan(request, compare or [], note)
+        plan = make_plan(request, compare or [], note, import_tensorflow)
     except NothingFits as error:
         if json_output:
             sys.stdout.write(error.to_json())
@@ -136,12 +146,13 @@ def plan_splits(
     check_not_fitting(plan)
 
 
-def _show_optimisations(request: PlanRequest, resolved: Resolved, json_output: bool) -> None:
+def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:
+    from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import note
     from ipucnn.reports.optimisations import optimisations_json, print_optimisations
-    from ipucnn.runs.plan import make_optimisations
+    from ipucnn.sessions.host.environment import import_tensorflow
 
-    candidate, base, found = make_optimisations(request, resolved.config, note)
+    candidate, base, found = make_optimisations(request, resolved.config, note, import_tensorflow)
     if json_output:
         print(optimisations_json(request, candidate, base, found))
     else:

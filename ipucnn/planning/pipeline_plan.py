@@ -5,14 +5,15 @@ times in seconds of one micro-batch unless the name says otherwise.
 """
 
 import json
-from dataclasses import dataclass, field
+import sys
+import typing
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar
 
 from ipucnn import documents
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
-from ipucnn.planning.records import from_plain, to_plain
 from ipucnn.planning.settings import POPLAR_OPTION, PlanSettings, Proportions, percentages
 from ipucnn.text import shown_value
 
@@ -30,6 +31,11 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
+
+# Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.
+_MAX_INTEGER = 2**63 - 1
+_HINT = "it was changed by hand, or made by another version of ipucnn: make it again"
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class StagePlan:
         predicted_receive_s: transfer of everything that crosses the cut before it, one direction.
         received_bytes: what that is.
         skips: layers whose output crosses with it, but is not what the first layer of the stage reads.
-        predicted_memory_bytes: by category, see ``verdict.CATEGORIES``; of a segment that shares an IPU, its part.
+        predicted_memory_bytes: by category, see ``memory.CATEGORIES``; of a segment that shares an IPU, its part.
     """
 
     stage: int
@@ -94,7 +100,7 @@ class IpuPlan:
 
     Attributes:
         stages: that run on it.
-        predicted_memory_bytes: by category, in the order of ``verdict.CATEGORIES``.
+        predicted_memory_bytes: by category, in the order of ``memory.CATEGORIES``.
         predicted_fill: their sum over ``capacity_bytes``.
         verdict: "fits", "uncertain" or "does not fit".
     """
@@ -179,11 +185,13 @@ class NoFit:
 
     Attributes:
         memory_limit: share of an IPU's memory that was allowed.
-        layer: exceeds it in whatever stage; None if there is none.
-        ranges: (first layer, last layer) of runs none of which fits into one stage.
-        fewest_stages: each on its own IPU, into which some split fits; None: none does up to ``max_ipus``.
-        fewest_ipus: that a replica of as many stages occupies.
-        largest_micro_batch_size: at which some split into the asked number of stages fits; None: none does.
+        layer: a layer that alone exceeds it, in whatever stage it is.  None if there is no such layer.
+        ranges: (first layer, last layer) of runs of layers, none of which fits into one stage as a whole.
+        fewest_stages: the smallest number of stages, each on an IPU of its own, into which the network can be split
+            so that it fits.  None if there is no such number up to ``max_ipus``.
+        fewest_ipus: how many IPUs a replica of that many stages occupies.
+        largest_micro_batch_size: the largest micro-batch with which some split into ``num_stages`` stages fits.  None
+            if not even micro-batches of one sample do.
     """
 
     memory_limit: float
@@ -207,10 +215,11 @@ class PipelinePlan:
         splits: names of the layers that open stages 1, 2, ...
         planned: whether the planner chose the splits (else they were given, and judged).
         occupied_ipus: of all replicas; a replica occupies a power of two.
-        memory_limit: share of an IPU's memory that the planner allowed; see ``judge.LIMITS``.
+        memory_limit: share of an IPU's memory that the planner allowed; see ``planner.LIMITS``.
         predicted_tick_s: the pipeline's time for one more micro-batch, transfers included: the planner's objective.
         predicted_lower_bound_s: no split within the memory limit, in the canonical layer order, is faster.
-        gap: tick / lower bound - 1; ``optimal``: 0, proved.
+        gap: by how much a faster split could beat this one at most: tick / lower bound - 1.
+        optimal: whether the gap is proved to be 0.
         predicted_transfer_s: part of the tick that is transfers between IPUs; predicted_fixed_s: feeds and loop.
         predicted_fill_drain_s: per weight update, by which filling and draining take longer than full ticks.
         predicted_update_s: optimizer and all-reduce, of which ``predicted_all_reduce_s``.
@@ -218,7 +227,7 @@ class PipelinePlan:
         predicted_latency_s: one micro-batch through all forward passes.
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
         no_fit: why a plan is only "uncertain", None for one that fits.
-        assumed: what nobody asked for, a sentence each.
+        assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
     """
 
     model: str
@@ -294,11 +303,11 @@ class PipelinePlan:
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON; ``from_dict`` reads them."""
-        plain: Dict[str, Any] = to_plain(self)
+        plain: Dict[str, Any] = _to_plain(self)
         return plain
 
     @staticmethod
-    def from_dict(data: Any, where: str = "plan") -> "PipelinePlan":
+    def from_dict(data: object, where: str = "plan") -> "PipelinePlan":
         """The inverse of ``to_dict``.
 
         Raises:
@@ -310,7 +319,7 @@ class PipelinePlan:
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
-        return from_plain(PipelinePlan, data, where)
+        return _from_plain(PipelinePlan, data, where)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -350,3 +359,94 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
     text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
     return PipelinePlan.from_yaml(text, shown(path))
+
+
+# --- frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in
+
+
+def _to_plain(value: Any) -> Any:
+    """A record as dictionaries, lists, numbers, text and None."""
+    if is_dataclass(value):
+        return {f.name: _to_plain(getattr(value, f.name)) for f in fields(value) if f.init}
+    if isinstance(value, (tuple, list)):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    # NumPy's numbers are not what JSON and YAML know.
+    return int(value) if isinstance(value, int) or hasattr(value, "bit_length") else float(value)
+
+
+def _from_plain(kind: Type[Record], data: object, where: str) -> Record:
+    """The record that ``_to_plain`` made ``data`` of.
+
+    Args:
+        kind: a dataclass whose fields are annotated with int, float, str, bool, Any, Optional, Tuple, Dict[str, ...]
+            and such dataclasses.  Fields with a default may be absent.
+        where: what the data is, for messages.
+
+    Raises:
+        DataError: naming the place and what is wrong with it.
+    """
+    if not isinstance(data, dict):
+        raise DataError(f"{where} is {_short(data)}, wanted a mapping", _HINT)
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    for key in data:
+        if key not in known:
+            raise DataError(
+                f"{where} has an unknown key '{shown_value(key)}'", did_you_mean(str(key), known) or _HINT
+            )
+    values: Dict[str, Any] = {}
+    for name, declared in known.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], f"{where}: {name}")
+        elif declared.default is MISSING and declared.default_factory is MISSING:
+            raise DataError(
+                f"{where} lacks '{name}'",
+                "it was cut short, or made by another version of ipucnn: make it again",
+            )
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin: Any = typing.get_origin(hint)
+    arguments: List[Any] = list(typing.get_args(hint))
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        return _from_plain(hint, value, where)  # type: ignore[arg-type]
+    if origin is typing.Union:
+        return None if value is None else _convert(arguments[0], value, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise DataError(f"{where} is {_short(value)}, wanted a list", _HINT)
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise DataError(f"{where} has {len(value)} entries, wanted {len(arguments)}", _HINT)
+        return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise DataError(f"{where} is {_short(value)}, wanted a mapping", _HINT)
+        return {
+            str(key): _convert(arguments[1], item, f"{where}.{shown_value(key)}")
+            for key, item in value.items()
+        }
+    wanted = (int, float) if hint is float else hint
+    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
+        raise DataError(f"{where} is {_short(value)}, wanted {_named(hint)}", _HINT)
+    if hint is int and abs(value) > _MAX_INTEGER:
+        raise DataError(f"{where} is {shown_value(value)}, wanted a whole number of at most 64 bits", _HINT)
+    if hint is float and not (abs(value) <= sys.float_info.max):
+        raise DataError(f"{where} is {shown_value(value)}, wanted a finite number", _HINT)
+    return float(value) if hint is float else value
+
+
+def _named(kind: type) -> str:
+    """What a value should be, in words."""
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[kind]
+
+
+def _short(value: object) -> str:
+    text = shown_value(repr(value) if isinstance(value, str) else value)
+    return text if len(text) <= 40 else text[:37] + "..."

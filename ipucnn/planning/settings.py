@@ -9,6 +9,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
 
@@ -19,6 +20,7 @@ __all__ = [
     "PlanSettings",
     "Proportions",
     "StageProportions",
+    "default_mapping",
     "given_proportions",
     "largest",
     "percentages",
@@ -99,17 +101,17 @@ class PlanSettings:
         schedule: "Grouped", "Interleaved" or "Sequential".
         precision: compute and weights: "16.16", "16.32" (fp32 master weights) or "32.32".
         recomputation: every stage but the last redoes its forward pass in the backward pass.
-        available_memory_proportion: of each stage; one entry: the same for all stages.  Entries that are all the
-            same become one.
+        available_memory_proportion: an entry for each stage, or one that holds for all stages.  Entries that are all
+            the same become one.
         training: forward and backward with updates, or forward alone.
         optimizer_slots: state tensors per weight, see ``OptimizerSettings.slots``.
         optimizer_state_offloading: that state is to live in streaming memory outside the chip; see
             :attr:`offloads_optimizer_state`.
-        dbn_replica_group_size: replicas that share batch norm statistics; 1: none.
+        dbn_replica_group_size: how many replicas share batch norm statistics; 1 where each has its own.
         half_partials: fp16 partial sums where the inputs are fp16.
         eight_bit_transfer: images travel to the device as bytes.
-        device_mapping: IPU of each stage; None: stage i on IPU i, and all on one IPU under "Sequential", whose
-            stages are then recomputation segments.
+        device_mapping: IPU of each stage.  Without, stage i is on IPU i, but under "Sequential" all are on one IPU, as
+            recomputation segments.
     """
 
     micro_batch_size: int = 1
@@ -165,8 +167,9 @@ class PlanSettings:
         """availableMemoryProportion of a stage.
 
         Args:
-            num_stages: in a pipeline of so many stages; None: of these.  Proportions that were given stage by stage say
-                nothing about other numbers of stages: the smallest holds for all of those.
+            num_stages: of the pipeline that the stage is in; without, it is the one of these settings.  Proportions
+                that were given stage by stage say nothing about pipelines of other numbers of stages: the smallest of
+                them then holds for all stages.
         """
         own = self.available_memory_proportion
         if len(own) == 1:
@@ -194,9 +197,7 @@ class PlanSettings:
         """IPU of each stage."""
         if self.device_mapping is not None:
             return self.device_mapping
-        if self.schedule == "Sequential":
-            return (0,) * self.num_stages
-        return tuple(range(self.num_stages))
+        return default_mapping(self.schedule, self.num_stages)
 
     @property
     def num_ipus_per_replica(self) -> int:
@@ -206,6 +207,16 @@ class PlanSettings:
     def num_ipus(self) -> int:
         """IPUs of all replicas."""
         return self.num_replicas * self.num_ipus_per_replica
+
+    @property
+    def occupied_ipus(self) -> int:
+        """IPUs that the program takes of a system: those of a replica come in powers of two."""
+        return self.num_replicas * next_power_of_two(self.num_ipus_per_replica)
+
+    @property
+    def segments_on_one_ipu(self) -> bool:
+        """Whether stages are recomputation segments of a program on one IPU."""
+        return self.schedule == "Sequential" and self.num_ipus_per_replica == 1
 
     @property
     def global_batch_size(self) -> int:
@@ -232,11 +243,6 @@ class PlanSettings:
         return 2 if self.precision == "16.16" else 4
 
     @property
-    def partial_bytes(self) -> int:
-        """Bytes of a partial sum of a convolution."""
-        return 2 if self.half_partials and self.precision != "32.32" else 4
-
-    @property
     def arithmetic(self) -> str:
         """Key of the matrix unit in ``IPU.amp``."""
         if self.precision == "32.32":
@@ -247,6 +253,11 @@ class PlanSettings:
     def stash_multiplier(self) -> int:
         """FIFO depth between a stage's forward and backward pass per later stage (Poplar's pipeline_fifo_inserter)."""
         return {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[self.schedule]
+
+
+def default_mapping(schedule: str, num_stages: int) -> Tuple[int, ...]:
+    """The IPU of each stage where nothing is said of it: an IPU each, but Sequential stages share one as segments."""
+    return (0,) * num_stages if schedule == "Sequential" else tuple(range(num_stages))
 
 
 def percentages(proportions: Proportions) -> Tuple[float, ...]:
@@ -267,7 +278,7 @@ def _percent(share: float) -> float:
 
 
 def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportions]:
-    """The availableMemoryProportion that a configuration gives its stages, as the Poplar session sets it; None: none.
+    """The availableMemoryProportion that a configuration gives its stages, as the Poplar session sets it, if it does.
 
     Values for single stages are options of those stages, and go before those of ``--convolution-options`` and
     ``--matmul-options``; these go before a single value for everything.

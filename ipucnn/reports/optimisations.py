@@ -5,12 +5,12 @@ import sys
 from dataclasses import asdict
 from typing import Any, List, Optional, Sequence
 
-from ipucnn.planning.judge import Candidate
-from ipucnn.planning.optimisations import NOT_MODELLED, Optimisation, Outcome
+from ipucnn.planning.request import PlanRequest
+from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
+from ipucnn.planning.search.planner import Candidate
 from ipucnn.reports import units
 from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
-from ipucnn.runs.plan_request import PlanRequest
 
 
 def optimisations_json(

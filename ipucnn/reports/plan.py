@@ -3,9 +3,9 @@
 import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
+from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.timeline import Timeline, timeline
-from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.reports import units
 from ipucnn.reports.console import console
 from ipucnn.reports.plan_units import command_line, proportion, train_options

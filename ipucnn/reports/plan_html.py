@@ -5,8 +5,8 @@ The page is well-formed XML as well, and the same plan always gives the same byt
 
 from typing import Any, List, Sequence, Tuple
 
+from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import NoFit, PipelinePlan
-from ipucnn.planning.verdict import CATEGORIES
 from ipucnn.reports import units
 from ipucnn.reports.figures.memory import memory_figure
 from ipucnn.reports.figures.pareto import pareto_figures

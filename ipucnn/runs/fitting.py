@@ -92,9 +92,9 @@ def _asking(
 
     def ask(overuse: Optional[float]) -> Optional[str]:
         from ipucnn.hardware import smallest_system
-        from ipucnn.planning.extract import graph_of
+        from ipucnn.planning.graphs.extract import graph_of
+        from ipucnn.planning.search.smallest_change import hint_for, smallest_change
         from ipucnn.planning.settings import plan_settings
-        from ipucnn.planning.smallest_change import hint_for, smallest_change
 
         only: Optional[Collection[str]] = renamed
         try:

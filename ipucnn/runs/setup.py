@@ -256,7 +256,7 @@ def _check_weights_fit(record: Any, options: Any) -> None:
         and pixels <= 16 * own_pixels
     ):
         return
-    from ipucnn.planning.extract import known_graph
+    from ipucnn.planning.graphs.extract import known_graph
     from ipucnn.sessions.session import host_memory_bytes
 
     graph = known_graph(record, BuildOptions(record.input_shape, record.num_classes))

@@ -12,6 +12,7 @@ from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.interrupts import InterruptGuard, check
+from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.runs import checkpointing
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compile_only import check_compile_only, compile_only
@@ -23,7 +24,6 @@ from ipucnn.runs.pictures import Picture, predicted_pictures
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
-from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.runs.without_effect import check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
@@ -68,7 +68,7 @@ class TrainingRun:
         self._check_flags()
         # Before data is touched; the rest of the Program needs the size of the data set.
         check_effects(config, resolved.origins, make_layout(config))
-        check_named_splits(resolved)
+        check_named_splits(resolved, run_setup.network_options)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info

@@ -90,9 +90,9 @@ class Fit:
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
         from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.planning.splits import settle_splits
         from ipucnn.runs.fitting import would_fit
         from ipucnn.runs.provenance import environment
-        from ipucnn.runs.splits import settle_splits
         from ipucnn.training.losses import make_loss
 
         machine.reset_peak_memory()
@@ -245,7 +245,7 @@ class Fit:
     def _predicted(self, model: Any) -> List[Dict[str, Any]]:
         from ipucnn.benchmarking.prediction import Wanted, predict_ipu
         from ipucnn.errors import UserError
-        from ipucnn.planning.keras_graph import graph_of
+        from ipucnn.planning.graphs.keras_graph import graph_of
 
         config = self.resolved.config
         try:

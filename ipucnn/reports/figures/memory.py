@@ -2,8 +2,8 @@
 
 from typing import Callable, List
 
+from ipucnn.planning.cost.memory import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE
 from ipucnn.planning.pipeline_plan import IpuPlan, PipelinePlan
-from ipucnn.planning.verdict import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE
 from ipucnn.reports import units
 from ipucnn.reports.figures.svg import WIDTH, group, line, svg, text
 from ipucnn.reports.markup import Markup, element, nice_ticks

@@ -2,8 +2,8 @@
 
 from typing import Callable, List, Sequence, Tuple
 
+from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
-from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.reports import units
 from ipucnn.reports.figures.svg import line, svg, text
 from ipucnn.reports.markup import Markup, element, nice_ticks

@@ -2,8 +2,8 @@
 
 from typing import Dict, List
 
+from ipucnn.planning.cost.schedule import Phase, Span, Timeline, timeline
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.timeline import Phase, Span, Timeline, timeline
 from ipucnn.reports import units
 from ipucnn.reports.figures.svg import WIDTH, group, line, svg, text, text_width
 from ipucnn.reports.markup import Markup, element, join, nice_ticks

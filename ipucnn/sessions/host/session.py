@@ -61,7 +61,7 @@ class HostSession(Session):
         schedule: Callable[[Any], Any],
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """See the contract."""
+        """Builds the loop of weight updates; chooses how many micro-batches are fused if the Program leaves it open."""
         if program.fused_micro_batches == 0:
             fused = choose_fused(
                 program.num_micro_batches,
@@ -120,7 +120,7 @@ class HostSession(Session):
         return time.perf_counter() - started, _count_operations(graph)
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """See the contract.  The first event is the first weight update's Progress (compilation included).
+        """Runs the Program from ``state`` on.  The first event is the first weight update's, compiling included.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite; the weights are then those after that slice.
@@ -170,7 +170,7 @@ class HostSession(Session):
             state.losses, state.hits, state.events_done = [], [], 0
 
     def execute(self, batches: Iterator[Any], num_weight_updates: int) -> List[float]:
-        """See the contract; not cut into slices.
+        """Runs weight updates as one execution, which is not cut into slices.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite.
@@ -200,7 +200,7 @@ class HostSession(Session):
             ) from None
 
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """See the contract."""
+        """Replaces the moving statistics by means over training batches, where the Program needs it."""
         p, loop = self.program, self._loop
         if p is None or loop is None:
             raise RuntimeError("compile() comes before recompute_statistics()")
@@ -213,7 +213,7 @@ class HostSession(Session):
         return updates
 
     def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
-        """See the contract."""
+        """Traces, and times, what :meth:`predict` runs for images of one batch shape."""
         self._evaluation = Evaluation(model, None)
         started = time.perf_counter()
         images = tf.TensorSpec(batch_shape, tf.float32)
@@ -222,11 +222,11 @@ class HostSession(Session):
         return self._report(model, _count_operations(graph), time.perf_counter() - started, 1)
 
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
-        """See the contract."""
+        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
         self._evaluation = Evaluation(model, loss)
 
     def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
-        """See the contract; every sample of weight 1 counts exactly once."""
+        """Metrics over a data set of (images, labels, weights); every sample of weight 1 counts exactly once."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
@@ -239,7 +239,7 @@ class HostSession(Session):
         return totals.result()
 
     def predict(self, dataset: Iterable[Any]) -> List[Any]:
-        """See the contract."""
+        """Logits of every element of a data set of images, one array per element."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
         with tf.device(self.place):

@@ -74,7 +74,7 @@ class PoplarSession(Session):
         self._loss: Any = None
 
     def take_preprocessing(self, affine: Any) -> bool:
-        """See the contract: with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
+        """Whether IPUs bring images to the network's range: under 8-bit transfer or preprocessing on the accelerator.
 
         Raises:
             ConfigurationError: the SDK's fused operation cannot do this.
@@ -103,7 +103,7 @@ class PoplarSession(Session):
         schedule: Callable[[Any], Any],
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """See the contract.  Poplar itself compiles in the first execution; see ``compilation`` afterwards.
+        """Builds what IPUs train.  Poplar compiles it in the first execution; see ``compilation`` afterwards.
 
         Raises:
             ConfigurationError: the SDK cannot run the program.
@@ -181,7 +181,7 @@ class PoplarSession(Session):
     def compile_ahead(
         self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Any]]
     ) -> CompilationReport:
-        """See the contract: each program is started once, on a connection that compiles and executes nothing.
+        """Starts the programs of training and evaluation once each, on a connection that compiles and executes nothing.
 
         Raises:
             InfeasibleError: the program does not fit.
@@ -201,7 +201,7 @@ class PoplarSession(Session):
     # --- training --------------------------------------------------------------------------------------
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """See the contract.  Between two events lies a whole execution; what compiles is not timed.
+        """Runs the Program from ``state`` on.  Between two events lies a whole execution; what compiles is not timed.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite; the weights are then those after that execution.
@@ -240,11 +240,11 @@ class PoplarSession(Session):
             state.losses, state.hits, state.events_done = [], [], 0
 
     def feed(self, dataset: Any) -> Any:
-        """See the contract: ``fit`` wants the data set itself."""
+        """The data set as it is: ``fit`` takes no iterator."""
         return dataset
 
     def execute(self, batches: Any, num_weight_updates: int) -> List[float]:
-        """See the contract; the loss is the execution's mean, once for each weight update.
+        """Runs weight updates as one execution, whose mean loss is given once for each of them.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite.
@@ -281,11 +281,11 @@ class PoplarSession(Session):
         )
 
     def any_instance(self, flag: bool) -> bool:
-        """See the contract."""
+        """Whether a flag is set on any of the instances, told by its mean over them."""
         return bool(self._device.mean_over_instances([float(flag)])[0] > 0)
 
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """See the contract: a forward pass on IPUs, pipelined like training."""
+        """Takes the moving statistics from a forward pass over training batches on IPUs, pipelined like training."""
         p, trained = self.program, self._trained
         if p is None or trained is None:
             raise RuntimeError("compile() comes before recompute_statistics()")
@@ -310,14 +310,14 @@ class PoplarSession(Session):
     # --- prediction ------------------------------------------------------------------------------------
 
     def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
-        """See the contract.  Poplar compiles in the first call of :meth:`predict`."""
+        """Builds what :meth:`predict` runs.  Poplar compiles it in the first call."""
         started = time.perf_counter()
         self.prepare_evaluation(model, None)
         self.compilation = self._report(model, time.perf_counter() - started, 1)
         return self.compilation
 
     def prepare_evaluation(self, model: Any, loss: Any) -> None:
-        """See the contract.  IPUs as the configuration's replicas of validation need; no pipeline."""
+        """Prepares an evaluation without a pipeline, on the IPUs that the replicas of validation need."""
         config = self._config
         self._network, self._loss = model, loss
         self._device.would_fit = self.would_fit
@@ -357,7 +357,7 @@ class PoplarSession(Session):
         self._set_options(model, training=False)
 
     def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
-        """See the contract.  IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
+        """Metrics of logits from IPUs, added up on the host; every sample of weight 1 counts exactly once.
 
         Every instance evaluates the whole data set.
         """
@@ -377,11 +377,11 @@ class PoplarSession(Session):
         return totals.result()
 
     def logits(self, batches: Iterable[Tuple[Any, ...]]) -> Iterator[Tuple[Tuple[Any, ...], Any]]:
-        """See the contract: several batches are one execution."""
+        """Each batch with its logits, in order; several batches are one execution."""
         return self._validation().logits(batches)
 
     def predict(self, dataset: Iterable[Any]) -> List[Any]:
-        """See the contract."""
+        """Logits of every element of a data set of images, one array per element."""
         return [found for _, found in self.logits((images,) for images in dataset)]
 
 

@@ -1,4 +1,4 @@
-"""Bytes on an IPU, by category, of a stage: a range of layers at a position of the pipeline.
+"""Bytes on an IPU, by category: of a stage (a range of layers at a position of the pipeline) and of a whole program.
 
 What is there at the fullest moment, the backward pass of a micro-batch (the forward pass in inference):
   weights           variables, with the fp16 copies of fp32 ones that 16.32 computes with
@@ -16,19 +16,33 @@ What is there at the fullest moment, the backward pass of a micro-batch (the for
 A tensor that skips over the stage is live in it, but needs no stash of its own.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.hardware import IPU
-from ipucnn.planning.constants import DEFAULT_CONSTANTS, CostConstants
-from ipucnn.planning.cost import PRODUCT_CLASSES, LayerTimes, layer_times, output_bytes
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.ranges import distinct_sum, range_maximum, range_sum
+from ipucnn.planning.cost.layer_times import (
+    PRODUCT_CLASSES,
+    LayerTimes,
+    layer_times,
+    output_bytes,
+    stage_starts,
+)
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
-from ipucnn.planning.verdict import StageMemory
 
-__all__ = ["MemoryModel", "segments_on_one_ipu"]
+__all__ = [
+    "CATEGORIES",
+    "FITS_BELOW",
+    "FITS_NOT_ABOVE",
+    "MemoryModel",
+    "StageMemory",
+    "distinct_sum",
+    "program_memory",
+    "range_maximum",
+    "range_sum",
+]
 
 # The fullest tile against the mean one.
 _IMBALANCE = 1.04
@@ -43,6 +57,118 @@ _CODE_TILES = 1472
 
 _IN_PLACE = ("activation", "norm", "elementwise", "reshape")
 
+CATEGORIES = (
+    "weights",
+    "accumulators",
+    "optimizer_state",
+    "stash",
+    "live_activations",
+    "temporaries",
+    "code",
+)
+
+# Fill below which a stage is said to fit, and above which not to.  Public reports of what doesn't fit are too few for
+# a sharp edge.  Of the public configurations (benchmarks/fit_cost_model.py --memory) the fullest that fits is at
+# 1.03 here, and the emptiest reported out of memory at 0.81: the bounds leave both between them.
+FITS_BELOW = 0.80
+FITS_NOT_ABOVE = 1.15
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Predicted bytes of a stage or of an IPU, by category; how full the fullest tile is has been counted in.
+
+    Attributes:
+        capacity_bytes: of the IPU.
+    """
+
+    weights_bytes: float
+    accumulators_bytes: float
+    optimizer_state_bytes: float
+    stash_bytes: float
+    live_activations_bytes: float
+    temporaries_bytes: float
+    code_bytes: float
+    capacity_bytes: float
+
+    def categories(self) -> Dict[str, float]:
+        """Bytes by category, in the order of ``CATEGORIES``."""
+        return {name: getattr(self, f"{name}_bytes") for name in CATEGORIES}
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.categories().values())
+
+    @property
+    def fill(self) -> float:
+        """Share of the IPU's memory."""
+        return self.total_bytes / self.capacity_bytes
+
+    @property
+    def verdict(self) -> str:
+        """ "fits", "uncertain" or "does not fit"."""
+        if self.fill < FITS_BELOW:
+            return "fits"
+        return "uncertain" if self.fill <= FITS_NOT_ABOVE else "does not fit"
+
+
+# Sums and maxima over all ranges of a sequence at once.  Tables have shape (n, n + 1); [a, b] is about the items
+# a .. b - 1 and has a meaning where b > a.
+
+
+def range_sum(values: np.ndarray) -> np.ndarray:
+    """[a, b]: sum of the items' values."""
+    prefix = np.concatenate([[0.0], np.cumsum(values)])
+    return prefix[None, :] - prefix[:-1, None]
+
+
+def range_maximum(values: np.ndarray) -> np.ndarray:
+    """[a, b]: largest of the items' values; 0 where b <= a."""
+    n = len(values)
+    table = np.zeros((n, n + 1))
+    for a in range(n):
+        table[a, a + 1 :] = np.maximum.accumulate(values[a:])
+    return table
+
+
+def distinct_sum(
+    occurrences: Sequence[Union[np.ndarray, Sequence[int]]],
+    weights: Union[np.ndarray, Sequence[float]],
+    num_items: int,
+    after: Optional[np.ndarray] = None,
+) -> np.ndarray:
+    """[a, b]: sum of the weights of the things that occur at least once in items a .. b - 1.
+
+    A thing counts where its first occurrence at or after a lies before b.  For an occurrence u and the one before it,
+    p, that is the rectangle p < a <= u < b, so that everything is a sum of rectangles: O(occurrences + n^2).
+
+    Args:
+        occurrences: for each thing the items in which it occurs, ascending.
+        after: for each thing an item: it counts only in ranges that begin behind that item.  Without, it counts in all.
+    """
+    corners = np.zeros((num_items + 1, num_items + 1))
+    rows: List[int] = []
+    columns: List[int] = []
+    signed: List[float] = []
+    for thing, (items, weight) in enumerate(zip(occurrences, weights)):
+        before = -1 if after is None else int(after[thing])
+        for item in items:
+            if item > before:
+                rows += [before + 1, item + 1]
+                columns += [item + 1, item + 1]
+                signed += [weight, -weight]
+                before = item
+    np.add.at(corners, (rows, columns), signed)
+    return corners.cumsum(axis=0).cumsum(axis=1)[:num_items]
+
+
+def _spans(weights: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """[k]: sum of the weights of the spans first .. last that hold k."""
+    change = np.zeros(len(weights) + 2)
+    np.add.at(change, first, weights)
+    np.add.at(change, last + 1, -weights)
+    return np.cumsum(change)[: len(weights)]
+
 
 def _signature(layer: Layer, shapes: Dict[str, Tuple[int, ...]]) -> Tuple[object, ...]:
     """Layers with equal signatures share their code."""
@@ -53,8 +179,8 @@ def _signature(layer: Layer, shapes: Dict[str, Tuple[int, ...]]) -> Tuple[object
 class MemoryModel:
     """Everything about a graph under some settings that the memory of its ranges is made of.
 
-    Ranges are told in items: item a runs from layer ``item_starts[a]`` to the next item.  Tables have shape (n, n + 1);
-    [a, b] is about the items a .. b - 1 and has a meaning where b > a.
+    Ranges are told in items: item a runs from layer ``item_starts[a]`` to the next item.  Tables are those of
+    ``range_sum``: [a, b] is about the items a .. b - 1.
 
     Attributes:
         item_starts: (n + 1,) first layer of each item, and the number of layers.
@@ -73,7 +199,6 @@ class MemoryModel:
         settings: PlanSettings,
         ipu: IPU,
         item_starts: Sequence[int],
-        constants: CostConstants = DEFAULT_CONSTANTS,
     ) -> None:
         self.settings, self.ipu, layers = settings, ipu, graph.layers
         starts = np.asarray(item_starts)
@@ -112,7 +237,7 @@ class MemoryModel:
             if layer.op_class in _IN_PLACE and any(last_read[index[name]] == i for name in layer.inputs):
                 self.alive[i] -= outputs[i]
         self._times: Callable[[StageProportions], LayerTimes] = lambda proportions: layer_times(
-            graph, settings, ipu, constants, proportions
+            graph, settings, ipu, proportions=proportions
         )
         self._working: Dict[StageProportions, Tuple[np.ndarray, np.ndarray]] = {}
 
@@ -171,7 +296,7 @@ class MemoryModel:
         training = settings.training
         depth = settings.stash_multiplier * (num_stages - 1 - stage) if training else 0
         at_work = self.working(num_stages, stage)[1]
-        if segments_on_one_ipu(settings):
+        if settings.segments_on_one_ipu:
             # Segments pass tensors on in place.  The inputs of one that recomputes wait as its checkpoint.
             if training and settings.recomputation:
                 stash = np.broadcast_to(self.crossing[:-1, None], self.kept.shape)
@@ -243,16 +368,30 @@ class MemoryModel:
         return _IMBALANCE * total
 
 
-def segments_on_one_ipu(settings: PlanSettings) -> bool:
-    """Whether stages are recomputation segments of a program on one IPU."""
-    return settings.schedule == "Sequential" and (
-        settings.device_mapping is None or max(settings.device_mapping) == 0
-    )
+def program_memory(
+    graph: LayerGraph,
+    splits: Sequence[str],
+    settings: PlanSettings,
+    ipu: IPU,
+) -> List[StageMemory]:
+    """The memory of each IPU of a replica.
 
-
-def _spans(weights: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """[k]: sum of the weights of the spans first .. last that hold k."""
-    change = np.zeros(len(weights) + 2)
-    np.add.at(change, first, weights)
-    np.add.at(change, last + 1, -weights)
-    return np.cumsum(change)[: len(weights)]
+    Stages that share an IPU add up, but only one of them is at work at a time, and they share code.
+    """
+    starts = stage_starts(graph, splits)
+    model = MemoryModel(graph, settings, ipu, starts)
+    stages = [model.entry(s, s + 1, settings.num_stages, s) for s in range(len(starts))]
+    ipus = []
+    for number in range(settings.num_ipus_per_replica):
+        own = [s for s, place in enumerate(settings.mapping) if place == number]
+        busiest = max(own, key=lambda s: stages[s].live_activations_bytes + stages[s].temporaries_bytes)
+        sums = {
+            name: sum(getattr(stages[s], name) for s in own)
+            for name in ("weights_bytes", "accumulators_bytes", "optimizer_state_bytes", "stash_bytes")
+        }
+        if settings.segments_on_one_ipu and not (settings.training and settings.recomputation):
+            # Without checkpoints everything that is kept stays, once.
+            sums["stash_bytes"] = float(model.tables(len(starts), 0)["stash"][0, len(starts)])
+        code = model.joint_code_bytes([(s, s + 1) for s in own])
+        ipus.append(replace(stages[busiest], code_bytes=code, **sums))
+    return ipus

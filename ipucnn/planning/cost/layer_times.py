@@ -1,8 +1,8 @@
 """Cycles of every layer's forward and backward pass on one IPU.
 
-Convolutions and matrix products are planned by ``ipucnn.planning.ops``; everything else is counted in the bytes that
-its vertices read and write.  An IPU runs one operation at a time on all its tiles, so a stage takes the sum over its
-layers.
+Convolutions and matrix products are partitioned over the tiles by ``cost.products``; everything else is counted in the
+bytes that its vertices read and write.  An IPU runs one operation at a time on all its tiles, so a stage takes the sum
+over its layers.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -12,9 +12,15 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from ipucnn.hardware import IPU
-from ipucnn.planning.constants import DEFAULT_CONSTANTS, FEATURES, CostConstants
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.ops import SPLITS, UNITS, Products, plan_products
+from ipucnn.planning.cost.products import (
+    DEFAULT_CONSTANTS,
+    FEATURES,
+    PARTITION_AXES,
+    CostConstants,
+    Products,
+    partition_products,
+)
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 __all__ = [
@@ -26,7 +32,7 @@ __all__ = [
     "needs_gradient",
     "output_bytes",
     "program_times",
-    "transfer_s",
+    "stage_starts",
     "transfers_s",
 ]
 
@@ -59,8 +65,8 @@ class LayerTimes:
         forward_s: (n,) seconds of the forward pass; a recomputation takes the same.
         backward_s: (n,) seconds of the backward pass without recomputation; 0 for inference.
         work: (n, 3, len(FEATURES)) what it was computed from, by pass, per tile.
-        splits: (n, 3, 4) the tile split chosen, in the order of ``ops.SPLITS``; 0 where there is no product.
-        units: (n, 3) the unit chosen, index into ``ops.UNITS``; -1 where there is no product.
+        partitions: (n, 3, 4) the factors chosen, in the order of ``PARTITION_AXES``; 0 where there is no product.
+        units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 where there is no product.
         temporary_bytes: (n, 3) per tile.
         shared_norms: (n,) 1 for norms whose statistics replicas share, else 0.
         clock_hz: of the IPU.
@@ -69,21 +75,16 @@ class LayerTimes:
     forward_s: np.ndarray
     backward_s: np.ndarray
     work: np.ndarray
-    splits: np.ndarray
+    partitions: np.ndarray
     units: np.ndarray
     temporary_bytes: np.ndarray
     shared_norms: np.ndarray
     clock_hz: float
 
     def with_constants(self, constants: CostConstants) -> "LayerTimes":
-        """The same plans at other constants; a new search could find better ones."""
+        """The same partitions at other constants; a new search could find better ones."""
         forward, backward = _seconds(self.work, self.shared_norms, self.clock_hz, constants)
         return replace(self, forward_s=forward, backward_s=backward)
-
-    def unit_name(self, layer: int, pass_: int) -> str:
-        """The unit that runs a layer's product, "" where there is none."""
-        index = int(self.units[layer, pass_])
-        return UNITS[index] if index >= 0 else ""
 
 
 def _seconds(
@@ -218,7 +219,7 @@ def _other_work(
 
 
 @lru_cache(maxsize=64)
-def _planned(
+def _partitioned(
     graph: LayerGraph,
     batch: int,
     arithmetic: str,
@@ -229,7 +230,7 @@ def _planned(
     ipu: IPU,
     constants: CostConstants,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """work, splits, units, temporary bytes, see ``LayerTimes``; split searches once per distinct operation."""
+    """work, partitions, units, temporary bytes, see ``LayerTimes``; one search for each distinct operation."""
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
     # Per bound of temporary bytes: its distinct products, and where each is: (layer, pass, number of the product).
@@ -246,7 +247,7 @@ def _planned(
                     where.setdefault(share, []).append((i, pass_, known.setdefault(key, len(known))))
     shape = (len(graph.layers), len(PASSES))
     work = _other_work(graph, batch, element_bytes, weight_bytes, training, ipu.num_tiles)
-    splits: np.ndarray = np.zeros((*shape, len(SPLITS)), dtype=int)
+    partitions: np.ndarray = np.zeros((*shape, len(PARTITION_AXES)), dtype=int)
     units: np.ndarray = np.full(shape, -1)
     temporary = np.zeros(shape)
     names = [field.name for field in fields(Products)]
@@ -254,15 +255,15 @@ def _planned(
         columns = dict(zip(names, np.array(list(known), dtype=float).T))
         columns["weight_gradient"] = columns["weight_gradient"].astype(bool)
         bound_bytes = share * ipu.sram_per_tile_bytes
-        plans = plan_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
+        found = partition_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
         at_layer, at_pass, of = np.array(where[share]).T
-        work[at_layer, at_pass] += plans.work[of]
-        splits[at_layer, at_pass] = plans.split[of]
-        units[at_layer, at_pass] = plans.unit[of]
-        temporary[at_layer, at_pass] = plans.temporary_bytes[of]
-    for array in (work, splits, units, temporary):
+        work[at_layer, at_pass] += found.work[of]
+        partitions[at_layer, at_pass] = found.factors[of]
+        units[at_layer, at_pass] = found.unit[of]
+        temporary[at_layer, at_pass] = found.temporary_bytes[of]
+    for array in (work, partitions, units, temporary):
         array.flags.writeable = False  # shared by all who ask again
-    return work, splits, units, temporary
+    return work, partitions, units, temporary
 
 
 def _proportion(proportions: StageProportions, layer: Layer, pass_: int) -> float:
@@ -282,10 +283,10 @@ def layer_times(
     """Predicted time of each layer for one micro-batch on one IPU.
 
     Args:
-        proportions: availableMemoryProportion; None: that of the first stage, which is that of all stages unless the
-            settings say otherwise.
+        proportions: availableMemoryProportion.  Without it, that of the first stage is taken, which is that of all
+            stages unless the settings say otherwise.
     """
-    work, splits, units, temporary = _planned(
+    work, partitions, units, temporary = _partitioned(
         graph,
         settings.micro_batch_size,
         settings.arithmetic,
@@ -299,7 +300,12 @@ def layer_times(
     shared = settings.training and settings.dbn_replica_group_size > 1
     norms = np.array([shared and layer.op_class == "norm" for layer in graph.layers], dtype=float)
     forward, backward = _seconds(work, norms, ipu.clock_hz, constants)
-    return LayerTimes(forward, backward, work, splits, units, temporary, norms, ipu.clock_hz)
+    return LayerTimes(forward, backward, work, partitions, units, temporary, norms, ipu.clock_hz)
+
+
+def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:
+    """First layer of each stage: 0, then the layers named, each of which opens a stage."""
+    return [0, *(graph.index(name) for name in splits)]
 
 
 def program_times(
@@ -317,7 +323,7 @@ def program_times(
     joined = layer_times(graph, settings, ipu, constants)
     for stage, first in enumerate(starts if settings.has_own_proportions else ()):
         own = layer_times(graph, settings, ipu, constants, settings.proportions_of(stage))
-        names = ("forward_s", "backward_s", "work", "splits", "units", "temporary_bytes")
+        names = ("forward_s", "backward_s", "work", "partitions", "units", "temporary_bytes")
         arrays = {
             name: np.concatenate([getattr(joined, name)[:first], getattr(own, name)[first:]])
             for name in names
@@ -332,13 +338,8 @@ def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) ->
     return np.array([sum(outputs[name] for name in graph.crossing(cut)) for cut in cuts], dtype=float)
 
 
-def transfer_s(graph: LayerGraph, cut: int, settings: PlanSettings, ipu: IPU) -> float:
-    """Time in which one micro-batch crosses a cut between two IPUs, one direction; threaded skips included."""
-    return float(transfers_s(graph, [cut], settings, ipu)[0])
-
-
 def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings, ipu: IPU) -> np.ndarray:
-    """``transfer_s`` of several cuts.
+    """(cuts,) seconds in which one micro-batch crosses each cut between two IPUs, one direction; skips included.
 
     An IPU in the middle of a pipeline receives what its neighbour sends and sends as much itself, one after the
     other, and waits before each (so counts AutoPipe, Graphcore's own planner): a cut is paid for at both its ends.

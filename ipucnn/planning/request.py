@@ -1,20 +1,32 @@
-"""From a resolved configuration to what the planner is asked, with everything that nobody said spelled out."""
+"""From a resolved configuration to what the planner is asked; what neither a flag nor a preset gave is spelled out."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.catalog import DATASETS
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
-from ipucnn.planning.search import SearchSpace, default_count, micro_batches
-from ipucnn.planning.settings import SCHEDULES, PlanSettings, Proportions, given_proportions, plan_settings
-from ipucnn.runs.setup import input_shape_for, network_options
-from ipucnn.training.batching import Batching, nearest_multiples, next_power_of_two, overlap_length
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
+from ipucnn.planning.search.planner import candidates
+from ipucnn.planning.settings import (
+    SCHEDULES,
+    PlanSettings,
+    Proportions,
+    default_mapping,
+    given_proportions,
+    plan_settings,
+)
+from ipucnn.planning.splits import NetworkOptions
+from ipucnn.training.batching import Batching, nearest_multiples, overlap_length
 from ipucnn.training.program import Layout, make_layout
 
 __all__ = ["PlanRequest", "check_system", "make_request"]
+
+InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
 
 
 @dataclass
@@ -23,18 +35,18 @@ class PlanRequest:
 
     Attributes:
         record, options: the network.
-        build: what of the options decides its layers, for the record.
+        build: the options that decide the network's layers, to be saved in the plan.
         settings: of one program; of a search, those that hold for all configurations.
-        recomputation: None: whichever is faster.
-        proportions: availableMemoryProportion of the stages; None: whichever is fastest, the same for all.
+        recomputation: on or off; None for whichever is faster.
+        proportions: availableMemoryProportion of the stages; None for whichever is fastest, the same for all.
         splits: to judge; None to choose them.
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
-        assumed: what nobody said, a sentence each.
+        assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
     """
 
-    record: Any
-    options: Any
+    record: ModelRecord
+    options: BuildOptions
     build: Dict[str, Any]
     settings: PlanSettings
     system: System
@@ -45,9 +57,15 @@ class PlanRequest:
     space: Optional[SearchSpace] = None
     assumed: List[str] = field(default_factory=list)
 
+    def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
+        """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
+        return candidates(settings, self.recomputation, self.proportions)
+
 
 def make_request(
     resolved: Resolved,
+    network_options: NetworkOptions,
+    input_shape_for: InputShapeFor,
     *,
     stages: Optional[int] = None,
     system: Optional[str] = None,
@@ -57,7 +75,9 @@ def make_request(
     """What ``plan-splits`` is asked.
 
     Args:
-        recomputation: "auto", "on" or "off"; None: what a preset says, else auto.
+        network_options: gives the options that a configuration's network is built with.
+        input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
+        recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
@@ -67,7 +87,7 @@ def make_request(
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
-    shape, num_classes = _input(resolved, classes, assumed)
+    shape, num_classes = _input(resolved, classes, input_shape_for, assumed)
     options = network_options(resolved.record, config, shape, num_classes)
     splits = _given_splits(resolved)
     count = _num_stages(resolved, stages, splits)
@@ -102,13 +122,13 @@ def _unstaged(config: RunConfig) -> PlanSettings:
     return plan_settings(config, layout, config.training)
 
 
-def _build(options: Any) -> Dict[str, Any]:
+def _build(options: BuildOptions) -> Dict[str, Any]:
     names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def _input(
-    resolved: Resolved, classes: Optional[int], assumed: List[str]
+    resolved: Resolved, classes: Optional[int], input_shape_for: InputShapeFor, assumed: List[str]
 ) -> Tuple[Tuple[int, int, int], int]:
     """Shape of the network's input and number of classes; no data is looked at."""
     record, config = resolved.record, resolved.config
@@ -120,7 +140,7 @@ def _input(
     elif known is not None and known.image_shape is not None:
         shape, number = input_shape_for(record, known.image_shape), known.num_classes
     else:
-        shape, number = None, None
+        shape, number = None, None  # only --image-size and --classes can say
     channels = record.input_shape[2] if shape is None else shape[2]
     if config.image_size is not None:
         shape = (*config.image_size, channels)
@@ -150,7 +170,7 @@ def _given_splits(resolved: Resolved) -> Optional[Tuple[str, ...]]:
 
 
 def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequence[str]]) -> Optional[int]:
-    """The number of stages asked for; None: to be searched."""
+    """The number of stages asked for; None where it is to be searched."""
     config = resolved.config
     if splits is not None:
         if stages not in (None, len(splits) + 1):
@@ -194,7 +214,7 @@ def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
 def _with_legal_proportions(
     resolved: Resolved, config: RunConfig, count: Optional[int], assumed: List[str]
 ) -> RunConfig:
-    """The configuration without a preset's availableMemoryProportion of other stages than those asked for.
+    """The configuration, without a preset's availableMemoryProportion if that is for other stages than those asked for.
 
     Raises:
         ConfigurationError: values that were typed, for another number of stages or for none.
@@ -207,7 +227,8 @@ def _with_legal_proportions(
             f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
             "give one value, or --stages",
         )
-    # A preset's are for the stages that its splits make; four of them may look like two of each of two stages.
+    # A preset's values are for the stages that its own splits make.  Their number alone does not tell: four values may
+    # be one for each of four stages, or two (forward and backward pass) for each of two.
     own = count
     if FLAG not in (resolved.origins["available_memory_proportion"], resolved.origins["pipeline_splits"]):
         named = config.pipeline_splits
@@ -257,12 +278,7 @@ def _ask_stages(
             "Sequential stages on one IPU",
             "drop it, or give --splits to judge",
         )
-    needed = layout.batching.num_replicas * next_power_of_two(ipus)
-    request.system = _system_of(needed, system, request.assumed)
-
-
-def _default_mapping(schedule: str, count: int) -> Tuple[int, ...]:
-    return (0,) * count if schedule == "Sequential" else tuple(range(count))
+    request.system = _system_of(request.settings.occupied_ipus, system, request.assumed)
 
 
 def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:
@@ -271,7 +287,7 @@ def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ..
         return tuple(config.device_mapping)
     if config.pipeline_schedule == "Sequential" and config.ipus_per_replica == count:
         return tuple(range(count))
-    return _default_mapping(config.pipeline_schedule, count)
+    return default_mapping(config.pipeline_schedule, count)
 
 
 def _system_of(num_ipus: int, system: Optional[System], assumed: List[str]) -> System:
@@ -290,9 +306,7 @@ def check_system(request: PlanRequest) -> None:
         ConfigurationError: naming a system that has them.
     """
     settings, system = request.settings, request.system
-    needed = settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
-    if request.space is not None:
-        needed = request.space.num_ipus
+    needed = settings.occupied_ipus if request.space is None else request.space.num_ipus
     if needed > system.num_ipus:
         larger = smallest_system(needed)
         raise ConfigurationError(

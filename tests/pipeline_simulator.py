@@ -10,7 +10,7 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.planning.stages import StageTables
+from ipucnn.planning.search.tables import StageTables
 
 __all__ = ["Operation", "Simulation", "simulate"]
 

@@ -1,17 +1,21 @@
-"""What the planner is told about a network, and what it answers.
+"""What the exact search is told about a network: seconds and bytes of items, and what makes a split fast.
 
-The planner cuts a sequence of n items, the runs of layers between neighbouring legal cuts, into stages.  Cut c
+The search cuts a sequence of n items, the runs of layers between neighbouring legal cuts, into stages.  Cut c
 opens a stage at item c.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ipucnn.planning.graph import LayerGraph
+from ipucnn.hardware import System
+from ipucnn.planning.cost.layer_times import layer_times, transfers_s
+from ipucnn.planning.cost.memory import MemoryModel
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.settings import PlanSettings, StageProportions
 
-__all__ = ["Infeasibility", "Solution", "StageTables", "item_starts", "pipeline_ticks", "tick_s"]
+__all__ = ["StageTables", "item_starts", "stage_tables", "tick_s"]
 
 
 def item_starts(graph: LayerGraph) -> Tuple[int, ...]:
@@ -26,8 +30,8 @@ class StageTables:
     Attributes:
         forward_s: (n,) seconds of an item's forward pass of one micro-batch; those of a run add up.
         backward_s: (n,) likewise, without recomputation; 0 for inference.
-        stage_s: the same two for each stage of a pipeline of so many stages, where an item takes longer in one stage
-            than in another; none: they are the same in all.  Other numbers of stages have the two above.
+        stage_s: the same two for each stage, where an item takes longer in one stage than in another.  They hold for
+            pipelines of exactly as many stages as there are entries; all others have the two above.
         cut_s: (n + 1,) seconds in which everything that crosses cut c moves from one IPU to the next, in one
             direction, tensors that skip over the cut included; 0 at 0 and n.
         capacity_bytes: that a stage may take on its IPU.
@@ -36,9 +40,9 @@ class StageTables:
         recompute: every stage but the last repeats its forward pass in its backward pass (the last one's
             activations are still there: Poplar never recomputes it).
         training: whether gradients flow back over the cuts.
-        checkpoint_bytes: None: each stage has its own IPU.  (n + 1,): Sequential stages are recomputation
-            segments on one IPU; bytes stored between forward and backward pass for a segment that opens at
-            c.  ``memory_bytes`` is then what a segment takes while it runs, and ``capacity_bytes`` what the
+        checkpoint_bytes: given where Sequential stages are recomputation segments on one IPU, and None where each
+            stage has its own IPU.  (n + 1,) bytes stored between forward and backward pass for a segment that opens
+            at c.  ``memory_bytes`` is then what a segment takes while it runs, and ``capacity_bytes`` what the
             weights leave; the checkpoints of all segments and the largest segment share it.
 
     Raises:
@@ -126,13 +130,13 @@ class StageTables:
         return self.recompute and self.training and stage < num_stages - 1
 
 
-def _checked(name: str, value: Any, length: int) -> np.ndarray:
+def _checked(name: str, value: Union[np.ndarray, Sequence[float]], length: int) -> np.ndarray:
     """``value`` as an array of that many numbers.
 
     Raises:
         ValueError: of another shape, negative or not finite.
     """
-    array = np.asarray(value, dtype=np.float64)
+    array: np.ndarray = np.asarray(value, dtype=np.float64)
     if array.shape != (length,) or length < 1:
         raise ValueError(f"{name} has shape {array.shape}, wanted ({length},)")
     if not np.isfinite(array).all() or (array < 0).any():
@@ -140,67 +144,64 @@ def _checked(name: str, value: Any, length: int) -> np.ndarray:
     return array
 
 
-@dataclass(frozen=True)
-class Infeasibility:
-    """Why no split into ``num_stages`` stages fits.
+def stage_tables(
+    graph: LayerGraph,
+    settings: PlanSettings,
+    system: System,
+    max_fill: float = 1.0,
+) -> StageTables:
+    """What the planner needs to know about a graph under some settings.
 
-    Attributes:
-        num_stages: that were asked for.
-        item: an item that exceeds the capacity at every stage position, alone or with any neighbours; None if
-            there is none.
-        ranges: runs (first item, one past the last) none of which fits into one stage, at whatever position and
-            with whatever neighbours.  Each needs a cut inside it, and no cut is inside two of them, so r of them
-            need r + 1 stages: with r >= num_stages they prove the case, with fewer the exhausted search does.
-        fewest_stages: the smallest number of stages, at most ``max_stages``, into which some split fits; None
-            if there is none.
-        max_stages: the largest number of stages that was tried.
+    Args:
+        settings: the planner may ask for other numbers of stages than theirs; availableMemoryProportion is then as
+            ``PlanSettings.proportions_of`` says.  Sequential stages without a device mapping, or with all on one IPU,
+            are recomputation segments of that IPU; otherwise each stage has its own.
+        max_fill: share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
     """
+    starts = item_starts(graph)
 
-    num_stages: int
-    item: Optional[int]
-    ranges: Tuple[Tuple[int, int], ...]
-    fewest_stages: Optional[int]
-    max_stages: int
+    def seconds(stage: int, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
+        own = settings.proportions_of(stage, num_stages)
+        times = layer_times(graph, settings, system.ipu, proportions=own)
+        return np.add.reduceat(times.forward_s, starts), np.add.reduceat(times.backward_s, starts)
 
+    # No pipeline has 0 stages, so this asks for what holds for all numbers of stages but that of the settings.
+    forward_s, backward_s = seconds(0, 0)
+    count = settings.num_stages if settings.has_own_proportions else 0
+    model = MemoryModel(graph, settings, system.ipu, starts)
+    n = len(starts)
+    one_ipu = settings.segments_on_one_ipu
+    cut_s = np.zeros(n + 1)
+    if not one_ipu:
+        cut_s[1:n] = transfers_s(graph, starts[1:], settings, system.ipu)
+    common: Dict[str, Any] = dict(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        stage_s=tuple(seconds(stage, count) for stage in range(count)),
+        cut_s=cut_s,
+        recompute=settings.recomputation and settings.training,
+        training=settings.training,
+    )
+    capacity = max_fill * system.ipu.sram_bytes
+    if one_ipu:
+        fixed, checkpoints = model.one_ipu()
+        return StageTables(
+            capacity_bytes=max(0.0, capacity - fixed),
+            memory_bytes=model.segment,
+            checkpoint_bytes=checkpoints,
+            **common,
+        )
+    known: Dict[Tuple[int, bool, StageProportions], np.ndarray] = {}
 
-@dataclass(frozen=True)
-class Solution:
-    """The best split into a number of stages.
+    def memory(num_stages: int, stage: int) -> np.ndarray:
+        # A stage's memory depends on how many follow it, on whether any does, and on its proportions.
+        own = settings.proportions_of(stage, num_stages)
+        key = (num_stages - 1 - stage, stage == num_stages - 1, own)
+        if key not in known:
+            known[key] = model.total(num_stages, stage)
+        return known[key]
 
-    Attributes:
-        schedule: "Grouped", "Interleaved" or "Sequential".
-        starts: first item of each stage, the first is 0; empty if nothing fits.
-        objective_s: ``tick_s`` of the split; inf if nothing fits.
-        lower_bound_s: no split that fits is faster than this.
-        num_evaluations: dynamic programs that the search ran.
-        infeasibility: why nothing fits, None if something does.
-    """
-
-    schedule: str
-    num_stages: int
-    starts: Tuple[int, ...]
-    objective_s: float
-    lower_bound_s: float
-    num_evaluations: int = 0
-    infeasibility: Optional[Infeasibility] = None
-
-    @property
-    def feasible(self) -> bool:
-        return self.infeasibility is None
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the split is proved to be a fastest one."""
-        return self.feasible and self.lower_bound_s >= self.objective_s
-
-    @property
-    def gap(self) -> float:
-        """By how much a better split could be faster at most, as a fraction of the lower bound; nan if infeasible."""
-        if not self.feasible:
-            return float("nan")
-        if self.optimal:
-            return 0.0
-        return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
+    return StageTables(capacity_bytes=capacity, memory_bytes=memory, **common)
 
 
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
@@ -234,15 +235,3 @@ def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
         second = max(ahead[1::2] + back[0::2])
         return first + second + directions * (max(cuts[0::2], default=0.0) + max(cuts[1::2], default=0.0))
     return max(ahead) + max(back) + directions * max(cuts, default=0.0)
-
-
-def pipeline_ticks(schedule: str, num_stages: int, num_micro_batches: int, training: bool = True) -> int:
-    """Ticks of ``tick_s`` in which a pipeline takes that many micro-batches, filling and draining included.
-
-    Forward and backward pass of a micro-batch at one stage are 2 (S - 1 - s) ticks apart under Grouped, and
-    S - 1 - s under Interleaved (Poplar's pipeline_fifo_inserter).
-    """
-    if schedule == "Sequential":
-        return num_micro_batches
-    fill = num_stages - 1
-    return num_micro_batches + (2 * fill if schedule == "Grouped" and training else fill)

@@ -12,16 +12,16 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.planning.stages import StageTables
+from ipucnn.planning.search.tables import StageTables
 
 __all__ = ["MinMaxResult", "search"]
 
-# What a dynamic program makes small, besides the largest cut of a class (0 or 1).
+# What a dynamic program makes as small as possible.  Other goals, 0 and 1, stand for the largest cut of that class.
 LOAD, TRANSFER = -1, -2
 
 
 class MinMaxResult(NamedTuple):
-    """Best starts (empty if nothing fits), a proved lower bound of the tick, dynamic programs run."""
+    """The best starts (empty if nothing fits), a proved lower bound of the tick, and how many dynamic programs ran."""
 
     starts: Tuple[int, ...]
     lower_bound_s: float
@@ -112,7 +112,7 @@ def _windows(loads: _Loads, x: float, y: float, swap: bool) -> Optional[List[Tup
 def _least(
     loads: _Loads, x: float, y: float, t: List[float], swap: bool = False, goal: int = LOAD
 ) -> Optional[Tuple[float, Tuple[int, ...]]]:
-    """The best of the splits with a <= x, b <= y and cuts <= t, and how good it is; None if there is none.
+    """How good the best of the splits with a <= x, b <= y and cuts <= t is, and its starts; None if there is no such.
 
     best[s][j] = min over i of max(best[s - 1][i], b_s[i, j]), over those i, j that the thresholds and the
     memory allow; or with cut_s[j] in the place of b_s[i, j], or with a sum in the place of the maximum.
@@ -224,16 +224,16 @@ class _Search:
             self.num_boxes += 1
             heapq.heappush(self.heap, (bound, self.num_boxes, box, corner))
 
-    def _split(self, box: _Box) -> List[_Box]:
+    def _halves(self, box: _Box) -> List[_Box]:
         """Halves a box across the threshold that matters most."""
         low, high = self._levels(box.t_low), self._levels(box.t_high)
         widths = [self.loads.weight * (b - a) for a, b in zip(low, high)]
         middle = box.x_low + (box.x_high - box.x_low) / 2
         c = int(np.argmax(widths))
         if widths[c] > 0 and (widths[c] >= box.x_high - box.x_low or not box.x_low < middle < box.x_high):
-            cut = (box.t_low[c] + box.t_high[c]) // 2
+            level = (box.t_low[c] + box.t_high[c]) // 2
             below, above = list(box.t_high), list(box.t_low)
-            below[c], above[c] = cut, cut + 1
+            below[c], above[c] = level, level + 1
             return [box._replace(t_high=tuple(below)), box._replace(t_low=tuple(above))]
         if not box.x_low < middle < box.x_high:
             return [box]
@@ -254,7 +254,7 @@ class _Search:
             heapq.heappop(self.heap)
             x, _, t = corner
             known = x <= box.x_high and all(a <= b for a, b in zip(t, self._levels(box.t_high)))
-            for part in self._split(box):
+            for part in self._halves(box):
                 if known and part != box and (part.x_high, part.t_high) == (box.x_high, box.t_high):
                     self.file(part, corner)  # the same upper corner
                 else:
@@ -271,7 +271,7 @@ def search(
 
     Args:
         schedule: "Grouped" or "Interleaved".
-        max_evaluations: dynamic programs after which to stop with a gap; None for a proof of optimality.
+        max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
     """
     loads = _Loads(tables, num_stages, schedule)
     state = _Search(loads, max_evaluations)

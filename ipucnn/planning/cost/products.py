@@ -1,26 +1,91 @@
-"""Work of one product (convolution or matrix product, any pass) on the tiles, by a search over tile splits.
+"""Work of one product (convolution or matrix product, any pass) on the tiles, and the constants that make it time.
 
 Each pass of a convolution is a product of groups: M rows by N output channels, summed over R channels and k kernel
-elements.  A split gives a tile M/m rows of N/n channels, R/r of the sum and G/g groups, g n r m <= tiles, as Poplar's
-planner does (poplibs, ConvPlan).  A tile then
+elements.  It is partitioned over the tiles: a tile takes M/m rows of N/n channels, R/r of the sum and G/g groups, where
+g n r m <= tiles, as in Poplar's planner (poplibs, ConvPlan).  A tile then
   - receives its share of the input (with the kernel's halo) and of the weights;
   - multiplies, with the best of three units: AMP (blocks of channels, padded; groups smaller than a block are
     combined into one, with zeros off the diagonal), SLIC (few input channels per group) or plain vectors;
   - where r > 1, receives its part of the partial sums of r tiles and adds them.
-The cheapest split whose temporary bytes are within the bound is taken, or the one with the least bytes.
+Of the partitions whose temporary bytes are within the bound the cheapest is taken; if there is none, the one with the
+fewest bytes.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, Tuple
+from typing import Tuple, Union
 
 import numpy as np
 
 from ipucnn.hardware import IPU
-from ipucnn.planning.constants import CostConstants
 
-__all__ = ["SPLITS", "UNITS", "Plans", "Products", "plan_products", "split_work"]
+__all__ = [
+    "DEFAULT_CONSTANTS",
+    "FEATURES",
+    "PARTITION_AXES",
+    "UNITS",
+    "CostConstants",
+    "Partitions",
+    "Products",
+    "partition_products",
+    "partition_work",
+]
 
-SPLITS = ("groups", "output_channels", "input_channels", "positions")
+# What the work of an operation is counted in (per tile; the last axis of all work arrays).
+FEATURES = ("unit_cycles", "blocks", "received_bytes", "moved_bytes", "transposed_bytes", "steps")
+
+
+@dataclass(frozen=True)
+class CostConstants:
+    """Cycles per unit of work, and one time.
+
+    Attributes:
+        block_cycles: starting one pass of the workers over one weight block, beyond loading it.
+        received_byte_cycles: per byte a tile receives in an exchange, rearranging included; 0.25 is the wire alone.
+        moved_byte_cycles: per byte an element-wise vertex reads or writes, all vertex overheads included.
+        transposed_byte_cycles: per byte of the operands of a weight gradient, which the matrix unit wants
+            position-major while activations lie channel-major.
+        step_cycles: one bulk-synchronous step: synchronisation, exchange set-up, vertex start.
+        micro_batch_s: feeds and loop around one micro-batch.
+    """
+
+    block_cycles: float
+    received_byte_cycles: float
+    moved_byte_cycles: float
+    transposed_byte_cycles: float
+    step_cycles: float
+    micro_batch_s: float
+
+    @property
+    def cycles_per_unit(self) -> np.ndarray:
+        """Cycles of one unit of each of ``FEATURES``; a unit cycle is one cycle."""
+        return np.array(
+            [
+                1.0,
+                self.block_cycles,
+                self.received_byte_cycles,
+                self.moved_byte_cycles,
+                self.transposed_byte_cycles,
+                self.step_cycles,
+            ]
+        )
+
+
+# ``benchmarks/fit_cost_model.py`` reproduces the values: least squares of the logarithms of predicted over published
+# throughput together with a prior for each constant (its sources stand in that script), on the rows of a table of
+# published figures that are marked for calibration: ResNet-50 inference on a C600, training of ResNet-50, ResNeXt-101,
+# EfficientNet-B4 G16 and U-Net on Mk2 and Bow.  It prints the errors, also with a network left out.  Everything else in
+# the model is a fact of ``ipucnn.hardware``, a count of steps or a size of the network.
+DEFAULT_CONSTANTS = CostConstants(
+    block_cycles=204.0,
+    received_byte_cycles=0.308,
+    moved_byte_cycles=0.122,
+    transposed_byte_cycles=1.37,
+    step_cycles=294.0,
+    micro_batch_s=60e-6,
+)
+
+
+PARTITION_AXES = ("groups", "output_channels", "input_channels", "positions")
 UNITS = ("amp", "slic", "vector")
 
 _STEPS = 3  # receive, rearrange, multiply
@@ -63,39 +128,39 @@ class Products:
         return Products(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def columns(self) -> "Products":
-        """The same with a last axis of length 1, to be broadcast against splits."""
+        """The same with a last axis of length 1, to be broadcast against partitions."""
         return Products(*(getattr(self, field.name)[:, None] for field in fields(self)))
 
 
 @dataclass(frozen=True)
-class Plans:
-    """The split chosen for each of n products.
+class Partitions:
+    """The partition chosen for each of n products.
 
     Attributes:
         work: (n, len(FEATURES)), per tile.
-        split: (n, 4) integers in the order of ``SPLITS``.
+        factors: (n, 4) integers in the order of ``PARTITION_AXES``.
         unit: (n,) index into ``UNITS``.
         temporary_bytes: (n,) per tile.
     """
 
     work: np.ndarray
-    split: np.ndarray
+    factors: np.ndarray
     unit: np.ndarray
     temporary_bytes: np.ndarray
 
 
-def _ceil_divide(a: Any, b: Any) -> Any:
+def _ceil_divide(a: np.ndarray, b: Union[np.ndarray, float]) -> np.ndarray:
     return np.ceil(a / b)
 
 
-def split_work(
-    products: Products, split: Tuple[np.ndarray, ...], ipu: IPU, arithmetic: str, constants: CostConstants
+def partition_work(
+    products: Products, factors: Tuple[np.ndarray, ...], ipu: IPU, arithmetic: str, constants: CostConstants
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Work and temporary bytes of products under given splits.
+    """Work and temporary bytes of products under given partitions.
 
     Args:
         products: fields of shape (n, 1), see ``Products.columns``.
-        split: groups, output channels, input channels, positions: arrays that broadcast to (n, s).
+        factors: one array for each of ``PARTITION_AXES``, which broadcast to (n, s).
 
     Returns:
         work (n, s, len(FEATURES)), unit (n, s), temporary bytes (n, s), all per tile.
@@ -103,7 +168,7 @@ def split_work(
     p = products
     element_bytes = 4 if arithmetic == "float_float" else 2
     partial_bytes = 2 if arithmetic == "half_half" else 4
-    by_groups, by_outputs, by_reduction, by_rows = split
+    by_groups, by_outputs, by_reduction, by_rows = factors
     rows = _ceil_divide(p.rows, by_rows)
     outputs = _ceil_divide(p.outputs, by_outputs)
     reduction = _ceil_divide(p.reduction, by_reduction)
@@ -187,10 +252,10 @@ def _factors(limit: int, fine: bool) -> np.ndarray:
 
 
 def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
-    """Splits to try for products of one kind, (n, s) each; the last array says which of them the tiles suffice for.
+    """Partitions to try for products of one kind: an (n, s) array for each axis, and whether the tiles suffice for it.
 
-    All combinations of the factors, with what is left going to the rows.  A product's factors don't depend on which
-    others are planned along with it.
+    All combinations of the factors, with the tiles that are left going to the rows.  A product's factors don't depend
+    on which others are partitioned along with it.
     """
     coarse = bool(products.weight_gradient.any())
     tiles = ipu.num_tiles
@@ -202,20 +267,20 @@ def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
     ]
     fine = (not coarse, True, not coarse)
     factors = [_factors(int(limit.max()), grain) for limit, grain in zip(limits, fine)]
-    grid: Any = np.meshgrid(*factors, indexing="ij")
-    splits = [np.minimum(axis.ravel()[None, :], limit[:, None]) for axis, limit in zip(grid, limits)]
-    used = splits[0] * splits[1] * splits[2]
+    grid: Tuple[np.ndarray, ...] = tuple(np.meshgrid(*factors, indexing="ij"))
+    tried = [np.minimum(axis.ravel()[None, :], limit[:, None]) for axis, limit in zip(grid, limits)]
+    used = tried[0] * tried[1] * tried[2]
     by_rows = np.clip(np.floor(tiles / used + 1e-9), 1, products.rows[:, None])
-    return (*splits, by_rows, used <= tiles)
+    return (*tried, by_rows, used <= tiles)
 
 
-def plan_products(
+def partition_products(
     products: Products, ipu: IPU, arithmetic: str, bound_bytes: float, constants: CostConstants
-) -> Plans:
-    """The cheapest split of each product whose temporary bytes per tile are within the bound, else the smallest."""
+) -> Partitions:
+    """The cheapest partition of each product with temporary bytes per tile within the bound, else the smallest."""
     num = len(products)
     work = np.zeros((num, len(constants.cycles_per_unit)))
-    split: np.ndarray = np.ones((num, len(SPLITS)), dtype=int)
+    factors: np.ndarray = np.ones((num, len(PARTITION_AXES)), dtype=int)
     unit: np.ndarray = np.zeros(num, dtype=int)
     temporary = np.zeros(num)
     # Products of one kind share their candidates; few kinds keep the arrays dense, small ones keep them in cache.
@@ -225,8 +290,8 @@ def plan_products(
         for start in range(0, len(chosen), 32):
             rows = chosen[start : start + 32]
             part = products.take(rows)
-            *splits, possible = _candidates(part, ipu)
-            all_work, units, bytes_ = split_work(part.columns(), tuple(splits), ipu, arithmetic, constants)
+            *tried, possible = _candidates(part, ipu)
+            all_work, units, bytes_ = partition_work(part.columns(), tuple(tried), ipu, arithmetic, constants)
             cycles = np.where(possible, all_work @ constants.cycles_per_unit, np.inf)
             bytes_ = np.where(possible, bytes_, np.inf)
             fitting = np.where(bytes_ <= bound_bytes, cycles, np.inf)
@@ -237,6 +302,6 @@ def plan_products(
             work[rows] = all_work[here, best]
             unit[rows] = units[here, best]
             temporary[rows] = bytes_[here, best]
-            for axis, factor in enumerate(splits):
-                split[rows, axis] = np.broadcast_to(factor, cycles.shape)[here, best]
-    return Plans(work, split, unit, temporary)
+            for axis, factor in enumerate(tried):
+                factors[rows, axis] = np.broadcast_to(factor, cycles.shape)[here, best]
+    return Partitions(work, factors, unit, temporary)

@@ -1,38 +1,46 @@
-"""The best splits under given settings, and other splits under the same model.
+"""The best splits under given settings, other splits under the same model, and what is in the way where none fits.
 
-What a plan may take of an IPU's memory: plans that surely fit (``FITS_BELOW``) go before all others, whatever their
+What splits may take of an IPU's memory: those that surely fit (``FITS_BELOW``) go before all others, whatever their
 speed; if there are none, those below the whole memory, and then those that the model is not sure to exclude
 (``FITS_NOT_ABOVE``).  The latter two are called "uncertain".
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.errors import InfeasibleError
 from ipucnn.hardware import System
-from ipucnn.planning.certificate import some_split_fits
-from ipucnn.planning.constants import DEFAULT_CONSTANTS
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.memory import program_memory
-from ipucnn.planning.memory_model import segments_on_one_ipu
-from ipucnn.planning.planner import plan
-from ipucnn.planning.predict import Prediction, predict
+from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, StageMemory, program_memory
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.schedule import Prediction, predict
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.pipeline_plan import NoFit
+from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits, why_infeasible
+from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
-from ipucnn.planning.stages import Solution, StageTables, item_starts, tick_s
-from ipucnn.planning.tables import stage_tables
-from ipucnn.planning.verdict import FITS_BELOW, FITS_NOT_ABOVE, StageMemory
+from ipucnn.training.batching import next_power_of_two
 
-__all__ = ["LIMITS", "PROPORTIONS", "Candidate", "Planner", "candidates"]
+__all__ = [
+    "LIMITS",
+    "PROPORTIONS",
+    "Candidate",
+    "Planner",
+    "candidates",
+    "infeasible",
+    "infeasible_search",
+    "ways_to_fit",
+    "why_no_fit",
+]
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
 # availableMemoryProportion to try where none is given: Poplar's default, and what public training configurations use.
 PROPORTIONS = (0.6, 0.3, 0.15)
 
-
-# In networks of more items than this, settings are compared by searches that stop after so many dynamic programs, most
-# often at the best splits without their proof; only the most promising ones are searched to the end.
+# In networks of more items than this, settings are compared by searches that stop after a limited number of dynamic
+# programs, most often at the best splits without their proof; only the most promising settings are searched to the end.
 _LARGE_ITEMS = 300
 _LARGE_EVALUATIONS = 60
 _LARGE_PROOFS = 2
@@ -44,7 +52,7 @@ class Candidate:
 
     Attributes:
         memory_limit: share of an IPU's memory that ``solution`` was allowed.
-        solution: of the planner; for splits that were given, of the best ones.
+        solution: the fastest splits within that limit; they are ``splits``, unless those were given.
     """
 
     settings: PlanSettings
@@ -67,7 +75,7 @@ class Candidate:
 def candidates(
     settings: PlanSettings, recomputation: Optional[bool] = None, proportions: Optional[Proportions] = None
 ) -> List[List[PlanSettings]]:
-    """The settings to choose from where recomputation or availableMemoryProportion (None) is left open.
+    """The settings to choose from where recomputation or availableMemoryProportion is left open by a None.
 
     Returns:
         Groups of settings that differ in the proportion alone, the largest first.
@@ -88,8 +96,8 @@ class Planner:
     def __init__(self, graph: LayerGraph, system: System) -> None:
         self.graph, self.system = graph, system
         self.starts = item_starts(graph)
-        self._tables: Dict[Any, StageTables] = {}
-        self._solutions: Dict[Any, Solution] = {}
+        self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
+        self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
         """Splits of the items that open stages 0, 1, ..."""
@@ -106,7 +114,7 @@ class Planner:
         Stages of which some, but not all, share an IPU have tables as if each had its own, without transfers: their
         optimum is then a bound for those that share.
         """
-        one_ipu = segments_on_one_ipu(settings)
+        one_ipu = settings.segments_on_one_ipu
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
         own = settings.restaged(
             settings.num_stages if settings.has_own_proportions else 1,
@@ -125,12 +133,13 @@ class Planner:
                 tables = replace(tables, cut_s=np.zeros(tables.num_items + 1))
             self._tables[key] = tables
         tables = self._tables[key]
-        # Of one IPU's capacity the tables have taken off what is there whatever the cuts.
+        # The tables were made for the largest limit.  A smaller one takes bytes off their capacity: to scale it would
+        # be wrong for segments on one IPU, whose capacity is already without what weights and code take.
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
 
     def fits(self, settings: PlanSettings, memory_limit: float) -> bool:
-        """Whether any splits into the settings' stages do."""
+        """Whether any splits into the settings' stages fit."""
         if settings.num_stages > len(self.starts):
             return False
         return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
@@ -141,14 +150,14 @@ class Planner:
         """The fastest splits within the limit, None if nothing fits.
 
         Args:
-            max_evaluations: see ``planner.plan``.
+            max_evaluations: see ``exact.fastest_split``.
 
         Raises:
             ConfigurationError: more stages than the model can be cut into.
         """
         if not self.fits(settings, memory_limit):
             return None
-        solution = self._plan(settings, memory_limit, max_evaluations)
+        solution = self._solution(settings, memory_limit, max_evaluations)
         return self._candidate(settings, self.names(solution.starts), memory_limit, solution)
 
     def best_of(
@@ -184,6 +193,7 @@ class Planner:
         return best
 
     def _of_group(self, group: Sequence[PlanSettings], limit: float) -> Iterator[Candidate]:
+        """The best candidate of each settings of a group, until none of the rest can be faster."""
         bound_s, evaluations = 0.0, None
         if len(self.starts) > _LARGE_ITEMS:
             evaluations = _LARGE_EVALUATIONS
@@ -194,7 +204,7 @@ class Planner:
             least = self.tables(group[-1], limit)
             ahead = self.tables(group[0], limit)
             mixed = replace(least, forward_s=ahead.forward_s, backward_s=ahead.backward_s)
-            bound_s = plan(mixed, group[0].num_stages, group[0].schedule).objective_s
+            bound_s = fastest_split(mixed, group[0].num_stages, group[0].schedule).objective_s
         for settings in group:
             candidate = self.best(settings, limit, evaluations)
             if candidate is not None:
@@ -239,9 +249,10 @@ class Planner:
     def judge(
         self, splits: Sequence[str], settings: PlanSettings, memory_limit: float, quickly: bool = False
     ) -> Candidate:
-        """Given legal splits; its solution is the best one within the limit, or within what they need if that is more.
+        """Legal splits that were given, beside the fastest ones that take no more memory.
 
-        Splits that share an IPU in part are compared with a bound, see ``tables``.
+        The fastest ones may take what the limit allows, or what the given ones need if that is more.  Where some of the
+        stages share an IPU, their time is a bound, see ``tables``.
 
         Args:
             quickly: in a large network the solution may lack its proof, but is no slower than the splits.
@@ -250,9 +261,9 @@ class Planner:
         # The sum of the same bytes in another order may be off by its last bits.
         allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
         few = quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS
-        solution = self._plan(settings, allowed, _LARGE_EVALUATIONS if few else None)
+        solution = self._solution(settings, allowed, _LARGE_EVALUATIONS if few else None)
         if few and solution.objective_s > self.tick_s(splits, settings):
-            solution = self._plan(settings, allowed)
+            solution = self._solution(settings, allowed)
         return self._candidate(settings, tuple(splits), limit, solution)
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
@@ -272,13 +283,17 @@ class Planner:
         """The planner's objective for splits, without the fixed time of a micro-batch."""
         return tick_s(self.tables(settings, max(LIMITS)), self.items(splits), settings.schedule)
 
-    def _plan(self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None) -> Solution:
-        """``planner.plan``, once for each question; neither replicas nor the number accumulated change the answer."""
+    def _solution(
+        self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None
+    ) -> Solution:
+        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer."""
         count = min(2, settings.gradient_accumulation_count)
         key = (replace(settings, num_replicas=1, gradient_accumulation_count=count), limit, max_evaluations)
         if key not in self._solutions:
             tables = self.tables(settings, limit)
-            self._solutions[key] = plan(tables, settings.num_stages, settings.schedule, max_evaluations)
+            self._solutions[key] = fastest_split(
+                tables, settings.num_stages, settings.schedule, max_evaluations
+            )
         return self._solutions[key]
 
     def _candidate(
@@ -292,3 +307,154 @@ class Planner:
 def _rank(candidate: Candidate) -> Tuple[float, float]:
     """More throughput first, then less memory."""
     return candidate.prediction.images_per_s, -candidate.predicted_fill
+
+
+# --- where nothing fits
+
+
+def why_no_fit(
+    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float, max_ipus: int
+) -> NoFit:
+    """The certificate of the choice that takes the least memory, and the nearest settings that fit.
+
+    Args:
+        choices: as for ``Planner.best_of``; none of them fits within ``limit``.
+        max_ipus: of a replica, up to which more are tried.
+    """
+    settings = choices[-1][-1]
+    segments = settings.segments_on_one_ipu
+    most = max(16, 2 * settings.num_stages) if segments else max_ipus
+    layer, ranges = _certificate(planner, settings, limit, most)
+    fewest = None
+    if not segments:
+        possible = (k for k in range(settings.num_stages + 1, most + 1) if _fits(planner, choices, k, limit))
+        fewest = next(possible, None)
+    return NoFit(
+        memory_limit=limit,
+        num_stages=settings.num_stages,
+        layer=layer,
+        ranges=ranges,
+        fewest_stages=fewest,
+        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
+        max_ipus=most,
+        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
+    )
+
+
+def _certificate(
+    planner: Planner, settings: PlanSettings, limit: float, max_stages: int
+) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
+    """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
+    found = why_infeasible(planner.tables(settings, limit), settings.num_stages, max_stages)
+    layers = planner.graph.layers
+    ends = [*planner.starts[1:], len(layers)]
+
+    def name(item: int) -> str:
+        # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
+        return layers[max(1, planner.starts[item])].name
+
+    ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
+    return None if found.item is None else name(found.item), ranges
+
+
+def _fits(planner: Planner, choices: Sequence[Sequence[PlanSettings]], num_stages: int, limit: float) -> bool:
+    """Whether a choice fits with another number of stages, each on an IPU of its own."""
+    for group in choices:
+        for settings in group:
+            # From one stage on to several, recomputation begins to mean something.
+            for again in (
+                {settings.recomputation, True} if settings.num_stages == 1 else (settings.recomputation,)
+            ):
+                mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
+                own = settings.restaged(num_stages, device_mapping=mapping, recomputation=again)
+                if planner.fits(own, limit):
+                    return True
+    return False
+
+
+def _largest_micro_batch(
+    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float
+) -> Optional[int]:
+    """The largest micro-batch below the one asked for with which a choice fits; memory grows with it."""
+
+    def fits(size: int) -> bool:
+        return any(planner.fits(replace(s, micro_batch_size=size), limit) for group in choices for s in group)
+
+    low, high = 0, choices[0][0].micro_batch_size
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low or None
+
+
+def infeasible(model: str, why: NoFit, settings: PlanSettings, system_title: str) -> InfeasibleError:
+    """The error for a plan that can't be made."""
+    place = f"{why.num_stages} stage(s) on {settings.num_ipus_per_replica} IPU(s)"
+    message = (
+        f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
+    )
+    message += _in_the_way(why.layer, why.ranges)
+    ways = ways_to_fit(why)
+    if ways is not None:
+        return InfeasibleError(message, ways)
+    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
+    return InfeasibleError(message, tried + _smaller(settings))
+
+
+def ways_to_fit(why: NoFit) -> Optional[str]:
+    """The hint that names settings that fit; None if none were found."""
+    ways = []
+    if why.fewest_stages is not None:
+        ways.append(f"--stages {why.fewest_stages} ({why.fewest_ipus} IPUs)")
+    if why.largest_micro_batch_size is not None:
+        ways.append(f"--micro-batch-size {why.largest_micro_batch_size}")
+    return "this would fit: " + ", or ".join(ways) if ways else None
+
+
+def infeasible_search(
+    planner: Planner,
+    least: PlanSettings,
+    limit: float,
+    *,
+    num_ipus: int,
+    fewest_ipus: Optional[int],
+    largest_micro_batch_size: Optional[int],
+) -> InfeasibleError:
+    """The error for a search in which nothing fits.
+
+    Args:
+        least: of what was tried, the settings that take the least memory.
+        fewest_ipus, largest_micro_batch_size: with which the same search finds something; None where it finds nothing
+            with any that were tried.
+    """
+    message = (
+        f"{planner.graph.model} fits on {num_ipus} IPU(s) of {planner.system.title} in no configuration with "
+        f"micro-batches of {least.micro_batch_size} or more"
+    )
+    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
+    obstacle = _in_the_way(*_certificate(planner, least, limit, max(16, 2 * least.num_stages)))
+    ways = []
+    if fewest_ipus is not None:
+        ways.append(f"--ipus {fewest_ipus}")
+    if largest_micro_batch_size is not None:
+        ways.append(f"--micro-batch-size {largest_micro_batch_size}")
+    hint = "this would fit: " + ", or ".join(ways) if ways else _smaller(least)
+    return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
+
+
+def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
+    if layer is not None:
+        return f": layer '{layer}' alone takes more than an IPU's memory in whatever stage"
+    if not ranges:
+        return ""
+    first, last = ranges[0]
+    more = f", and {len(ranges) - 1} more such range(s)" if len(ranges) > 1 else ""
+    return f": layers '{first}' to '{last}' fit in no stage together{more}"
+
+
+def _smaller(settings: PlanSettings) -> str:
+    precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
+    return "use a smaller --image-size" + precision

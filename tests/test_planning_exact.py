@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pipeline_simulator import simulate
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.planner import plan, plan_up_to
-from ipucnn.planning.simulator import simulate
-from ipucnn.planning.stages import StageTables, item_starts, pipeline_ticks, tick_s
+from ipucnn.planning.cost.schedule import Ticks
+from ipucnn.planning.search.exact import fastest_split
+from ipucnn.planning.search.tables import StageTables, item_starts, tick_s
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
@@ -129,7 +130,7 @@ INSTANCES = dict(
 
 
 def check_against_brute_force(tables, k, schedule):
-    solution = plan(tables, k, schedule)
+    solution = fastest_split(tables, k, schedule)
     best = brute_force(tables, k, schedule)
     assert solution.feasible == (best is not None)
     if best is None:
@@ -141,7 +142,7 @@ def check_against_brute_force(tables, k, schedule):
     assert solution.objective_s == pytest.approx(best, rel=1e-12)
     assert solution.optimal and solution.gap == 0
     assert solution.lower_bound_s <= solution.objective_s
-    assert plan(tables, k, schedule) == solution
+    assert fastest_split(tables, k, schedule) == solution
 
 
 @settings(max_examples=400)
@@ -199,7 +200,7 @@ def test_brute_force_finds_nothing_better_when_transfers_dominate(seed, k, sched
 def test_a_stopped_search_says_how_far_it_got(seed, limit, schedule):
     tables = make_tables(seed, 9, whole=False, tight=0.1)
     best = brute_force(tables, 3, schedule)
-    stopped = plan(tables, 3, schedule, max_evaluations=limit)
+    stopped = fastest_split(tables, 3, schedule, max_evaluations=limit)
     assert stopped.feasible == (best is not None)
     if best is not None:
         assert stopped.lower_bound_s <= best * (1 + 1e-12) and best <= stopped.objective_s * (1 + 1e-12)
@@ -213,8 +214,8 @@ def test_a_stopped_search_can_have_a_gap():
     tables = StageTables(
         rng.random(n), rng.random(n), np.zeros(n + 1), 1.0, lambda k, s: np.zeros((n, n + 1))
     )
-    stopped = plan(tables, 5, "Interleaved", max_evaluations=2)
-    proved = plan(tables, 5, "Interleaved")
+    stopped = fastest_split(tables, 5, "Interleaved", max_evaluations=2)
+    proved = fastest_split(tables, 5, "Interleaved")
     assert stopped.gap > 0 and not stopped.optimal and proved.optimal
     assert stopped.lower_bound_s <= proved.objective_s <= stopped.objective_s
 
@@ -307,13 +308,13 @@ def network_like(seed, n, fill=0.6, recompute=True):
 )
 def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
     tables = network_like(seed, n, fill, recompute=seed % 2 == 0)
-    solution = plan(tables, k, schedule)
+    solution = fastest_split(tables, k, schedule)
     value = integer_program(tables, k, schedule)
     assert solution.feasible == (value is not None)
     if value is not None:
         assert solution.objective_s == pytest.approx(value, rel=1e-6)
         # The memory constraint matters in these instances.
-        free = plan(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
+        free = fastest_split(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
         assert free.objective_s < solution.objective_s
 
 
@@ -337,7 +338,8 @@ def test_a_simulated_pipeline_takes_what_the_formulas_say(seed, cuts, schedule, 
     count = 2 * k + extra  # what Grouped needs at least
     simulation = simulate(tables, starts, schedule, count)
     tick = tick_s(tables, starts, schedule)
-    ticks = pipeline_ticks(schedule, k, count, training)
+    told = Ticks(schedule, k, count, training)
+    ticks = told.num_ticks // told.period
     assert simulation.longest_tick_s == pytest.approx(tick, rel=1e-12)
     assert simulation.num_ticks == ticks
     assert simulation.total_s <= ticks * tick * (1 + 1e-12)
@@ -382,25 +384,7 @@ def test_more_memory_is_never_worse(seed, schedule, k, more):
         tables.memory_bytes,
         recompute=True,
     )
-    assert plan(roomy, k, schedule).objective_s <= plan(tables, k, schedule).objective_s
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES), count=st.integers(1, 64))
-def test_more_ipus_are_never_worse(seed, schedule, count):
-    tables = network_like(seed, 10, 0.3)
-    times = []
-    for ipus in range(1, 7):
-        solution = plan_up_to(tables, ipus, schedule, count)
-        if not solution.feasible:
-            assert solution.infeasibility.num_stages == ipus
-            times.append(np.inf)
-            continue
-        times.append(solution.objective_s * pipeline_ticks(schedule, solution.num_stages, count))
-        each = [plan(tables, k, schedule) for k in range(1, ipus + 1)]
-        own = [s.objective_s * pipeline_ticks(schedule, s.num_stages, count) for s in each]
-        assert times[-1] == min(own) and solution == each[own.index(min(own))]
-    assert times == sorted(times, reverse=True)
+    assert fastest_split(roomy, k, schedule).objective_s <= fastest_split(tables, k, schedule).objective_s
 
 
 @settings(max_examples=60)
@@ -420,7 +404,7 @@ def test_units_do_not_matter(seed, schedule, time, size):
         lambda k, s: tables.memory_bytes(k, s) * 2.0**size,
         recompute=True,
     )
-    one, other = plan(tables, 4, schedule), plan(scaled, 4, schedule)
+    one, other = fastest_split(tables, 4, schedule), fastest_split(scaled, 4, schedule)
     assert other.starts == one.starts and other.objective_s == one.objective_s * 2.0**time
 
 
@@ -429,19 +413,19 @@ def test_equal_splits_fall_to_little_transfer_and_early_cuts(schedule):
     n = 4
     even = StageTables([1] * n, [2] * n, [0] * (n + 1), 1.0, lambda k, s: np.zeros((n, n + 1)))
     if schedule != "Sequential":
-        assert plan(even, 2, schedule).starts == (0, 2)
+        assert fastest_split(even, 2, schedule).starts == (0, 2)
     idle = StageTables([0] * n, [0] * n, [0, 1, 1, 1, 0], 1.0, lambda k, s: np.zeros((n, n + 1)))
-    assert plan(idle, 3, schedule).starts == (0, 1, 2)
+    assert fastest_split(idle, 3, schedule).starts == (0, 1, 2)
     narrow = StageTables(
         [1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0], 1.0, lambda k, s: np.zeros((n, n + 1))
     )
-    assert plan(narrow, 2, schedule).starts == (0, 1)
+    assert fastest_split(narrow, 2, schedule).starts == (0, 1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_large_network_takes_few_evaluations(schedule):
     # Seconds are measured by hand; the number of dynamic programs is what makes them.
-    solution = plan(network_like(5, 300, 0.12), 16, schedule)
+    solution = fastest_split(network_like(5, 300, 0.12), 16, schedule)
     assert solution.optimal and solution.num_evaluations < 2000
 
 
@@ -461,7 +445,7 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
     assume(k <= n)
     tables = make_tables(seed, n, tight=tight, monotone=monotone, one_ipu=one_ipu)
     schedule = "Sequential" if one_ipu else "Grouped"
-    solution = plan(tables, k, schedule, max_stages=n)
+    solution = fastest_split(tables, k, schedule, max_stages=n)
     fitting = [m for m in range(1, n + 1) if any(naive_fits(tables, s) for s in all_splits(n, m))]
     assert solution.feasible == (k in fitting)
     if solution.feasible:
@@ -491,17 +475,17 @@ def test_a_certificate_by_hand():
     sizes = np.array([1.0, 4.0, 1.0, 9.0, 1.0])
     total = np.cumsum([0, *sizes])
     tables = StageTables([1] * 5, [1] * 5, [0] * 6, 8.0, lambda k, s: total[None, :] - total[:-1, None])
-    why = plan(tables, 2).infeasibility
+    why = fastest_split(tables, 2).infeasibility
     assert why.item == 3 and why.fewest_stages is None and why.max_stages == 5
     sizes[3] = 5.0
     tables = StageTables(
         [1] * 5, [1] * 5, [0] * 6, 6.0, lambda k, s: np.cumsum([0, *sizes]) - total_of(sizes)
     )
-    why = plan(tables, 1).infeasibility
+    why = fastest_split(tables, 1).infeasibility
     assert why.item is None and why.ranges == ((1, 4),) and why.fewest_stages == 2
     # Any two items are too much: three cuts, in ranges that share items.
     tables = StageTables([1] * 4, [1] * 4, [0] * 5, 1.5, lambda k, s: np.arange(5) - np.arange(4)[:, None])
-    why = plan(tables, 3).infeasibility
+    why = fastest_split(tables, 3).infeasibility
     assert why.ranges == ((0, 2), (1, 3), (2, 4)) and why.fewest_stages == 4
 
 
@@ -516,11 +500,11 @@ def test_wrong_questions_are_refused():
     tables = make_tables(0, 4, tight=0.0)
     for stages in (0, 5):
         with pytest.raises(ConfigurationError, match="3 places"):
-            plan(tables, stages)
+            fastest_split(tables, stages)
     with pytest.raises(ConfigurationError, match="GPipe"):
-        plan(tables, 2, "GPipe")
+        fastest_split(tables, 2, "GPipe")
     with pytest.raises(ConfigurationError, match="share an IPU"):
-        plan(make_tables(0, 4, one_ipu=True), 2, "Grouped")
+        fastest_split(make_tables(0, 4, one_ipu=True), 2, "Grouped")
 
 
 @pytest.mark.parametrize(
@@ -545,13 +529,13 @@ def test_wrong_tables_are_refused(change):
         capacity_bytes=1.0,
         memory_bytes=lambda k, s: np.zeros((3, 4)),
     )
-    assert plan(StageTables(**good), 2).optimal
+    assert fastest_split(StageTables(**good), 2).optimal
     with pytest.raises(ValueError):
-        plan(StageTables(**{**good, **change}), 2)
+        fastest_split(StageTables(**{**good, **change}), 2)
 
 
 def test_items_are_the_runs_between_legal_cuts():
-    from ipucnn.planning.graph import Layer, LayerGraph
+    from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 
     layers = (
         Layer("input", "input", (), (4, 4, 1)),

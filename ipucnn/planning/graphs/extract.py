@@ -13,9 +13,9 @@ from ipucnn.errors import UserError
 from ipucnn.filesystem import expand, make_folder, read_text, write_text
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
-from ipucnn.planning.graph import SCHEMA_VERSION, LayerGraph
-from ipucnn.planning.keras_graph import graph_of
-from ipucnn.planning.shipped import read_shipped
+from ipucnn.planning.graphs.keras_graph import graph_of
+from ipucnn.planning.graphs.layer_graph import SCHEMA_VERSION, LayerGraph
+from ipucnn.planning.graphs.shipped import read_shipped
 
 MOST_BYTES = 2**26
 __all__ = ["build_graph", "cache_folder", "cache_path", "graph_key", "graph_of", "known_graph", "layer_graph"]
@@ -101,7 +101,7 @@ def graph_key(record: ModelRecord, options: BuildOptions) -> str:
     }
     digest.update(json.dumps(described, sort_keys=True).encode())
     package = Path(ipucnn.__file__).parent
-    sources = [package / "planning" / name for name in ("graph.py", "keras_graph.py")]
+    sources = [package / "planning" / "graphs" / name for name in ("layer_graph.py", "keras_graph.py")]
     for source in sorted([*sources, *(package / "models").rglob("*.py")]):
         digest.update(f"\0{source.relative_to(package).as_posix()}\0".encode())
         digest.update(source.read_bytes())

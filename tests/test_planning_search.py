@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.hardware import get_system
-from ipucnn.planning import search as search_module
-from ipucnn.planning.assemble import assemble, compare
-from ipucnn.planning.graph import Layer, LayerGraph
-from ipucnn.planning.judge import LIMITS, Planner, candidates
-from ipucnn.planning.memory import program_memory
-from ipucnn.planning.no_fit import infeasible, why_no_fit
+from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.predict import predict
-from ipucnn.planning.search import SearchSpace, default_count, micro_batches, search
+from ipucnn.planning.plan import assemble, compare
+from ipucnn.planning.search import configurations as search_module
+from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches, search
+from ipucnn.planning.search.planner import LIMITS, Planner, candidates, infeasible, why_no_fit
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters
 

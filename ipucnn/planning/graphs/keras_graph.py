@@ -8,7 +8,7 @@ import warnings
 from typing import Any, Dict, List, Set, Tuple
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.graph import Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 
 __all__ = ["graph_of"]
 

@@ -1,17 +1,152 @@
-"""Exact search for the Sequential schedule: stages run one after the other, on an IPU each or all on one."""
+"""The exact search: the fastest split that fits, with its proof, or the certificate that nothing fits.
+
+Optimal among all splits of the layers in the given order; stages that take parts of parallel branches are outside
+of what it searches.  Grouped and Interleaved pipelines are searched by ``minmax``.  Sequential stages, which run one
+after the other on an IPU each or all on one, are searched here.
+"""
 
 import heapq
+from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.planning.minmax import MinMaxResult
-from ipucnn.planning.stages import StageTables
+from ipucnn.errors import ConfigurationError
+from ipucnn.planning.search import minmax
+from ipucnn.planning.search.minmax import MinMaxResult
+from ipucnn.planning.search.tables import StageTables, tick_s
+from ipucnn.planning.settings import SCHEDULES
 
-__all__ = ["search_one_ipu", "search_sequential"]
+__all__ = ["Infeasibility", "Solution", "fastest_split", "some_split_fits", "why_infeasible"]
+
+# A certificate looks for a number of stages that fits up to this one at least.
+_MAX_STAGES = 16
 
 
-def search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
+@dataclass(frozen=True)
+class Infeasibility:
+    """Why no split into ``num_stages`` stages fits.
+
+    Attributes:
+        num_stages: that were asked for.
+        item: an item that exceeds the capacity at every stage position, alone or with any neighbours; None if
+            each of them fits somewhere.
+        ranges: runs (first item, one past the last) none of which fits into one stage, at whatever position and
+            with whatever neighbours.  Each needs a cut inside it, and no cut is inside two of them, so r of them
+            need r + 1 stages: with r >= num_stages they prove the case, with fewer the exhausted search does.
+        fewest_stages: the smallest number of stages, at most ``max_stages``, into which some split fits; None
+            if there is none.
+        max_stages: the largest number of stages that was tried.
+    """
+
+    num_stages: int
+    item: Optional[int]
+    ranges: Tuple[Tuple[int, int], ...]
+    fewest_stages: Optional[int]
+    max_stages: int
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best split into a number of stages.
+
+    Attributes:
+        schedule: "Grouped", "Interleaved" or "Sequential".
+        starts: first item of each stage, the first is 0; empty if nothing fits.
+        objective_s: ``tick_s`` of the split; inf if nothing fits.
+        lower_bound_s: no split that fits is faster than this.
+        num_evaluations: dynamic programs that the search ran.
+        infeasibility: why nothing fits, None if something does.
+    """
+
+    schedule: str
+    num_stages: int
+    starts: Tuple[int, ...]
+    objective_s: float
+    lower_bound_s: float
+    num_evaluations: int = 0
+    infeasibility: Optional[Infeasibility] = None
+
+    @property
+    def feasible(self) -> bool:
+        return self.infeasibility is None
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the split is proved to be a fastest one."""
+        return self.feasible and self.lower_bound_s >= self.objective_s
+
+    @property
+    def gap(self) -> float:
+        """By how much a better split could be faster at most, as a fraction of the lower bound; nan if infeasible."""
+        if not self.feasible:
+            return float("nan")
+        if self.optimal:
+            return 0.0
+        return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
+
+
+def fastest_split(
+    tables: StageTables,
+    num_stages: int,
+    schedule: str = "Grouped",
+    max_evaluations: Optional[int] = None,
+    max_stages: Optional[int] = None,
+) -> Solution:
+    """The fastest split into exactly ``num_stages`` stages.
+
+    Args:
+        tables: times and memory of the items.
+        schedule: "Grouped", "Interleaved" or "Sequential".
+        max_evaluations: dynamic programs after which the search stops with a gap.  Without, it goes on until the
+            split is proved to be optimal.
+        max_stages: up to how many stages the certificate tries if nothing fits.  Without, it is twice ``num_stages``,
+            and at least ``_MAX_STAGES``.
+
+    Returns:
+        The solution; without starts, and with a certificate, if nothing fits.
+
+    Raises:
+        ConfigurationError: more stages than items, or segments of one IPU under another schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ConfigurationError(f"schedule '{schedule}'", f"it is one of {', '.join(SCHEDULES)}")
+    if not 1 <= num_stages <= tables.num_items:
+        raise ConfigurationError(
+            f"{num_stages} stages, but the model can be cut in {tables.num_items - 1} places",
+            f"use 1 to {tables.num_items} stages",
+        )
+    if tables.one_ipu and schedule != "Sequential":
+        raise ConfigurationError(
+            f"stages that share an IPU under schedule '{schedule}'", "only Sequential stages can share one"
+        )
+    if tables.one_ipu:
+        result = _search_one_ipu(tables, num_stages)
+    elif schedule == "Sequential":
+        result = _search_sequential(tables, num_stages)
+    else:
+        result = minmax.search(tables, num_stages, schedule, max_evaluations)
+    if not result.starts:
+        most = max(_MAX_STAGES, 2 * num_stages) if max_stages is None else max_stages
+        why = why_infeasible(tables, num_stages, most)
+        return Solution(
+            schedule, num_stages, (), float("inf"), float("inf"), result.num_evaluations, infeasibility=why
+        )
+    value = tick_s(tables, result.starts, schedule)
+    return Solution(
+        schedule,
+        num_stages,
+        result.starts,
+        value,
+        min(value, result.lower_bound_s),
+        result.num_evaluations,
+    )
+
+
+# --- Sequential schedules
+
+
+def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
     """Stages on an IPU each: the shortest path over cuts, O(stages x n^2).
 
     The cuts decide the transfers, what is not recomputed, and which stage's speed an item has.
@@ -194,10 +329,76 @@ class _OwnSpeeds:
         return ()
 
 
-def search_one_ipu(tables: StageTables, num_stages: int) -> MinMaxResult:
+def _search_one_ipu(tables: StageTables, num_stages: int) -> MinMaxResult:
     """Stages as recomputation segments on one IPU."""
     own_speeds = len(tables.stage_s) == num_stages
     search: Union[_OwnSpeeds, _OneIpu]
     search = _OwnSpeeds(tables, num_stages) if own_speeds else _OneIpu(tables, num_stages)
     starts = search.run()
     return MinMaxResult(starts, np.inf, search.num_evaluations)
+
+
+# --- why nothing fits
+
+
+def some_split_fits(tables: StageTables, num_stages: int) -> bool:
+    """Whether any split into that many stages fits, whatever its speed."""
+    n = tables.num_items
+    if num_stages > n:
+        return False
+    if tables.one_ipu:
+        return bool(_search_one_ipu(tables, num_stages).starts)
+    reached: np.ndarray = np.zeros(n + 1, dtype=bool)
+    reached[0] = True
+    for stage in range(num_stages):
+        reached = tables.fits(num_stages, stage)[reached[:n]].any(axis=0)
+        if not reached.any():
+            return False
+    return bool(reached[n])
+
+
+def _fewest_stages(tables: StageTables, max_stages: int) -> Optional[int]:
+    """The smallest number of stages into which some split fits; more stages stash more, so all are tried."""
+    for num_stages in range(1, min(max_stages, tables.num_items) + 1):
+        if some_split_fits(tables, num_stages):
+            return num_stages
+    return None
+
+
+def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int]]:
+    """Runs of items none of which any stage can hold, as many as a sweep from the left finds.
+
+    Neighbours share an item at most, so that no cut is inside two of them.
+    """
+    n = tables.num_items
+    least = np.full((n, n + 1), np.inf)
+    for stage in range(num_stages):
+        least = np.minimum(least, tables.memory(num_stages, stage))
+    # Over all runs that contain items i .. j - 1: they start at or before i and end at or behind j.
+    within = np.minimum.accumulate(np.minimum.accumulate(least, axis=0)[:, ::-1], axis=1)[:, ::-1]
+    blocked = (within > tables.capacity_bytes) & ~np.tri(n, n + 1, dtype=bool)
+    ranges: List[Tuple[int, int]] = []
+    first = 0
+    for j in range(1, n + 1):
+        starts = np.flatnonzero(blocked[first:j, j])
+        if len(starts):
+            start = first + int(starts[-1])
+            ranges.append((start, j))
+            first = j - 1 if j - start > 1 else j
+    return ranges
+
+
+def why_infeasible(tables: StageTables, num_stages: int, max_stages: int) -> Infeasibility:
+    """The certificate for a number of stages into which nothing fits.
+
+    Args:
+        max_stages: up to which more stages are tried.
+    """
+    ranges = _blocking_ranges(tables, num_stages)
+    return Infeasibility(
+        num_stages=num_stages,
+        item=next((i for i, j in ranges if j == i + 1), None),
+        ranges=tuple(ranges),
+        fewest_stages=_fewest_stages(tables, max_stages),
+        max_stages=min(max_stages, tables.num_items),
+    )

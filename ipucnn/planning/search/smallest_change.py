@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Collection, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.hardware import System
-from ipucnn.planning.graph import LayerGraph
-from ipucnn.planning.judge import PROPORTIONS, Planner
-from ipucnn.planning.memory import program_memory
+from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, Proportions, percentages
-from ipucnn.planning.verdict import FITS_BELOW
 from ipucnn.training.batching import overlap_length
 
 __all__ = ["Change", "hint_for", "smallest_change"]
@@ -59,9 +58,9 @@ def smallest_change(
 
     Args:
         settings, splits: of the program that did not fit.
-        overuse: memory needed over memory there is, as the compiler said; None: unknown.
-        max_ipus: that the changed program may take; None: as many as the system has.
-        only: flags that the command takes and acts on; None: all.
+        overuse: memory needed over memory there is, as the compiler said; None where it did not say.
+        max_ipus: that the changed program may take; without, as many as the system has.
+        only: the flags that the command takes and acts on, if they are not all.
     """
     planner = Planner(graph, system)
     before = max(memory.fill for memory in program_memory(graph, splits, settings, system.ipu))
@@ -96,7 +95,7 @@ def _split_flags(splits: Tuple[str, ...]) -> List[str]:
     return ["--pipeline-splits", *splits] if splits else []
 
 
-# Flags, settings, and splits to keep; None: the planner's.
+# Flags, settings, and the splits to keep; None for splits that the planner is to choose.
 _Trial = Tuple[List[str], PlanSettings, Optional[Tuple[str, ...]]]
 
 
@@ -179,7 +178,8 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
 def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
     """availableMemoryProportion of at most ``share`` in each stage; None where that changes nothing.
 
-    None, too, where convolutions and matrix products have their own by options that go before the one proposed here.
+    Where convolutions and matrix products have proportions of their own, it changes nothing either: they come from
+    options that go before the one proposed here.
     """
     own = settings.available_memory_proportion
     if any(stage.convolution != stage.matmul for stage in own):
@@ -212,7 +212,7 @@ def _with_micro_batch(settings: PlanSettings, size: int) -> Optional[PlanSetting
 
 
 def _with_stages(settings: PlanSettings, stages: int) -> PlanSettings:
-    """So many stages, one per IPU, with a legal number of accumulated micro-batches."""
+    """The same program in another number of stages, one per IPU, with a legal number of accumulated micro-batches."""
     count = settings.gradient_accumulation_count
     schedule = "Grouped" if settings.schedule == "Sequential" else settings.schedule
     if settings.training:
@@ -227,7 +227,7 @@ def _try(
     """Splits and fill of changed settings if they fit.
 
     Args:
-        splits: to keep; None: the planner's.
+        splits: to keep; None for splits that the planner is to choose.
     """
     if splits is not None:
         fill = max(ipu.fill for ipu in program_memory(planner.graph, splits, changed, planner.system.ipu))

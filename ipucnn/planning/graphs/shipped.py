@@ -1,7 +1,7 @@
 """The layer graphs that come with the package: each registered model's, at its home input and classes.
 
-``python -m ipucnn.planning.shipped`` builds and writes them again, which any change of the models' sources asks for: a
-graph whose sources changed is not used.
+``python -m ipucnn.planning.graphs.shipped`` builds and writes them again, which any change of the models' sources asks
+for: a graph whose sources changed is not used.
 """
 
 import gzip
@@ -12,9 +12,9 @@ from typing import Optional
 from ipucnn.errors import DataError, MissingError
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord, list_models
-from ipucnn.planning.graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 
-FOLDER = Path(__file__).parent / "graphs"
+FOLDER = Path(__file__).parent
 
 
 def home_options(record: ModelRecord) -> BuildOptions:
@@ -45,7 +45,7 @@ def write_shipped(record: ModelRecord) -> Path:
     Raises:
         MissingError: the installed Keras lacks the network.
     """
-    from ipucnn.planning.extract import build_graph, graph_key
+    from ipucnn.planning.graphs.extract import build_graph, graph_key
 
     options = home_options(record)
     text = build_graph(record, options).to_json()

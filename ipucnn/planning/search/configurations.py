@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.planning.judge import LIMITS, PROPORTIONS, Candidate, Planner, candidates
-from ipucnn.planning.memory import program_memory
-from ipucnn.planning.memory_model import segments_on_one_ipu
-from ipucnn.planning.no_fit import infeasible_search
+from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.predict import predict
+from ipucnn.planning.search.planner import (
+    LIMITS,
+    PROPORTIONS,
+    Candidate,
+    Planner,
+    candidates,
+    infeasible_search,
+)
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
@@ -25,11 +30,11 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 # Shares of an IPU's memory that differ by less are the same: a fraction of what the memory model can tell.
 SAME_FILL = 0.05
 
-# So are throughputs: of these the one with fewer stages is taken.
+# Throughputs that differ by less, as a fraction, are the same: the configuration with fewer stages is taken.
 SAME_SPEED = 1e-3
 
-# Dynamic programs per configuration; those of the front are planned again to their proof.  By then the split is
-# close to the best, most often it is the best.
+# Dynamic programs per configuration.  After so many the split is close to the best, and most often it is the best;
+# only the configurations of the front are searched again to their proof.
 _EVALUATIONS = 8
 
 # Recomputation segments to try on one IPU.
@@ -44,12 +49,14 @@ class SearchSpace:
         base: settings that hold for all configurations.
         num_ipus: at most, all replicas together.
         micro_batch_sizes, schedules: to try.
-        recomputation: None: both.
-        proportions: availableMemoryProportion of all stages; None: the best of ``judge.PROPORTIONS``.
-        num_replicas: None: as many as the IPUs hold, and fewer.
-        global_batch_size: of every configuration, exactly; None: ``gradient_accumulation_count``.
+        recomputation: on or off; None to try both.
+        proportions: availableMemoryProportion of all stages; None for the best of ``planner.PROPORTIONS``.
+        num_replicas: None to try as many as the IPUs hold, and fewer.
+        global_batch_size: what every configuration has to reach exactly.  Without it,
+            ``gradient_accumulation_count`` holds.
         global_batch_from: who set it, for messages.
-        gradient_accumulation_count: None, and no global batch: what ``default_count`` gives.
+        gradient_accumulation_count: of every configuration.  Where there is no global batch size either, each has what
+            ``default_count`` gives.
     """
 
     base: PlanSettings
@@ -153,7 +160,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
     # The least memory of segments on one IPU has no bound: they are the last to be looked at.
     least = min(
-        options(space), key=lambda s: (segments_on_one_ipu(s), s.micro_batch_size, planner.least_fill(s))
+        options(space), key=lambda s: (s.segments_on_one_ipu, s.micro_batch_size, planner.least_fill(s))
     )
     powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
     more = (n for n in powers if n > space.num_ipus)
@@ -171,8 +178,11 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
 
 
 def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
-    """The first of falling sizes that fits.  Memory grows with them; a size that isn't legal doesn't fit either,
-    so what bisection finds is the largest among legal ones but for those gaps."""
+    """The first of falling sizes that fits, by bisection, because memory grows with the size.
+
+    A size that isn't legal doesn't fit either.  Where bisection meets such a size among those that fit, a smaller one
+    than the largest may be found.
+    """
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -184,7 +194,7 @@ def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]
 
 
 def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Candidate], bool]:
-    """Every configuration that fits but those seen to be worse than another; whether any was legal at all."""
+    """The configurations that fit, without those seen to be worse than another, and whether any was legal at all."""
     found: List[Candidate] = []
     any_legal = False
     tried = [uniform(share) for share in PROPORTIONS] if space.proportions is None else [space.proportions]
@@ -221,7 +231,7 @@ def _is_dominated(
         if not any(
             other.prediction.images_per_s >= bound
             and other.predicted_fill <= least + SAME_FILL
-            and _occupied(other.settings) <= _occupied(own)
+            and other.settings.occupied_ipus <= own.occupied_ipus
             for other in found
         ):
             return False
@@ -253,26 +263,21 @@ def _refined(planner: Planner, front: Sequence[Candidate], limit: float) -> List
     return _front(proved)
 
 
-def _occupied(settings: PlanSettings) -> int:
-    """IPUs that a program takes: those of a replica come in powers of two."""
-    return settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
-
-
 def _front(found: Sequence[Candidate]) -> List[Candidate]:
-    """Those that none is as good as in everything and better in something; fastest first.
+    """The configurations to which no other is as good in everything and better in something; fastest first.
 
-    Of equally fast ones (``SAME_SPEED``) those with more stages go.
+    Of equally fast ones (``SAME_SPEED``) those with more stages are dropped.
     """
 
     def key(candidate: Candidate) -> Tuple[float, int, float]:
         speed = candidate.prediction.images_per_s
-        return -speed, _occupied(candidate.settings), candidate.predicted_fill
+        return -speed, candidate.settings.occupied_ipus, candidate.predicted_fill
 
     def is_simpler(one: Candidate, other: Candidate) -> bool:
         return (
             one.settings.num_stages < other.settings.num_stages
             and one.prediction.images_per_s >= other.prediction.images_per_s * (1 - SAME_SPEED)
-            and _occupied(one.settings) <= _occupied(other.settings)
+            and one.settings.occupied_ipus <= other.settings.occupied_ipus
             and one.predicted_fill <= other.predicted_fill + SAME_FILL
         )
 
@@ -296,7 +301,7 @@ def _row(candidate: Candidate, best: bool) -> ParetoRow:
         gradient_accumulation_count=settings.gradient_accumulation_count,
         num_replicas=settings.num_replicas,
         ipus_per_replica=settings.num_ipus_per_replica,
-        num_ipus=_occupied(settings),
+        num_ipus=settings.occupied_ipus,
         recomputation=settings.recomputation,
         available_memory_proportion=settings.available_memory_proportion,
         splits=candidate.splits,

@@ -1,0 +1,469 @@
+"""What runs when in a pipelined program: its throughput, and a plan's timeline.
+
+The throughput is made of ticks, fill and drain, the weight update and the host.
+
+All IPUs advance in lock-step, a tick at a time.  In a tick every IPU runs what the schedule gives it for one
+micro-batch of each of its stages, then the stages exchange.
+
+  Grouped      a tick holds a forward and a backward pass: micro-batch m is at stage s going forward in tick m + s and
+               going backward in tick m + 2 (S - 1) - s.  A tick takes max forward + max backward over the IPUs.
+  Interleaved  a tick holds one pass: forward at 2 m + s, backward at 2 m + 2 S - 1 - s.  Stages alternate, and a tick
+               takes the longest pass, forward or backward, that any IPU has in it.
+  Sequential   one micro-batch at a time: the sum of all.
+
+Ticks while the pipeline fills or drains cost what the stages at work in them cost.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.hardware import IPU, System
+from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts, transfers_s
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.settings import PlanSettings
+
+__all__ = [
+    "PASSES",
+    "Phase",
+    "Prediction",
+    "Span",
+    "StageTime",
+    "Ticks",
+    "Timeline",
+    "predict",
+    "schedule_s",
+    "timeline",
+    "update_s",
+]
+
+
+class Ticks:
+    """The ticks of a weight update, and what runs in each of them.
+
+    A tick is one micro-batch's forward and backward pass under Grouped, one pass under Interleaved (a half-tick), all
+    passes of one micro-batch under Sequential.  Without training Interleaved is Grouped, and nothing goes backward.
+
+    Attributes:
+        num_ticks: of the weight update, filling and draining included.
+        period: ticks after which full ones repeat.
+        full_start, full_end: in the ticks between them every stage has something to do; equal if there is no such tick.
+    """
+
+    def __init__(self, schedule: str, num_stages: int, num_micro_batches: int, training: bool = True) -> None:
+        self.stages, self.count = range(num_stages), num_micro_batches
+        self.kind = schedule if training or schedule == "Sequential" else "inference"
+        self.period = 2 if self.kind == "Interleaved" else 1
+        last, count = num_stages - 1, num_micro_batches
+        # The ramp is the first full tick, if there are micro-batches enough to fill the pipeline.
+        self.num_ticks, self._ramp = {
+            "Sequential": (count, 0),
+            "inference": (count + last, last),
+            "Grouped": (count + 2 * last, 2 * last),
+            "Interleaved": (2 * (count + last), 2 * last + 1),
+        }[self.kind]
+        self.full_end = 2 * count - 1 if self.kind == "Interleaved" else count
+        self.full_start = min(self._ramp, self.full_end)
+
+    @property
+    def edges(self) -> List[int]:
+        """The ticks that are not full: those of filling, then those of draining."""
+        return [*range(self.full_start), *range(self.full_end, self.num_ticks)]
+
+    def at(self, tick: int) -> Tuple[Dict[int, int], Dict[int, int]]:
+        """The micro-batches that go forward and backward in a tick, by stage; not for Sequential."""
+        ahead = {s: tick - s for s in self.stages}
+        back = {s: tick - self._ramp + s for s in self.stages} if self.kind != "inference" else {}
+        if self.kind == "Interleaved":
+            ahead, back = ({s: x // 2 for s, x in going.items() if x % 2 == 0} for going in (ahead, back))
+        forward, backward = (
+            {s: m for s, m in going.items() if 0 <= m < self.count} for going in (ahead, back)
+        )
+        return forward, backward
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Predicted seconds of one stage for one micro-batch.
+
+    Attributes:
+        first, last: layers ``first .. last - 1`` of the graph.
+        backward_s: with the recomputation.
+        receive_s: transfer of its input from the stage before (one direction); 0 on the same IPU.
+    """
+
+    first: int
+    last: int
+    ipu: int
+    forward_s: float
+    recompute_s: float
+    backward_s: float
+    receive_s: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model predicts for a program; nothing in it was measured.
+
+    Attributes:
+        images_per_s: of all replicas.
+        stages: per stage.
+        tick_s: a tick of the full pipeline (Interleaved: two half-ticks; Sequential: one micro-batch), with transfers.
+        transfer_s: part of it that is transfers between IPUs.
+        update_s: weight update with the all-reduce; 0 for inference.
+        all_reduce_s: part of it that is the all-reduce over the replicas.
+        weight_update_s: all micro-batches of a weight update, with fill and drain, and the update.
+        latency_s: one micro-batch through all forward passes.
+        host_bytes_per_s: input the program takes at this throughput.
+        host_limit_images_per_s: what the host can feed.
+        bottleneck: "stage 2 forward and stage 3 backward", "transfer before stage 1", "host", ...
+    """
+
+    images_per_s: float
+    stages: Tuple[StageTime, ...]
+    tick_s: float
+    transfer_s: float
+    update_s: float
+    all_reduce_s: float
+    weight_update_s: float
+    latency_s: float
+    host_bytes_per_s: float
+    host_limit_images_per_s: float
+    bottleneck: str
+
+
+def update_s(
+    stage_parameters: Sequence[float],
+    settings: PlanSettings,
+    system: System,
+    constants: CostConstants = DEFAULT_CONSTANTS,
+) -> float:
+    """Seconds of one weight update.
+
+    Args:
+        stage_parameters: trainable parameters of each stage.
+
+    IPUs work side by side, each on its own parameters: the all-reduce over the replicas, the optimizer's element-wise
+    pass (weight, gradient, state; read and written), and streaming the state in and out where it is offloaded.
+    """
+    if not settings.training:
+        return 0.0
+    per_ipu = np.zeros(settings.num_ipus_per_replica)
+    np.add.at(per_ipu, list(settings.mapping), np.asarray(stage_parameters, dtype=float))
+    parameters = float(per_ipu.max())
+    ipu = system.ipu
+    # Gradient read, weight and states read and written; the accumulator is cleared: one write.
+    moved = parameters * settings.weight_bytes * (4 + 2 * settings.optimizer_slots)
+    seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.clock_hz
+    if settings.num_replicas > 1:
+        seconds += parameters * settings.weight_bytes / system.all_reduce_bytes_per_s
+    if settings.offloads_optimizer_state and settings.optimizer_slots and system.remote_bytes_per_s:
+        streamed = 2 * settings.optimizer_slots * settings.weight_bytes * parameters
+        seconds += streamed / system.remote_bytes_per_s
+    return seconds
+
+
+def _tick_s(
+    forward: np.ndarray,
+    backward: np.ndarray,
+    receive: np.ndarray,
+    f: Sequence[int],
+    b: Sequence[int],
+    settings: PlanSettings,
+) -> float:
+    """Seconds of a tick in which the stages f go forward and the stages b backward.
+
+    Under Grouped all go forward, then all go backward; under Interleaved each does its own at the same time.
+    """
+    ahead, back = np.zeros((2, settings.num_ipus_per_replica))
+    ipus = np.asarray(settings.mapping)
+    np.add.at(ahead, ipus[f], forward[f])
+    np.add.at(back, ipus[b], backward[b])
+    # A stage's output leaves after its forward pass, the gradient of its input after its backward pass.
+    out: np.ndarray = np.append(receive[1:], 0.0)
+    exchange = max(out[f], default=0.0) + max(receive[b], default=0.0)
+    if settings.schedule == "Interleaved":
+        return float((ahead + back).max() + exchange)
+    return float(ahead.max() + back.max() + exchange)
+
+
+def schedule_s(
+    forward: np.ndarray,
+    backward: np.ndarray,
+    receive: np.ndarray,
+    settings: PlanSettings,
+    micro_batch_s: float,
+) -> Tuple[float, float]:
+    """(seconds of all micro-batches of a weight update, seconds of a tick of the full pipeline).
+
+    Args:
+        forward, backward: seconds of each stage, recomputation in the backward pass.
+        receive: transfer into each stage, one direction.
+        micro_batch_s: fixed cost of a tick.
+    """
+    count = settings.gradient_accumulation_count
+    if settings.schedule == "Sequential":
+        directions = 2 if settings.training else 1
+        tick = float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
+        return count * tick, tick
+    ticks = Ticks(settings.schedule, len(forward), count, settings.training)
+
+    def cost(f: Sequence[int], b: Sequence[int]) -> float:
+        return _tick_s(forward, backward, receive, f, b, settings)
+
+    def cost_at(t: int) -> float:
+        ahead, back = ticks.at(t)
+        return cost(list(ahead), list(back))
+
+    stages = list(ticks.stages)
+    if ticks.kind == "Interleaved":
+        halves = cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2])
+        total = (ticks.full_end - ticks.full_start) // 2 * halves
+        for t in ticks.edges:
+            total += cost_at(t)
+        return total + ticks.num_ticks // 2 * micro_batch_s, halves + micro_batch_s
+    tick = cost(stages, stages if settings.training else []) + micro_batch_s
+    total = sum(cost_at(t) + micro_batch_s for t in ticks.edges)
+    return total + (ticks.num_ticks - len(ticks.edges)) * tick, tick
+
+
+def _stage_times(
+    graph: LayerGraph, starts: Sequence[int], times: LayerTimes, settings: PlanSettings, ipu: IPU
+) -> List[StageTime]:
+    ends = [*starts[1:], len(graph.layers)]
+    mapping = settings.mapping
+    crossing = transfers_s(graph, starts[1:], settings, ipu)
+    stages = []
+    for stage, (first, last) in enumerate(zip(starts, ends)):
+        forward = float(times.forward_s[first:last].sum())
+        # The last stage goes backward right after going forward: nothing to recompute.
+        again = settings.training and settings.recomputation and stage < len(starts) - 1
+        recompute = forward if again else 0.0
+        backward = float(times.backward_s[first:last].sum()) + recompute
+        moves = stage > 0 and mapping[stage] != mapping[stage - 1]
+        receive = float(crossing[stage - 1]) if moves else 0.0
+        stages.append(StageTime(first, last, mapping[stage], forward, recompute, backward, receive))
+    return stages
+
+
+def _host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
+    """(bytes of one sample, samples per second that the host can feed the IPUs in use)."""
+    element = 1 if settings.eight_bit_transfer else settings.element_bytes
+    sample = float(np.prod(graph.input_shape)) * element + 4  # and its label
+    share = min(1.0, settings.num_ipus / system.num_ipus)
+    # A machine's link serves its own IPUs; a program on part of a machine has all of it.
+    machines = max(1.0, np.ceil(system.num_ipus / 4))
+    used = max(1.0, np.ceil(share * machines))
+    return sample, system.host_bytes_per_s * used / machines / sample
+
+
+def _bottleneck(stages: Sequence[StageTime], settings: PlanSettings) -> str:
+    if len(stages) == 1 or settings.schedule == "Sequential":
+        return "compute"
+    forward = max(range(len(stages)), key=lambda i: stages[i].forward_s)
+    backward = max(range(len(stages)), key=lambda i: stages[i].backward_s)
+    link = max(range(len(stages)), key=lambda i: stages[i].receive_s)
+    if stages[link].receive_s > stages[forward].forward_s + stages[backward].backward_s:
+        return f"transfer before stage {link}"
+    if not settings.training or forward == backward:
+        return f"stage {forward}"
+    return f"stage {forward} forward and stage {backward} backward"
+
+
+def predict(
+    graph: LayerGraph,
+    splits: Sequence[str],
+    settings: PlanSettings,
+    system: System,
+    constants: CostConstants = DEFAULT_CONSTANTS,
+    times: Optional[LayerTimes] = None,
+) -> Prediction:
+    """Predicts the throughput of a program.
+
+    Args:
+        splits: names of the layers that open stages 1, 2, ...; one less than stages, in the graph's order.
+        times: of the layers, where they are there already.
+
+    Raises:
+        ValueError: splits that are not one less than the stages, or out of order.
+    """
+    starts = stage_starts(graph, splits)
+    if len(starts) != settings.num_stages or any(a >= b for a, b in zip(starts, starts[1:])):
+        raise ValueError(f"splits {list(splits)} do not open {settings.num_stages - 1} stages in order")
+    if times is None:
+        times = program_times(graph, starts, settings, system.ipu, constants)
+    stages = _stage_times(graph, starts, times, settings, system.ipu)
+    forward, backward, receive = (
+        np.array([getattr(stage, name) for stage in stages])
+        for name in ("forward_s", "backward_s", "receive_s")
+    )
+    total, tick = schedule_s(forward, backward, receive, settings, constants.micro_batch_s)
+    parameters = [
+        sum(layer.num_trainable for layer in graph.layers[stage.first : stage.last]) for stage in stages
+    ]
+    update = update_s(parameters, settings, system, constants)
+    images = settings.global_batch_size / (total + update)
+    sample_bytes, limit = _host_limit(graph, settings, system)
+    still = schedule_s(forward, backward, 0 * receive, settings, constants.micro_batch_s)[1]
+    return Prediction(
+        images_per_s=min(images, limit),
+        stages=tuple(stages),
+        tick_s=tick,
+        transfer_s=tick - still,
+        update_s=update,
+        all_reduce_s=update - update_s(parameters, replace(settings, num_replicas=1), system, constants),
+        weight_update_s=total + update,
+        latency_s=float(forward.sum() + receive.sum()) + constants.micro_batch_s,
+        host_bytes_per_s=min(images, limit) * sample_bytes,
+        host_limit_images_per_s=limit,
+        bottleneck="host" if limit < images else _bottleneck(stages, settings),
+    )
+
+
+PASSES = ("forward", "recompute", "backward")
+
+# Full ticks that are told before the rest is left out.
+_TOLD_TICKS = 3
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a stage is at, or (``stage`` -1) an exchange between IPUs, for which all wait.
+
+    Attributes:
+        kind: one of ``PASSES``, or "transfer".
+        micro_batch: from 0 within the weight update; -1 for a transfer.
+        start_s, end_s: since the start of the weight update.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """ "fill", "steady" or "drain"; Sequential pipelines are steady all the time."""
+
+    name: str
+    num_ticks: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one weight update up to the optimizer's.
+
+    Attributes:
+        num_ticks: of the weight update, see ``Ticks``.
+        omitted_ticks: how many full ticks are left out of ``spans``, all together, from ``omitted_from_s`` on to
+            ``omitted_to_s``.
+        end_s: of the last tick.
+    """
+
+    spans: Tuple[Span, ...]
+    phases: Tuple[Phase, ...]
+    num_ticks: int
+    omitted_ticks: int
+    omitted_from_s: float
+    omitted_to_s: float
+    end_s: float
+
+
+def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
+    """The timeline of a plan: what each stage does from the first micro-batch to the weight update.
+
+    Full ticks are all alike: of many of them a few are told and the rest is left out, so that a timeline stays small
+    whatever the accumulation count.
+
+    Args:
+        told_ticks: full ticks that are told, at least 1; under Interleaved pairs of half-ticks.
+    """
+    settings = plan.settings
+    ticks = Ticks(settings.schedule, plan.num_stages, settings.gradient_accumulation_count, settings.training)
+    walk = _Walk(plan, ticks)
+    break_at = min(ticks.full_start + told_ticks * ticks.period, ticks.full_end)
+    omitted = ticks.full_end - break_at
+    bounds: Dict[int, float] = {}
+    now = omitted_from = omitted_to = 0.0
+    for t in itertools.chain(range(break_at), range(break_at + omitted, ticks.num_ticks + 1)):
+        if omitted and t == break_at + omitted:
+            omitted_from = now
+            now = omitted_to = now + omitted // ticks.period * plan.predicted_tick_s
+        bounds[t] = now
+        if t < ticks.num_ticks:
+            now = walk.run(t, now)
+    edges = (0, ticks.full_start, ticks.full_end, ticks.num_ticks)
+    phases = tuple(
+        Phase(name, b - a, bounds[a], bounds[b])
+        for name, a, b in zip(("fill", "steady", "drain"), edges, edges[1:])
+        if b > a
+    )
+    return Timeline(tuple(walk.spans), phases, ticks.num_ticks, omitted, omitted_from, omitted_to, now)
+
+
+class _Walk:
+    """Goes through the ticks of a plan and notes down the spans of each."""
+
+    def __init__(self, plan: PipelinePlan, ticks: Ticks) -> None:
+        self.plan, self.ticks = plan, ticks
+        self.spans: List[Span] = []
+
+    def run(self, t: int, now: float) -> float:
+        """Notes down the spans of tick t, which begins at ``now``; returns when it ends."""
+        kind, stages = self.ticks.kind, self.ticks.stages
+        if t % self.ticks.period == 0:
+            now += self.plan.predicted_fixed_s
+        if kind == "Sequential":
+            for s in stages:
+                now = self._passes({s: t}, "forward", self._exchange(self._receives([s]), now), {})
+            for s in reversed(stages) if self.plan.settings.training else ():
+                now = self._passes({s: t}, "backward", now, {})
+                now = self._exchange(self._receives([s]), now)
+            return now
+        forward, backward = self.ticks.at(t)
+        # What leaves after a forward pass is what the stage behind receives.
+        ahead_s = self._receives([s + 1 for s in forward if s + 1 < len(stages)])
+        if kind == "Interleaved":
+            free: Dict[int, float] = {}
+            end = self._passes(forward, "forward", now, free)
+            now = self._exchange(ahead_s, max(end, self._passes(backward, "backward", now, free)))
+        else:
+            now = self._exchange(ahead_s, self._passes(forward, "forward", now, {}))
+            now = self._passes(backward, "backward", now, {})
+        return self._exchange(self._receives(backward), now)
+
+    def _receives(self, stages: Iterable[int]) -> float:
+        """Seconds in which all of these stages have received what crosses the cuts before them."""
+        return max((self.plan.stages[stage].predicted_receive_s for stage in stages), default=0.0)
+
+    def _exchange(self, seconds: float, now: float) -> float:
+        if seconds > 0:
+            self.spans.append(Span("transfer", -1, -1, now, now + seconds))
+        return now + seconds
+
+    def _passes(self, going: Dict[int, int], kind: str, now: float, free: Dict[int, float]) -> float:
+        """Runs passes side by side, those on one IPU one after the other; ``free`` is when each IPU can start."""
+        end = now
+        for s, m in going.items():
+            stage, ipu = self.plan.stages[s], self.plan.settings.mapping[s]
+            begin = free.get(ipu, now)
+            parts = (
+                [("forward", stage.predicted_forward_s)]
+                if kind == "forward"
+                else [("recompute", stage.predicted_recompute_s), ("backward", stage.predicted_backward_s)]
+            )
+            for name, seconds in parts:
+                if seconds > 0:
+                    self.spans.append(Span(name, s, m, begin, begin + seconds))
+                begin += seconds
+            free[ipu] = begin
+            end = max(end, begin)
+        return end

@@ -1,0 +1,502 @@
+"""``plan-splits`` from request to plan: the layer graph, the best or the judged splits, and everything about them.
+
+The ``PipelinePlan`` that comes out is assembled here, too: stages, memory, profile, comparison with other splits.
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+import ipucnn
+from ipucnn.config.options import RunConfig
+from ipucnn.documents import MAX_BYTES
+from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
+from ipucnn.filesystem import exists, expand, read_text, shown
+from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
+from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.graphs.extract import known_graph, layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.pipeline_plan import (
+    ComparisonRow,
+    IpuPlan,
+    NoFit,
+    ParetoRow,
+    PipelinePlan,
+    ProfileLayer,
+    StagePlan,
+    SystemFacts,
+)
+from ipucnn.planning.request import PlanRequest, check_system
+from ipucnn.planning.search.configurations import search
+from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
+from ipucnn.planning.search.planner import (
+    LIMITS,
+    Candidate,
+    Planner,
+    infeasible,
+    ways_to_fit,
+    why_no_fit,
+)
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.splits import RULES, check_cuts, check_stages
+from ipucnn.training.batching import nearest_multiples, overlap_length
+
+if TYPE_CHECKING:
+    from ipucnn.config.presets import PresetFile
+
+__all__ = [
+    "NothingFits",
+    "assemble",
+    "check_not_fitting",
+    "compare",
+    "load_graph",
+    "make_optimisations",
+    "make_plan",
+]
+
+Note = Callable[[str], None]
+_COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
+
+
+class NothingFits(InfeasibleError):
+    """No splits fit; with what is in the way as a value.
+
+    Args:
+        error: what the user is told.
+        model: name of the network.
+        no_fit: the certificate.
+    """
+
+    def __init__(self, error: InfeasibleError, model: str, no_fit: NoFit) -> None:
+        super().__init__(error.message, error.hint)
+        self.model, self.no_fit = model, no_fit
+
+    def to_json(self) -> str:
+        """For ``--json``: ``no_fit`` as in a plan, without the plan."""
+        answer = {"model": self.model, "feasible": False, "no_fit": asdict(self.no_fit)}
+        return json.dumps(answer, indent=2) + "\n"
+
+
+def load_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> LayerGraph:
+    """The network's layer graph: shipped, from the cache, or by building the network.
+
+    Args:
+        note: called with a line for the user.
+        import_tensorflow: called before the network is built, if it has to be: imports TensorFlow as in a run.
+    """
+    graph = known_graph(request.record, request.options)
+    if graph is None:
+        note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
+        import_tensorflow()
+        graph = layer_graph(request.record, request.options)
+    return graph
+
+
+def make_plan(
+    request: PlanRequest, comparisons: Sequence[str], note: Note, import_tensorflow: Callable[[], object]
+) -> PipelinePlan:
+    """Plans, or judges the splits that the request names.
+
+    Args:
+        comparisons: names of rules, or files with splits, to compare with; without any it is the rule "params".
+        note, import_tensorflow: as for ``load_graph``.
+
+    Raises:
+        ConfigurationError: splits or stages that the network doesn't have; a comparison that can't be made.
+        DataError: a file to compare with is not readable.
+        InfeasibleError: nothing fits.
+    """
+    _check_comparisons(comparisons)
+    planner = _planner(request, note, import_tensorflow)
+    pareto: Tuple[ParetoRow, ...] = ()
+    if request.splits is not None:
+        candidate = _judged(planner, request)
+    elif request.space is not None:
+        candidate, pareto = search(planner, request.space)
+    else:
+        candidate = _best(planner, request)
+    others = _comparisons(planner.graph, candidate, request, comparisons, note)
+    if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
+        others = {"planned": planner.names(candidate.solution.starts), **others}
+    no_fit = None
+    most = max(request.system.num_ipus // candidate.settings.num_replicas, candidate.settings.num_stages)
+    if request.splits is None and candidate.memory_limit > LIMITS[0]:
+        choices = request.choices(candidate.settings)
+        no_fit = why_no_fit(planner, choices, LIMITS[0], most)
+    exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
+    choices = request.choices(request.settings)
+    if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
+        no_fit = why_no_fit(planner, choices, max(LIMITS), most)
+    plan = assemble(
+        planner,
+        candidate,
+        planned=request.splits is None,
+        build=request.build,
+        comparison=compare(planner, candidate, others),
+        pareto=pareto,
+        no_fit=no_fit,
+        assumed=request.assumed,
+    )
+    # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
+    return replace(plan, optimal=False) if exceeds else plan
+
+
+def _planner(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> Planner:
+    """The planner for the request's network and system, once the request is known to suit both."""
+    graph = load_graph(request, note, import_tensorflow)
+    if request.splits is not None:
+        check_cuts(request.splits, graph)
+    check_stages(request.settings.num_stages, graph)
+    check_system(request)
+    return Planner(graph, request.system)
+
+
+def make_optimisations(
+    request: PlanRequest, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
+) -> Tuple[Candidate, Outcome, List[Optimisation]]:
+    """What each optimisation does to the program of a request, with given splits, else a preset's, else the best.
+
+    Returns:
+        The program, its prediction, and the optimisations.
+
+    Raises:
+        ConfigurationError: the number of stages is not given, or they are no training pipeline.
+        InfeasibleError: nothing fits.
+    """
+    if request.space is not None:
+        raise ConfigurationError(
+            "--optimisations takes one program, and nothing says how many stages it has", "add --stages 4"
+        )
+    if request.splits is None and request.preset_splits:
+        request.splits = next(iter(request.preset_splits.values()))
+    planner = _planner(request, note, import_tensorflow)
+    candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
+    base, found = optimisations(
+        planner.graph,
+        candidate.splits,
+        candidate.settings,
+        request.system,
+        loss_scaling=config.loss_scaling,
+        exchange_target=config.internal_exchange_optimization_target,
+    )
+    return candidate, base, found
+
+
+def check_not_fitting(plan: PipelinePlan) -> None:
+    """Refuses a plan of splits that were given and do not fit.
+
+    Raises:
+        InfeasibleError: naming the fullest IPU, and what would fit.
+    """
+    if plan.verdict != "does not fit":
+        return
+    fullest = max(plan.ipus, key=lambda ipu: ipu.predicted_fill)
+    largest = max(fullest.predicted_memory_bytes.items(), key=lambda item: item[1])[0]
+    raise InfeasibleError(
+        f"these splits do not fit: IPU {fullest.ipu} takes {fullest.predicted_fill:.0%} of its memory (predicted), "
+        f"most of it {largest.replace('_', ' ')}",
+        _what_would_fit(plan),
+    )
+
+
+def _what_would_fit(plan: PipelinePlan) -> str:
+    if plan.no_fit is None:
+        return f"use --stages {plan.num_stages} in place of the splits: it finds the best that fit"
+    why = f"no splits into {plan.num_stages} stages fit; "
+    return why + (ways_to_fit(plan.no_fit) or "use a smaller --image-size")
+
+
+def _best(planner: Planner, request: PlanRequest) -> Candidate:
+    choices = request.choices(request.settings)
+    found = planner.best_of(choices)
+    if found is None:
+        most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
+        why = why_no_fit(planner, choices, max(LIMITS), most)
+        error = infeasible(planner.graph.model, why, request.settings, request.system.title)
+        raise NothingFits(error, planner.graph.model, why)
+    return found
+
+
+def _judged(planner: Planner, request: PlanRequest) -> Candidate:
+    """The given splits with the settings that suit them best: those that fit first, then the fastest."""
+    assert request.splits is not None
+    judged = [
+        planner.judge(request.splits, settings, LIMITS[0])
+        for group in request.choices(request.settings)
+        for settings in group
+    ]
+
+    def rank(candidate: Candidate) -> Tuple[int, float, float]:
+        fill = candidate.predicted_fill
+        tier = sum(fill > limit for limit in LIMITS)
+        # What doesn't fit anyway is shown with the least memory.
+        speed = candidate.prediction.images_per_s if tier < len(LIMITS) else 0.0
+        return -tier, speed, -fill
+
+    return max(judged, key=rank)
+
+
+def _check_comparisons(comparisons: Sequence[str]) -> None:
+    for name in comparisons:
+        if name not in RULES and not exists(expand(name, "--compare"), "--compare", ConfigurationError):
+            raise ConfigurationError(
+                f"--compare {shown(name)}: neither a rule nor a file",
+                did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
+            )
+        elif name not in RULES:
+            # What is no plan and no file of presets is refused before the network is built.
+            _read_comparison(expand(name, "--compare"))
+
+
+def _comparisons(
+    graph: LayerGraph, candidate: Candidate, request: PlanRequest, names: Sequence[str], note: Note
+) -> Dict[str, Sequence[str]]:
+    """Splits to compare with, by name."""
+    count = candidate.settings.num_stages
+    found: Dict[str, Sequence[str]] = {}
+    for name, splits in request.preset_splits.items():
+        check_cuts(splits, graph)
+        found[name] = splits
+    for name in names or (["params"] if count > 1 else []):
+        if name in RULES:
+            if count > 1:
+                found[name] = RULES[name](graph, count)
+        else:
+            found.update(_from_file(expand(name, "--compare"), graph, note))
+    return found
+
+
+def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
+    """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
+    file = _read_comparison(path)
+    if isinstance(file, PipelinePlan):
+        check_cuts(file.splits, graph)
+        return {path.name: file.splits}
+    found: Dict[str, Sequence[str]] = {}
+    skipped: List[str] = []
+    for name in [""] if file.is_flat else file.names:
+        try:
+            preset = file.as_preset(path.name) if file.is_flat else file.get(name)
+            splits = preset.values.get("pipeline_splits", ()) if preset is not None else ()
+            check_cuts(splits, graph)
+        except UserError:
+            skipped.append(name or path.name)
+            continue
+        if splits:
+            found[name or path.name] = splits
+    if skipped:
+        note(f"{path.name}: not for {graph.model}: {', '.join(skipped)}")
+    if not found:
+        raise ConfigurationError(
+            f"--compare {shown(path)}: no preset in it has pipeline-splits for {graph.model}",
+            _COMPARISON_HINT,
+        )
+    return found
+
+
+def _read_comparison(path: Path) -> Union[PipelinePlan, "PresetFile"]:
+    """The plan, or else the presets, in a file.
+
+    Raises:
+        UserError: it is neither.
+    """
+    from ipucnn.config.presets import PresetFile
+
+    text = read_text(path, MAX_BYTES, "--compare", ConfigurationError, _COMPARISON_HINT)
+    if "\nschema_version:" in text:
+        return PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
+    return PresetFile(text, shown(path))
+
+
+# --- from splits and settings to the whole plan
+
+
+def assemble(
+    planner: Planner,
+    candidate: Candidate,
+    *,
+    planned: bool,
+    build: Mapping[str, object],
+    comparison: Tuple[ComparisonRow, ...] = (),
+    pareto: Tuple[ParetoRow, ...] = (),
+    no_fit: Optional[NoFit] = None,
+    assumed: Sequence[str] = (),
+) -> PipelinePlan:
+    """Everything about a candidate.
+
+    Args:
+        planned: whether the planner chose its splits.
+        build: options that decide the network's layers; they and the other arguments are fields of the plan.
+    """
+    graph, system, settings = planner.graph, planner.system, candidate.settings
+    prediction, solution = candidate.prediction, candidate.solution
+    fixed = DEFAULT_CONSTANTS.micro_batch_s
+    bound = solution.lower_bound_s + fixed
+    tick = prediction.tick_s
+    if planned and solution.optimal:
+        bound = tick  # the two are sums of the same numbers in another order
+    # Splits that were given may be a best one, too.
+    optimal = solution.optimal and tick <= bound * (1 + 1e-9)
+    steady = settings.gradient_accumulation_count * tick
+    return PipelinePlan(
+        model=graph.model,
+        input_shape=tuple(graph.input_shape),
+        num_classes=graph.num_classes,
+        build=dict(build),
+        settings=settings,
+        system=SystemFacts(
+            system.name, system.title, system.ipu.title, system.num_ipus, float(system.ipu.sram_bytes)
+        ),
+        splits=candidate.splits,
+        planned=planned,
+        occupied_ipus=settings.occupied_ipus,
+        memory_limit=candidate.memory_limit,
+        stages=_stages(planner, candidate),
+        ipus=_ipus(candidate),
+        predicted_tick_s=tick,
+        predicted_lower_bound_s=min(bound, tick),
+        gap=0.0 if optimal else max(0.0, tick / bound - 1),
+        optimal=optimal,
+        predicted_images_per_s=prediction.images_per_s,
+        predicted_transfer_s=prediction.transfer_s,
+        predicted_fixed_s=fixed,
+        predicted_fill_drain_s=max(0.0, prediction.weight_update_s - prediction.update_s - steady),
+        predicted_update_s=prediction.update_s,
+        predicted_all_reduce_s=prediction.all_reduce_s,
+        predicted_weight_update_s=prediction.weight_update_s,
+        predicted_latency_s=prediction.latency_s,
+        predicted_host_bytes_per_s=prediction.host_bytes_per_s,
+        predicted_host_limit_images_per_s=prediction.host_limit_images_per_s,
+        bottleneck=prediction.bottleneck,
+        profile=_profile(planner, candidate),
+        comparison=comparison,
+        pareto=pareto,
+        no_fit=no_fit,
+        assumed=tuple(assumed),
+        ipucnn_version=ipucnn.__version__,
+    )
+
+
+def _stages(planner: Planner, candidate: Candidate) -> Tuple[StagePlan, ...]:
+    graph, settings = planner.graph, candidate.settings
+    layers = graph.layers
+    starts = stage_starts(graph, candidate.splits)
+    model = MemoryModel(graph, settings, planner.system.ipu, starts)
+    received = [0.0, *cut_bytes(graph, starts[1:], settings)]
+    found = []
+    for number, stage in enumerate(candidate.prediction.stages):
+        own = layers[stage.first : stage.last]
+        crossing = graph.crossing(stage.first) if number else ()
+        # What the layer behind the cut reads is the stage's input; all else that crosses is on its way to others.
+        skips = tuple(name for name in crossing if name not in own[0].inputs)
+        memory = model.entry(number, number + 1, settings.num_stages, number)
+        found.append(
+            StagePlan(
+                stage=number,
+                ipu=stage.ipu,
+                first_layer=own[0].name,
+                last_layer=own[-1].name,
+                num_layers=len(own),
+                macs=sum(layer.macs for layer in own),
+                num_parameters=sum(layer.num_parameters for layer in own),
+                predicted_forward_s=stage.forward_s,
+                predicted_backward_s=stage.backward_s - stage.recompute_s,
+                predicted_recompute_s=stage.recompute_s,
+                predicted_receive_s=stage.receive_s,
+                received_bytes=float(received[number]),
+                skips=skips,
+                predicted_memory_bytes=memory.categories(),
+            )
+        )
+    return tuple(found)
+
+
+def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
+    mapping = candidate.settings.mapping
+    return tuple(
+        IpuPlan(
+            ipu=number,
+            stages=tuple(stage for stage, ipu in enumerate(mapping) if ipu == number),
+            predicted_memory_bytes={name: memory.categories()[name] for name in CATEGORIES},
+            capacity_bytes=memory.capacity_bytes,
+            predicted_fill=memory.fill,
+            verdict=memory.verdict,
+        )
+        for number, memory in enumerate(candidate.ipus)
+    )
+
+
+def _profile(planner: Planner, candidate: Candidate) -> Tuple[ProfileLayer, ...]:
+    graph = planner.graph
+    starts = stage_starts(graph, candidate.splits)
+    times = program_times(graph, starts, candidate.settings, planner.system.ipu)
+    cumulative: np.ndarray = np.cumsum(times.forward_s + times.backward_s)
+    stage_of: Any = np.searchsorted(starts, np.arange(len(graph.layers)), side="right") - 1
+    return tuple(
+        ProfileLayer(
+            name=layer.name,
+            op_class=layer.op_class,
+            stage=int(stage_of[i]),
+            predicted_forward_s=float(times.forward_s[i]),
+            predicted_backward_s=float(times.backward_s[i]),
+            predicted_cumulative_s=float(cumulative[i]),
+        )
+        for i, layer in enumerate(graph.layers)
+    )
+
+
+def compare(
+    planner: Planner, candidate: Candidate, others: Dict[str, Sequence[str]]
+) -> Tuple[ComparisonRow, ...]:
+    """Other splits under a candidate's settings, each against the best splits that take no more memory.
+
+    The planner's limit holds for the best ones, unless the others take more: then those may, too.  So they are
+    never slower, whatever the model says of memory.
+
+    Args:
+        others: name -> legal splits, of any number of stages.
+    """
+    rows = []
+    for name, splits in others.items():
+        settings = _restaged(candidate.settings, len(splits) + 1)
+        limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
+        judged = planner.judge(splits, settings, limit, quickly=True)
+        fixed = DEFAULT_CONSTANTS.micro_batch_s
+        best = judged.solution.objective_s + fixed
+        # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
+        shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages
+        tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
+        rows.append(
+            ComparisonRow(
+                name=name,
+                splits=tuple(splits),
+                predicted_tick_s=tick,
+                predicted_images_per_s=judged.prediction.images_per_s,
+                predicted_fill=judged.predicted_fill,
+                verdict=judged.verdict,
+                predicted_best_tick_s=best,
+                ratio=tick / best,
+            )
+        )
+    return tuple(rows)
+
+
+def _restaged(settings: PlanSettings, num_stages: int) -> PlanSettings:
+    """The same settings for another number of stages, with the nearest legal accumulation count."""
+    if num_stages == settings.num_stages:
+        return settings
+    base = overlap_length(settings.schedule, num_stages)
+    count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
+    mapping = None
+    if settings.schedule == "Sequential" and not settings.segments_on_one_ipu:
+        mapping = tuple(range(num_stages))
+    return settings.restaged(
+        num_stages,
+        gradient_accumulation_count=count,
+        device_mapping=mapping,
+        recomputation=settings.recomputation and num_stages > 1,
+    )
