@@ -295,16 +295,16 @@ def test_fused_equals_naive_for_every_optimizer(optimizer):
 
 
 def test_native_kernels_per_group_equal_naive(monkeypatch):
-    from ipucnn.models.layers import normalization
+    from ipucnn.models.layers import micro_batches
 
-    monkeypatch.setattr(normalization, "NATIVE_PART_SIZE", 1)
+    monkeypatch.setattr(micro_batches, "NATIVE_PART_SIZE", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 
 def test_narrow_layers_that_are_not_folded_equal_naive(monkeypatch):
-    from ipucnn.models.layers import normalization
+    from ipucnn.models.layers import micro_batches
 
-    monkeypatch.setattr(normalization, "FOLDED_WIDTH", 1)
+    monkeypatch.setattr(micro_batches, "FOLDED_WIDTH", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tensorflow import keras
 
 from ipucnn.models.arithmetic import count_macs, count_parameters, layer_macs, layer_parameters
-from ipucnn.models.cifar_resnet import SubsamplePad
+from ipucnn.models.families.cifar_resnet import SubsamplePad
 from ipucnn.models.layers import grouped_conv
 from ipucnn.models.layers.grouped_conv import GroupedConv2D
-from ipucnn.models.mobilenet import HardSigmoid, HardSwish
+from ipucnn.models.families.mobilenet import HardSigmoid, HardSwish
 
 
 def block_diagonal(kernel, groups):

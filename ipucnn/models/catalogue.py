@@ -5,7 +5,7 @@ from typing import Any, Dict, Tuple
 from ipucnn.models.counts import MACS, PARAMETERS
 from ipucnn.models.registry import ModelRecord, register
 
-_APPLICATIONS = "ipucnn.models.keras_applications:build_application"
+_APPLICATIONS = "ipucnn.models.families.keras_applications:build_application"
 _NONE = ("none",)
 
 _HE = "He et al. 2016, Residual learning, arXiv:1512.03385"
@@ -56,7 +56,7 @@ def _application(
 
 def _small(name: str, paper: str, builder: str, **fields: Any) -> None:
     fields = {"input_range": "standard", "home_dataset": "mnist", "input_shape": (28, 28, 1), **fields}
-    builder = f"ipucnn.models.small:{builder}"
+    builder = f"ipucnn.models.families.small:{builder}"
     _add(
         name,
         family="small",
@@ -101,21 +101,21 @@ for _layers in (8, 20, 32, 44, 56):
         num_classes=10,
         paper=_HE + ", section 4.2",
         input_range="standard",
-        builder="ipucnn.models.cifar_resnet:build_cifar_resnet",
+        builder="ipucnn.models.families.cifar_resnet:build_cifar_resnet",
         builder_args={"blocks": (_layers - 2) // 6},
     )
 
 _BASIC: Tuple[Tuple[str, Tuple[int, ...]], ...] = (("resnet18", (2, 2, 2, 2)), ("resnet34", (3, 4, 6, 3)))
 for _name, _blocks in _BASIC:
     _imagenet(
-        _name, "resnet", _HE, builder="ipucnn.models.resnet:build_resnet", builder_args={"blocks": _blocks}
+        _name, "resnet", _HE, builder="ipucnn.models.families.resnet:build_resnet", builder_args={"blocks": _blocks}
     )
 for _layers in (50, 101, 152):
     _imagenet(
         f"resnet{_layers}",
         "resnet",
         _HE + " (v1.5)",
-        builder="ipucnn.models.resnet:build_keras_resnet_v1_5",
+        builder="ipucnn.models.families.resnet:build_keras_resnet_v1_5",
         builder_args={"application_name": f"ResNet{_layers}"},
     )
 _application("resnet50-keras", "resnet", "ResNet50", _HE + " (v1)", "caffe")
@@ -126,7 +126,7 @@ _imagenet(
     "resnext101_32x4d",
     "resnet",
     "Xie et al. 2017, Aggregated residual transformations, arXiv:1611.05431",
-    builder="ipucnn.models.resnet:build_resnet",
+    builder="ipucnn.models.families.resnet:build_resnet",
     builder_args={"blocks": (3, 4, 23, 3), "bottleneck": True, "groups": 32, "group_width": 4},
 )
 
@@ -140,7 +140,7 @@ for _variant, _size, _width, _depth, _dropout in ((0, 224, 1.0, 1.0, 0.2), (4, 3
         "efficientnet",
         _MASTERS,
         size=_size,
-        builder="ipucnn.models.efficientnet:build_grouped_efficientnet",
+        builder="ipucnn.models.families.efficientnet:build_grouped_efficientnet",
         builder_args={
             "width": _width,
             "depth": _depth,
@@ -196,7 +196,7 @@ _application(
     "MobileNet",
     "Howard et al. 2017, MobileNets, arXiv:1704.04861",
     "tf",
-    builder="ipucnn.models.mobilenet:build_mobilenet",
+    builder="ipucnn.models.families.mobilenet:build_mobilenet",
 )
 _application(
     "mobilenetv2", "mobilenet", "MobileNetV2", "Sandler et al. 2018, MobileNetV2, arXiv:1801.04381", "tf"
@@ -208,7 +208,7 @@ for _name in ("Small", "Large"):
         f"MobileNetV3{_name}",
         _MOBILENET_V3,
         "tf",
-        builder="ipucnn.models.mobilenet:build_mobilenet_v3",
+        builder="ipucnn.models.families.mobilenet:build_mobilenet_v3",
     )
 _application(
     "nasnetmobile",
@@ -228,7 +228,7 @@ _add(
     num_classes=2,
     paper="Ronneberger et al. 2015, U-Net, arXiv:1505.04597",
     input_range="standard",
-    builder="ipucnn.models.unet:build_unet",
+    builder="ipucnn.models.families.unet:build_unet",
     builder_args={"base_filters": 64, "margin": 184},
     default_norm="none",
     size_step=16,

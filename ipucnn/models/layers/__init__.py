@@ -5,9 +5,9 @@ Importing this package imports TensorFlow.
 
 from ipucnn.models.layers.context import ExecutionContext, current_context, execution_context
 from ipucnn.models.layers.cropping import Cropping2D
-from ipucnn.models.layers.depthwise import DepthwiseConv2D
+from ipucnn.models.layers.per_sample import DepthwiseConv2D
 from ipucnn.models.layers.dropout import Dropout
-from ipucnn.models.layers.normalization import BatchNormalization, GroupNormalization
+from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization
 
 __all__ = [
     "BatchNormalization",

@@ -10,7 +10,7 @@ from tensorflow import keras
 
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
 from ipucnn.models.editing import replace_layer, strip_preprocessing
-from ipucnn.models.keras_applications import application
+from ipucnn.models.families.keras_applications import application
 
 
 @keras.utils.register_keras_serializable(package="ipucnn")

@@ -17,7 +17,7 @@ from ipucnn.models.editing import (
     set_kernel_initializer,
     use_grouped_convolutions,
 )
-from ipucnn.models.keras_applications import application
+from ipucnn.models.families.keras_applications import application
 from ipucnn.models.names import number_from_zero
 
 _EPSILON = 1.001e-5
