@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorflow import keras
 
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
-from ipucnn.models.weight_names import named_weights
+from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.session import HostSession, NotFiniteError
 from ipucnn.sessions.session import CheckpointDue, DeviceInfo, ExecutionFinished, ValidationDue
 from ipucnn.training.losses import make_loss
