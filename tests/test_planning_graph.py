@@ -54,7 +54,8 @@ def test_a_shipped_graph_of_something_else_or_a_damaged_one_is_not_used(tmp_path
     assert read_shipped(record, key) is None
     (tmp_path / "keys.json").write_text(keys)
     assert read_shipped(record, key) is None
-    for bad in (packed[: len(packed) // 2], b"", b"not packed", gzip.compress(b"\xff\n{}")):
+    flipped = packed[:20] + bytes(255 - byte for byte in packed[20:40]) + packed[40:]
+    for bad in (packed[: len(packed) // 2], b"", b"not packed", gzip.compress(b"\xff\n{}"), flipped):
         shipped_path(record).write_bytes(bad)
         assert read_shipped(record, key) is None
     shipped_path(record).write_bytes(packed)

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -104,7 +105,7 @@ def read_shipped(record: ModelRecord, key: str) -> Optional[LayerGraph]:
         if hashlib.sha256(packed).hexdigest() != own["sha256"]:
             return None
         return LayerGraph.from_json(packed.decode("utf-8"))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, DataError):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, DataError):
         return None
 
 

@@ -12,8 +12,9 @@ import gzip
 import hashlib
 import json
 import sys
+import zlib
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Optional
 
 import ipucnn
 from ipucnn.errors import MissingError
@@ -44,16 +45,21 @@ def write_graph(record: ModelRecord, keys: Dict[str, Dict[str, str]]) -> LayerGr
         return shipped
     graph = extract.build_graph(record, options)
     text = graph.to_json().encode()
-    entry = {"key": key, "sha256": hashlib.sha256(text).hexdigest()}
     path = extract.shipped_path(record)
-    is_same = keys.get(record.name, {}).get("sha256") == entry["sha256"] and path.exists()
-    keys[record.name] = entry
-    if is_same:
+    keys[record.name] = {"key": key, "sha256": hashlib.sha256(text).hexdigest()}
+    if _unpacked(path) == text:
         print(f"{record.name}: the graph is the same, its key is new")
     else:
         path.write_bytes(gzip.compress(text, mtime=0))
         print(f"{record.name}: the graph is new")
     return graph
+
+
+def _unpacked(path: Path) -> Optional[bytes]:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error):
+        return None
 
 
 def network_table() -> str:
