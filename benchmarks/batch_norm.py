@@ -26,13 +26,13 @@ def main() -> None:
     from ipucnn.sessions.host.environment import import_tensorflow
 
     tf = import_tensorflow()
-    from ipucnn.models.layers import normalization
+    from ipucnn.models.layers import micro_batches
 
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     kinds = {
-        "grouped": normalization._grouped_batch_norm,
-        "native per group": normalization._native_batch_norm,
-        "native, one group": lambda x, g, b, e, k: normalization._native_batch_norm(x, g, b, e, 1),
+        "grouped": micro_batches._grouped_batch_norm,
+        "native per group": micro_batches._native_batch_norm,
+        "native, one group": lambda x, g, b, e, k: micro_batches._native_batch_norm(x, g, b, e, 1),
     }
     print(f"TensorFlow {tf.__version__}, {os.cpu_count()} cores, medians of {rounds} rounds, interleaved, ms")
     for shape, groups in SHAPES:

@@ -21,7 +21,7 @@ LAYERS = [  # height = width, channels, kernel, stride
 def child() -> None:
     import tensorflow as tf
 
-    from ipucnn.models.layers.depthwise import tap_sum_filter_gradient
+    from ipucnn.models.layers.per_sample import tap_sum_filter_gradient
 
     steps = []
     for size, channels, kernel, stride in LAYERS:

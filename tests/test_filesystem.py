@@ -458,8 +458,10 @@ ELSEWHERE = {
     # The package's own files.
     "ipucnn/runs/provenance.py": "the package's own folder, and reading git's files in it",
     "ipucnn/planning/graphs/shipped.py": "the package's own graphs",
+    "ipucnn/models/counts.py": "the package's own counts",
+    "ipucnn/models/sources.py": "the package's own sources",
     "ipucnn/models/custom_ops.py": "the package's own folder",
-    "ipucnn/planning/graphs/extract.py": "the package's own sources",
+    "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",

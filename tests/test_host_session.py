@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorflow import keras
 
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
-from ipucnn.models.weight_names import named_weights
+from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.session import HostSession, NotFiniteError
 from ipucnn.sessions.session import CheckpointDue, DeviceInfo, ExecutionFinished, ValidationDue
 from ipucnn.training.losses import make_loss
@@ -295,16 +295,16 @@ def test_fused_equals_naive_for_every_optimizer(optimizer):
 
 
 def test_native_kernels_per_group_equal_naive(monkeypatch):
-    from ipucnn.models.layers import normalization
+    from ipucnn.models.layers import micro_batches
 
-    monkeypatch.setattr(normalization, "NATIVE_PART_SIZE", 1)
+    monkeypatch.setattr(micro_batches, "NATIVE_PART_SIZE", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 
 def test_narrow_layers_that_are_not_folded_equal_naive(monkeypatch):
-    from ipucnn.models.layers import normalization
+    from ipucnn.models.layers import micro_batches
 
-    monkeypatch.setattr(normalization, "FOLDED_WIDTH", 1)
+    monkeypatch.setattr(micro_batches, "FOLDED_WIDTH", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 

@@ -9,13 +9,13 @@ from tensorflow import keras
 
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.models import build as build_module
-from ipucnn.models.build import BuildOptions, build_model, load_imagenet_weights
-from ipucnn.models.initializers import SeededInitializer, generator
+from ipucnn.models import imagenet
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.editing import SeededInitializer, generator
+from ipucnn.models.imagenet import copy_weights, load_imagenet_weights
 from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
-from ipucnn.models.names import canonical_names
+from ipucnn.models.names import canonical_names, named_weights
 from ipucnn.models.registry import get_model
-from ipucnn.models.weight_names import named_weights
-from ipucnn.models.weights import copy_weights
 
 
 def build(name, size=32, channels=3, classes=10, **options):
@@ -266,7 +266,7 @@ def test_imagenet_weights_that_can_not_be_had(monkeypatch):
     def unreachable(**_):
         raise Exception("URL fetch failure on https://example.invalid: no route")
 
-    monkeypatch.setattr(build_module, "application", lambda name: unreachable)
+    monkeypatch.setattr(imagenet, "application", lambda name: unreachable)
     with pytest.raises(MissingError) as caught:
         load_imagenet_weights(None, get_model("mobilenetv2"))
     assert "could not be downloaded" in caught.value.message and caught.value.hint
@@ -275,7 +275,7 @@ def test_imagenet_weights_that_can_not_be_had(monkeypatch):
 def test_imagenet_weights_go_by_position(monkeypatch):
     source = keras.applications.MobileNet(weights=None, classes=7, input_shape=(32, 32, 3))
     model = build("mobilenet", classes=4)
-    monkeypatch.setattr(build_module, "application", lambda name: lambda weights: source)
+    monkeypatch.setattr(imagenet, "application", lambda name: lambda weights: source)
     assert load_imagenet_weights(model, get_model("mobilenet")) == 2
     np.testing.assert_array_equal(
         model.get_layer("conv_pw_13").get_weights()[0], source.get_layer("conv_pw_13").get_weights()[0]

@@ -1,18 +1,18 @@
-"""What the registry records, and the canonical names, against the built models.
+"""What comes with the package of each network, its layer graph and counts, against built models and published figures.
 
-``python tests/test_models_catalogue.py`` writes the name file again.
+What is stale is written again by ``python -m ipucnn.planning.graphs.shipped``.
 """
 
-import hashlib
 import json
-from pathlib import Path
 
 import pytest
 
 from ipucnn.errors import MissingError
+from ipucnn.models import counts
 from ipucnn.models.registry import get_model, list_models
+from ipucnn.planning.graphs import extract, shipped
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 
-NAMES_FILE = Path(__file__).parent / "data" / "models_names.json"
 FAST = [
     "toy_model",
     "mnist_cnn",
@@ -25,19 +25,8 @@ FAST = [
     "mobilenet",
     "mobilenetv3-small",
     "densenet121",
+    "xception",
     "unet",
-]
-# Written out in full in the name file, for people; the others are there as a digest.
-IN_FULL = [
-    "cifar_resnet8",
-    "cifar_resnet56",
-    "resnet50",
-    "efficientnet-b0",
-    "mobilenetv3-small",
-    "unet",
-    "lenet",
-    "mnist_cnn",
-    "toy_model",
 ]
 
 # Trainable parameters in millions as published (papers, torchvision, Keras documentation).
@@ -86,56 +75,145 @@ PUBLISHED_MACS = {
 }
 
 
-def build_at_home(name):
-    from ipucnn.models.build import BuildOptions, build_model
-
+def shipped_graph(name) -> LayerGraph:
     record = get_model(name)
-    return build_model(record, BuildOptions(record.input_shape, record.num_classes))
-
-
-def describe(names):
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    return {"num_layers": len(names), "sha256": digest}
+    graph = extract.read_shipped(record, extract.graph_key(record, extract.home_options(record)))
+    assert graph is not None, f"{name}: run python -m ipucnn.planning.graphs.shipped"
+    return graph
 
 
 def check(name):
-    from ipucnn.models.arithmetic import count_macs, count_parameters
+    """The shipped graph was written under Keras 3; the tests under Keras 2.6 compare with the same file."""
+    from ipucnn.models.build import build_model
     from ipucnn.models.names import canonical_names
 
     record = get_model(name)
     try:
-        model = build_at_home(name)
+        model = build_model(record, extract.home_options(record))
     except MissingError as error:
         assert record.requires is not None
         pytest.skip(error.message)
-    assert count_parameters(model) == record.parameters
-    assert count_macs(model) == record.macs
+    graph = shipped_graph(name)
+    assert extract.graph_of(model, name) == graph
+    assert counts.registered_counts()[name] == (counts.count_parameters(model), counts.count_macs(model))
     names = canonical_names(model)
     assert names[0] == "input"
-    expected = json.loads(NAMES_FILE.read_text())[name]
-    assert names == expected.get("names", names)
-    assert describe(names) == {key: expected[key] for key in ("num_layers", "sha256")}
+    # The graph has separable convolutions as two layers, and a crop right behind what it crops.
+    crops = {layer.name for layer in model.layers if type(layer).__name__ == "Cropping2D"}
+    of_graph = [layer.name for layer in graph.layers if not layer.name.endswith("/pointwise")]
+    assert [n for n in names if n not in crops] == [n for n in of_graph if n not in crops]
+    assert crops <= set(of_graph)
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_recorded_counts_and_names_are_the_built_models(name):
+def test_what_comes_with_the_package_is_the_built_model_s(name):
     check(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [r.name for r in list_models() if r.name not in FAST])
-def test_recorded_counts_and_names_are_the_built_models_rest(name):
+def test_what_comes_with_the_package_is_the_built_model_s_rest(name):
     check(name)
+
+
+def test_nothing_that_comes_with_the_package_is_stale():
+    """If this fails: python -m ipucnn.planning.graphs.shipped"""
+    names = {record.name for record in list_models()}
+    graphs = {name: shipped_graph(name) for name in names}
+    assert counts.registered_counts() == {
+        name: (graph.num_trainable, graph.total_macs) for name, graph in graphs.items()
+    }
+    assert set(extract.shipped_keys()) == names
+    assert {path.name for path in extract.FOLDER.glob("*.gz")} == {f"{name}.json.gz" for name in names}
+    document = shipped.DOCUMENT.read_text(encoding="utf-8")
+    assert shipped.insert_table(document) == document
+
+
+@pytest.fixture
+def few_networks(tmp_path, monkeypatch):
+    """The command, on two networks, and with files of its own."""
+    records = [get_model("lenet"), get_model("toy_model")]
+    for path, name in (
+        (extract.FOLDER, "graphs"),
+        (counts.FILE, "counts.json"),
+        (shipped.DOCUMENT, "models.md"),
+    ):
+        (tmp_path / name).mkdir() if path.is_dir() else (tmp_path / name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(extract, "FOLDER", tmp_path / "graphs")
+    monkeypatch.setattr(counts, "FILE", tmp_path / "counts.json")
+    monkeypatch.setattr(shipped, "DOCUMENT", tmp_path / "models.md")
+    monkeypatch.setattr(shipped, "list_models", lambda: records)
+    yield tmp_path, records
+    counts.registered_counts.cache_clear()
+
+
+def test_the_command_writes_only_what_changed(few_networks, monkeypatch, capsys):
+    folder, records = few_networks
+    assert shipped.main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "lenet: the graph is new",
+        "toy_model: the graph is new",
+        "keys.json: written",
+        "counts.json: written",
+        "models.md: written",
+    ]
+    assert json.loads((folder / "counts.json").read_text())["lenet"] == {
+        "parameters": 61_706,
+        "macs": 416_520,
+    }
+    assert "| `lenet` | mnist | 28x28x1 | 10 | 61,706 | 416,520 |" in (folder / "models.md").read_text()
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "build_graph", None)
+        assert shipped.main() == 0
+    assert capsys.readouterr().out == ""
+    # Other code that builds the same network: the graph stays, and the other network is not built.
+    keys = json.loads((folder / "graphs" / "keys.json").read_text())
+    keys["lenet"]["key"] = "of other code"
+    (folder / "graphs" / "keys.json").write_text(json.dumps(keys))
+    assert shipped.main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "lenet: the graph is the same, its key is new",
+        "keys.json: written",
+    ]
+    # A damaged graph is written again, that of a network that is gone is removed.
+    (folder / "graphs" / "lenet.json.gz").write_bytes(b"")
+    assert (
+        extract.read_shipped(records[0], extract.graph_key(records[0], extract.home_options(records[0])))
+        is None
+    )
+    assert shipped.main() == 0
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    del records[1]
+    assert shipped.main() == 0
+    assert not (folder / "graphs" / "toy_model.json.gz").exists()
+    assert "toy_model" not in (folder / "graphs" / "keys.json").read_text()
+
+
+def test_the_command_keeps_what_it_could_build(few_networks, monkeypatch, capsys):
+    folder, _ = few_networks
+    built = extract.build_graph
+    before = (folder / "counts.json").read_bytes()
+
+    def refuse(record, options):
+        if record.name == "toy_model":
+            raise MissingError("toy_model needs Keras 99", "get it")
+        return built(record, options)
+
+    monkeypatch.setattr(extract, "build_graph", refuse)
+    assert shipped.main() == 1
+    assert "toy_model needs Keras 99" in capsys.readouterr().err
+    assert list(extract.shipped_keys()) == ["lenet"] and (folder / "counts.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_recorded_parameters_are_the_published_ones(name):
-    assert get_model(name).parameters == PUBLISHED[name]
+    assert counts.registered_counts()[name].parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED_MACS))
 def test_recorded_macs_are_the_published_ones(name):
-    assert get_model(name).macs / 1e9 == pytest.approx(PUBLISHED_MACS[name], rel=0.015)
+    assert counts.registered_counts()[name].macs / 1e9 == pytest.approx(PUBLISHED_MACS[name], rel=0.015)
 
 
 @pytest.mark.slow
@@ -176,21 +254,9 @@ PUBLIC_SPLITS = {
 
 @pytest.mark.parametrize("name", sorted(PUBLIC_SPLITS))
 def test_public_split_points_are_layer_names(name):
-    assert set(PUBLIC_SPLITS[name]) <= set(json.loads(NAMES_FILE.read_text())[name]["names"])
+    assert set(PUBLIC_SPLITS[name]) <= {layer.name for layer in shipped_graph(name).layers}
 
 
 def test_public_split_points_of_the_deepest_cifar_resnet():
-    names = json.loads(NAMES_FILE.read_text())["cifar_resnet56"]["names"]
-    assert {"conv2_block4_post_addition_relu", "conv3_block4_post_addition_relu"} <= set(names)
-
-
-if __name__ == "__main__":
-    from ipucnn.models.names import canonical_names
-
-    table = {}
-    for one in list_models():
-        layer_names = canonical_names(build_at_home(one.name))
-        table[one.name] = describe(layer_names)
-        if one.name in IN_FULL:
-            table[one.name]["names"] = layer_names
-    NAMES_FILE.write_text(json.dumps(table, indent=1) + "\n")
+    names = {layer.name for layer in shipped_graph("cifar_resnet56").layers}
+    assert {"conv2_block4_post_addition_relu", "conv3_block4_post_addition_relu"} <= names

@@ -16,7 +16,7 @@ from test_poplar_session import run
 from ipucnn.config.options import RunConfig
 from ipucnn.models import custom_ops
 from ipucnn.models.build import BuildOptions, build_model
-from ipucnn.models.layers import Cropping2D, cropping
+from ipucnn.models.layers import Cropping2D, per_sample
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.factory import create_session
 
@@ -121,7 +121,7 @@ def check(borders, batch, channels):
 @given(borders=BORDERS, batch=st.integers(1, 2), channels=st.integers(1, 3))
 @settings(max_examples=15)
 def test_the_plain_crop(borders, batch, channels):
-    assert not cropping.on_ipu()
+    assert not per_sample.on_ipu()
     check(borders, batch, channels)
 
 
@@ -183,13 +183,13 @@ def test_shapes_that_are_not_known_are_only_inferred(sdk):
 
 @pytest.mark.parametrize("name", ["IPUStrategyV1", "PopDistStrategy"])
 def test_only_the_strategies_of_the_sdk_are_ipus(name):
-    assert not cropping.on_ipu()
+    assert not per_sample.on_ipu()
     strategy = type(name, (tf.distribute.OneDeviceStrategy,), {})("/cpu:0")
     with strategy.scope():
-        assert cropping.on_ipu()
-        assert strategy.run(lambda: cropping.on_ipu())
+        assert per_sample.on_ipu()
+        assert strategy.run(lambda: per_sample.on_ipu())
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-        assert not cropping.on_ipu()
+        assert not per_sample.on_ipu()
 
 
 def test_without_the_library_the_plain_crop_is_used(sdk, tmp_path, monkeypatch):
@@ -223,7 +223,7 @@ def test_unet_uses_it_for_its_four_skips(sdk, monkeypatch):
     sdk.log.clear()
     copied = model(images, training=False)
     assert operations(sdk) == ["CropNHWC"] * 4
-    monkeypatch.setattr(cropping, "on_ipu", lambda: False)
+    monkeypatch.setattr(per_sample, "on_ipu", lambda: False)
     plain = build_model(record, options)(images, training=False)
     np.testing.assert_array_equal(copied.numpy(), plain.numpy())
     assert {type(layer) for layer in model.layers if "crop" in layer.name} == {Cropping2D}

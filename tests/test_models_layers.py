@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
 
-from ipucnn.models.arithmetic import count_macs, count_parameters, layer_macs, layer_parameters
-from ipucnn.models.cifar_resnet import SubsamplePad
-from ipucnn.models.layers import grouped_conv
-from ipucnn.models.layers.grouped_conv import GroupedConv2D
-from ipucnn.models.mobilenet import HardSigmoid, HardSwish
+from ipucnn.models.counts import count_macs, count_parameters, layer_macs, layer_parameters
+from ipucnn.models.layers import GroupedConv2D, HardSigmoid, HardSwish, SubsamplePad, per_sample
 
 
 def block_diagonal(kernel, groups):
@@ -54,7 +51,7 @@ def test_grouped_convolution_native_and_split_agree(monkeypatch):
     x = tf.random.stateless_normal([2, 6, 6, 8], [1, 2])
     layer = GroupedConv2D(8, 3, groups=4, padding="same")
     split = layer(x)
-    monkeypatch.setattr(grouped_conv, "native_groups", lambda: True)
+    monkeypatch.setattr(per_sample, "native_groups", lambda: True)
     np.testing.assert_allclose(layer(x), split, rtol=1e-4, atol=1e-5)
 
 

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.models import registry
-from ipucnn.models.registry import ModelRecord, get_model, list_models, natural_key, register
-from ipucnn.models.shapes import nearest_legal_sizes, output_shape, validate_input_shape
+from ipucnn.models import families, registry
+from ipucnn.models.registry import (
+    ModelRecord,
+    collect,
+    get_model,
+    list_models,
+    natural_key,
+    nearest_legal_sizes,
+    output_shape,
+    validate_input_shape,
+)
 
 EXPECTED = [
     "toy_model",
@@ -64,7 +72,9 @@ EXPECTED = [
 
 
 def test_every_model_is_registered_once():
-    assert sorted(r.name for r in list_models()) == sorted(EXPECTED)
+    """A network that is added needs no line here; one that is lost is missed."""
+    names = [r.name for r in list_models()]
+    assert set(EXPECTED) <= set(names) and len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("spelling", ["Cifar-ResNet8", "cifar_resnet8", "CIFAR_RESNET8", " cifar-resnet8 "])
@@ -95,12 +105,31 @@ def test_natural_order_is_numeric(numbers):
     assert sorted(names, key=natural_key) == [f"net{n}_x" for n in sorted(numbers)]
 
 
-def test_a_name_can_be_taken_only_once(monkeypatch):
-    monkeypatch.setattr(registry, "_records", {})
+def test_a_name_can_be_taken_only_once():
     record = dataclasses.replace(some_record(), name="new-net")
-    register(record)
-    with pytest.raises(ValueError, match="registered already"):
-        register(dataclasses.replace(record, name="NEW_NET"))
+    assert list(collect([record, some_record()]).values()) == [record, some_record()]
+    with pytest.raises(ValueError, match="'NEW_NET' is registered already, as 'new-net'"):
+        collect([record, dataclasses.replace(record, name="NEW_NET")])
+
+
+def test_a_module_that_is_put_among_the_families_is_found(tmp_path, monkeypatch):
+    (tmp_path / "tinynet.py").write_text(
+        "from ipucnn.models.registry import ModelRecord\n"
+        "def build(inputs, num_classes): pass\n"
+        "MODELS = (ModelRecord('tinynet', 'tiny', 'none', build),)\n"
+    )
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    number = len(list_models())
+    registry._records.cache_clear()
+    try:
+        assert get_model("TinyNet").builder.__module__ == "ipucnn.models.families.tinynet"
+        assert len(list_models()) == number + 1
+    finally:
+        registry._records.cache_clear()
+
+
+def no_builder(inputs, num_classes):
+    raise AssertionError
 
 
 def some_record():
@@ -112,11 +141,9 @@ def some_record():
         input_shape=(28, 28, 1),
         min_size=1,
         num_classes=10,
-        parameters=1,
-        macs=1,
         paper="p",
         input_range="unit",
-        builder="a:b",
+        builder=no_builder,
     )
 
 
@@ -128,7 +155,6 @@ def test_a_record_refuses_unknown_words(field, value):
 
 def test_records_are_complete():
     for record in list_models():
-        assert record.parameters > 0 and record.macs > 0, record.name
         assert "19" in record.paper or "20" in record.paper or record.name == "toy_model"
         validate_input_shape(record, record.input_shape)
         validate_input_shape(record, (record.min_size, record.min_size, 3))
@@ -137,7 +163,7 @@ def test_records_are_complete():
 def test_nothing_of_it_imports_tensorflow():
     code = (
         "import sys; from ipucnn.models.registry import list_models; import ipucnn.models.build, "
-        "ipucnn.models.shapes, ipucnn.commands.models; list_models();"
+        "ipucnn.models.counts, ipucnn.models.imagenet, ipucnn.commands.models; list_models();"
         "sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipucnn.benchmarking.suites.speedup import Point, Speedups
-from ipucnn.models.counts import MACS, PARAMETERS
+from ipucnn.models.counts import registered_counts
 from ipucnn.reports.figures.labels import overlap_area, place_labels
 from ipucnn.reports.figures.speedup import draw_speedups
 
@@ -126,7 +126,8 @@ def test_the_published_figure(tmp_path, monkeypatch):
     points = []
     for row in rows:
         name, batch = PUBLISHED[row["model"]], row["global_batch"]
-        flop = 2.0 * MACS[name] * batch / PARAMETERS[name]
+        counts = registered_counts()[name]
+        flop = 2.0 * counts.macs * batch / counts.parameters
         points.append(Point(row["figure_label"], name, row["task"] == "train", batch, flop, row["value"]))
     assert len(points) == 62 and sum(p.training for p in points) == 31
     seen = []

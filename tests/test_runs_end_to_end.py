@@ -114,8 +114,8 @@ def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run,
         "x",
     )
     from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.names import named_weights
     from ipucnn.models.registry import get_model
-    from ipucnn.models.weight_names import named_weights
 
     model = build_model(get_model("mnist_cnn"), BuildOptions((10, 10, 1), 4, norm="none", seed=3))
     fresh = {k: v.numpy() for k, v in named_weights(model).items()}

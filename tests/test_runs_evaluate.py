@@ -363,9 +363,9 @@ def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_pa
 
 def test_what_this_keras_writes_is_read(trained, run, tmp_path):
     from ipucnn.models.build import BuildOptions, build_model
-    from ipucnn.models.keras_weights import load_keras_weights
+    from ipucnn.models.keras_files import load_keras_weights
+    from ipucnn.models.names import named_weights
     from ipucnn.models.registry import get_model
-    from ipucnn.models.weight_names import named_weights
 
     for name, shape in (("cifar_resnet8", (16, 16, 3)), ("mobilenet", (32, 32, 3))):
         first, second = (build_model(get_model(name), BuildOptions(shape, 4, seed=seed)) for seed in (1, 2))

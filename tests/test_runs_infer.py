@@ -427,7 +427,7 @@ def test_without_a_network_imagenet_is_a_clear_error(run, images, tmp_path, monk
 def test_imagenet_weights_give_imagenet_s_labels(run, images, tmp_path, monkeypatch):
     from tensorflow import keras
 
-    from ipucnn.models import build, imagenet
+    from ipucnn.models import imagenet
 
     index = tmp_path / "index.json"
     index.write_text(json.dumps({str(i): [f"n{i:08d}", f"thing_{i}"] for i in range(1000)}))
@@ -438,7 +438,7 @@ def test_imagenet_weights_give_imagenet_s_labels(run, images, tmp_path, monkeypa
 
     source = keras.applications.MobileNet(weights=None)
     monkeypatch.setattr(imagenet, "_fetch", fetch)
-    monkeypatch.setattr(build, "application", lambda name: lambda weights: source)
+    monkeypatch.setattr(imagenet, "application", lambda name: lambda weights: source)
     # The oracle: Pillow and Keras Applications alone.
     with Image.open(str(images / "0.png")) as image:
         side = 8 / 1.14

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.models.layers.depthwise import depthwise_conv2d, tap_ranges
+from ipucnn.models.layers.per_sample import depthwise_conv2d, tap_ranges
 from ipucnn.training.losses import cross_entropy_per_sample, make_loss
 from ipucnn.training.metrics import MetricTotals, batch_sums
 

@@ -12,8 +12,8 @@ from ipucnn import cli
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.names import named_weights
 from ipucnn.models.registry import get_model
-from ipucnn.models.weight_names import named_weights
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.session import ExecutionFinished

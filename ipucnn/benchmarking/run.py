@@ -210,7 +210,7 @@ class Benchmark:
         if self.kind == REAL:
             return None
         from ipucnn.datasets.random_data import open_random
-        from ipucnn.models.shapes import validate_input_shape
+        from ipucnn.models.registry import validate_input_shape
 
         config, record = self.resolved.config, self.resolved.record
         shape: Tuple[int, int, int] = record.input_shape

@@ -8,7 +8,7 @@ def stock_copy(model: Any) -> Any:
     from tensorflow import keras
 
     from ipucnn.models import layers
-    from ipucnn.models.layers.grouped_conv import GroupedConv2D
+    from ipucnn.models.layers import GroupedConv2D
 
     def clone(layer: Any) -> Any:
         config = layer.get_config()

@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import typer
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.registry import ModelRecord, get_model, list_models
+from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
+from ipucnn.models.registry import ModelRecord, get_model, list_models, validate_input_shape
 from ipucnn.reports import units
 from ipucnn.text import shown_value
 
@@ -75,9 +76,27 @@ def models(
 
 
 def _as_dict(record: ModelRecord) -> Dict[str, Any]:
-    """The record without what only the builder needs."""
-    hidden = ("builder", "builder_args")
-    return {key: value for key, value in vars(record).items() if key not in hidden}
+    """The record without what only the builder needs, and its counts; None where they were not derived yet."""
+    counts = registered_counts().get(record.name)
+    return {
+        "name": record.name,
+        "family": record.family,
+        "task": record.task,
+        "home_dataset": record.home_dataset,
+        "input_shape": record.input_shape,
+        "min_size": record.min_size,
+        "num_classes": record.num_classes,
+        "parameters": counts and counts.parameters,
+        "macs": counts and counts.macs,
+        "paper": record.paper,
+        "input_range": record.input_range,
+        "keras_application": record.keras_application,
+        "requires": record.requires,
+        "default_norm": record.default_norm,
+        "norms": record.norms,
+        "size_step": record.size_step,
+        "size_offset": record.size_offset,
+    }
 
 
 def _dimensions(shape: Sequence[Any]) -> str:
@@ -85,13 +104,14 @@ def _dimensions(shape: Sequence[Any]) -> str:
 
 
 def _record_row(record: ModelRecord) -> List[str]:
+    counts = registered_counts().get(record.name)
     return [
         record.name,
         record.home_dataset,
         _dimensions(record.input_shape),
         str(record.num_classes),
-        units.count(record.parameters),
-        units.count(record.macs),
+        units.count(counts.parameters) if counts else "?",
+        units.count(counts.macs) if counts else "?",
         record.default_norm,
         str(record.min_size),
         record.paper,
@@ -102,7 +122,7 @@ def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[Lis
     """Table rows and the JSON report of a model's layers."""
     from ipucnn.config.options import BY_NAME
     from ipucnn.config.spec import convert_value
-    from ipucnn.models.build import BuildOptions, build_model, validate_input_shape
+    from ipucnn.models.build import BuildOptions, build_model
 
     height, width, channels = record.input_shape
     if image_size is not None:
@@ -113,7 +133,6 @@ def _summarise(record: ModelRecord, image_size: Optional[str]) -> Tuple[List[Lis
 
     import_tensorflow()
     model = build_model(record, BuildOptions(input_shape=shape, num_classes=record.num_classes))
-    from ipucnn.models.arithmetic import layer_macs, layer_parameters
 
     rows, layers = [], []
     for layer in model.layers:

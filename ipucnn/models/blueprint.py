@@ -5,11 +5,14 @@ and Keras 3 alike, and it stumbles over operations that are not layers (``x + 3`
 blueprint is read from the model's public configuration, edited as a list, and assembled into a new model.
 """
 
+from __future__ import annotations
+
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Set
 
-from tensorflow import keras
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasLayer, KerasModel, Tensor
 
 
 @dataclass
@@ -115,7 +118,7 @@ def _read_node_keras2(node: Any) -> List[Any]:
     return leaves
 
 
-def read_blueprint(model: Any) -> Blueprint:
+def read_blueprint(model: KerasModel) -> Blueprint:
     """The blueprint of a functional model with one input and one output in which every layer is called once.
 
     Raises:
@@ -159,12 +162,12 @@ def read_blueprint(model: Any) -> Blueprint:
     return Blueprint(steps, output[0])
 
 
-def _channels(layer: Any) -> Optional[int]:
+def _channels(layer: KerasLayer) -> Optional[int]:
     output = layer.output[0] if isinstance(layer.output, list) else layer.output
     return output.shape[-1]
 
 
-def assemble(blueprint: Blueprint, inputs: Any, name: str) -> Any:
+def assemble(blueprint: Blueprint, inputs: Tensor, name: str) -> KerasModel:
     """Builds the model.
 
     Args:
@@ -172,6 +175,8 @@ def assemble(blueprint: Blueprint, inputs: Any, name: str) -> Any:
         inputs: Keras tensor of the images.
         name: of the model.
     """
+    from tensorflow import keras
+
     tensors = {blueprint.steps[0].name: inputs}
     for step in blueprint.steps[1:]:
         if step.layer_class is None:

@@ -3,22 +3,16 @@
 TensorFlow is imported on the first build.
 """
 
-import importlib
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.models.registry import ModelRecord
-from ipucnn.models.shapes import nearest_legal_sizes, output_shape, validate_input_shape
+from ipucnn.models.registry import ModelRecord, validate_input_shape
 
-__all__ = [
-    "BuildOptions",
-    "build_model",
-    "load_imagenet_weights",
-    "nearest_legal_sizes",
-    "output_shape",
-    "validate_input_shape",
-]
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, Tensor
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def check_options(record: ModelRecord, options: BuildOptions) -> Tuple[str, Dict
     return norm, arguments
 
 
-def build_model(record: ModelRecord, options: BuildOptions) -> Any:
+def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     """Builds a registered network as a functional Keras model.
 
     Batch norm, group norm and dropout are those of ``ipucnn.models.layers``; layer names are canonical; the
@@ -135,13 +129,12 @@ def build_model(record: ModelRecord, options: BuildOptions) -> Any:
     from ipucnn.models.blueprint import assemble
     from ipucnn.models.names import INPUT_NAME, name_input
 
-    module, _, function = record.builder.partition(":")
     shape = tuple(int(n) for n in options.input_shape)
 
-    def images() -> Any:
+    def images() -> Tensor:
         return keras.Input(shape, batch_size=options.batch_size, name=INPUT_NAME, dtype="float32")
 
-    blueprint = getattr(importlib.import_module(module), function)(images(), options.num_classes, **arguments)
+    blueprint = record.builder(images(), options.num_classes, **arguments)
     name_input(blueprint)
     editing.end_in_logits(blueprint)
     if norm == "batch":
@@ -156,46 +149,3 @@ def build_model(record: ModelRecord, options: BuildOptions) -> Any:
     editing.set_depthwise(blueprint)
     editing.seed_weights(blueprint, options.seed)
     return assemble(blueprint, images(), record.name)
-
-
-def application(name: str) -> Any:
-    """The function of Keras Applications that builds a network (imports TensorFlow)."""
-    from tensorflow import keras
-
-    return getattr(keras.applications, name)
-
-
-def load_imagenet_weights(model: Any, record: ModelRecord) -> int:
-    """Loads Keras Applications' ImageNet weights into a model from ``build_model``.
-
-    Args:
-        model: built with batch norm; input size and classes may differ from ImageNet's.  The last layer
-            keeps its initial weights where the classes differ.
-        record: the model's record.
-
-    Returns:
-        The number of weights (tensors) left as they were: 0, or those of the last layer.
-
-    Raises:
-        ConfigurationError: there are none for this network, or the model's layers differ from it.
-        MissingError: they could not be downloaded.
-    """
-    if record.keras_application is None:
-        raise ConfigurationError(
-            f"there are no ImageNet weights for {record.name}",
-            "ipucnn models --json lists keras_application for those that have them",
-        )
-    check_requirements(record)
-    try:
-        source = application(record.keras_application)(weights="imagenet")
-    except Exception as error:
-        # Keras reports a failed download as a bare Exception with the address in its text.
-        if isinstance(error, OSError) or "URL fetch failure" in str(error):
-            raise MissingError(
-                f"the ImageNet weights of {record.name} could not be downloaded: {error}",
-                "check the network, or put the weights file into ~/.keras/models",
-            ) from error
-        raise
-    from ipucnn.models.weights import copy_weights
-
-    return copy_weights(source, model)

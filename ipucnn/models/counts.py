@@ -1,104 +1,88 @@
-"""Trainable parameters and multiply-accumulates of the registered models at their home size and classes.
+"""Parameters and multiply-accumulates: of the registered networks, and counted on the layers of a built model.
 
-Counted on the built models with ``ipucnn.models.arithmetic``; the tests compare them.
+Those of the registered networks at their home data sets' sizes and classes are read from ``counts.json``, which is
+derived from their layer graphs (``python -m ipucnn.planning.graphs.shipped``).
 """
 
-from typing import Dict
+from __future__ import annotations
 
-PARAMETERS: Dict[str, int] = {
-    "cifar_resnet8": 75_290,
-    "cifar_resnet20": 269_722,
-    "cifar_resnet32": 464_154,
-    "cifar_resnet44": 658_586,
-    "cifar_resnet56": 853_018,
-    "densenet121": 7_978_856,
-    "densenet169": 14_149_480,
-    "densenet201": 20_013_928,
-    "efficientnet-b0": 5_288_548,
-    "efficientnet-b0-g16": 5_973_132,
-    "efficientnet-b1": 7_794_184,
-    "efficientnet-b2": 9_109_994,
-    "efficientnet-b3": 12_233_232,
-    "efficientnet-b4": 19_341_616,
-    "efficientnet-b4-g16": 19_420_076,
-    "efficientnet-b5": 30_389_784,
-    "efficientnet-b6": 43_040_704,
-    "efficientnet-b7": 66_347_960,
-    "efficientnetv2-b0": 7_139_704,
-    "efficientnetv2-b1": 8_141_052,
-    "efficientnetv2-b2": 10_096_086,
-    "efficientnetv2-b3": 14_358_406,
-    "efficientnetv2-l": 118_515_272,
-    "efficientnetv2-m": 54_139_356,
-    "efficientnetv2-s": 21_458_488,
-    "inceptionv3": 23_817_352,
-    "lenet": 61_706,
-    "mnist_cnn": 34_826,
-    "mobilenet": 4_231_976,
-    "mobilenetv2": 3_504_872,
-    "mobilenetv3-large": 5_483_032,
-    "mobilenetv3-small": 2_542_856,
-    "nasnetmobile": 5_289_978,
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet50-keras": 25_583_592,
-    "resnet50v2": 25_568_360,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "resnext101_32x4d": 44_177_704,
-    "toy_model": 16_618,
-    "unet": 31_030_658,
-    "vgg16": 138_357_544,
-    "vgg19": 143_667_240,
-    "xception": 22_855_952,
-}
+import functools
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence
 
-MACS: Dict[str, int] = {
-    "cifar_resnet8": 12_239_488,
-    "cifar_resnet20": 40_551_040,
-    "cifar_resnet32": 68_862_592,
-    "cifar_resnet44": 97_174_144,
-    "cifar_resnet56": 125_485_696,
-    "densenet121": 2_834_161_664,
-    "densenet169": 3_359_843_328,
-    "densenet201": 4_291_365_888,
-    "efficientnet-b0": 385_814_752,
-    "efficientnet-b0-g16": 697_493_504,
-    "efficientnet-b1": 686_802_832,
-    "efficientnet-b2": 993_561_872,
-    "efficientnet-b3": 1_827_141_392,
-    "efficientnet-b4": 4_393_771_024,
-    "efficientnet-b4-g16": 6_465_426_112,
-    "efficientnet-b5": 10_266_384_752,
-    "efficientnet-b6": 19_067_593_536,
-    "efficientnet-b7": 37_745_884_192,
-    "efficientnetv2-b0": 718_086_176,
-    "efficientnetv2-b1": 1_196_819_360,
-    "efficientnetv2-b2": 1_697_542_832,
-    "efficientnetv2-b3": 3_011_458_816,
-    "efficientnetv2-l": 56_079_699_008,
-    "efficientnetv2-m": 24_582_460_384,
-    "efficientnetv2-s": 8_365_617_152,
-    "inceptionv3": 5_713_216_096,
-    "lenet": 416_520,
-    "mnist_cnn": 2_440_960,
-    "mobilenet": 568_740_352,
-    "mobilenetv2": 300_774_272,
-    "mobilenetv3-large": 216_589_760,
-    "mobilenetv3-small": 56_510_400,
-    "nasnetmobile": 563_638_816,
-    "resnet18": 1_814_073_344,
-    "resnet34": 3_663_761_408,
-    "resnet50": 4_089_184_256,
-    "resnet50-keras": 3_857_973_248,
-    "resnet50v2": 3_482_255_360,
-    "resnet101": 7_801_405_440,
-    "resnet152": 11_513_626_624,
-    "resnext101_32x4d": 7_969_996_800,
-    "toy_model": 1_179_072,
-    "unet": 150_428_424_448,
-    "vgg16": 15_470_264_320,
-    "vgg19": 19_632_062_464,
-    "xception": 8_357_403_496,
-}
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasLayer, KerasModel, TfVariable
+
+FILE = Path(__file__).with_name("counts.json")
+
+
+class Counts(NamedTuple):
+    """Of a registered network with its own norm.
+
+    Attributes:
+        parameters: trainable parameters.
+        macs: multiply-accumulates of the convolutions and dense layers, one sample, one forward pass.
+    """
+
+    parameters: int
+    macs: int
+
+
+@functools.lru_cache(maxsize=None)
+def registered_counts() -> Dict[str, Counts]:
+    """By the networks' names; one that was registered since the file was written is absent."""
+    return {name: Counts(**entry) for name, entry in json.loads(FILE.read_text(encoding="utf-8")).items()}
+
+
+def counts_text(counts: Dict[str, Counts]) -> str:
+    """The text of the file that ``registered_counts`` reads, a line per network."""
+    lines = [f" {json.dumps(name)}: {json.dumps(entry._asdict())}" for name, entry in sorted(counts.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+# --- on a built model
+
+
+def _size(weight: TfVariable) -> int:
+    return math.prod(int(n) for n in weight.shape)
+
+
+def _spatial(shape: Sequence[Optional[int]]) -> int:
+    """Positions of a (batch, height, width, channels) or (batch, ..., features) tensor."""
+    if any(n is None for n in shape[1:]):
+        raise ValueError(f"multiply-accumulates need a static shape, got {tuple(shape)}")
+    return math.prod(int(n or 0) for n in shape[1:-1])
+
+
+def layer_macs(layer: KerasLayer) -> int:
+    """Multiply-accumulates of one forward pass of one sample; 0 for layers without a kernel.
+
+    Every position of the output uses each number of a convolution's kernel once (grouped and depthwise
+    kernels are smaller by just that factor); in a transposed convolution every position of the input does.
+    """
+    kind = type(layer).__name__
+    weights = layer.weights
+    if kind in ("Conv2D", "GroupedConv2D", "DepthwiseConv2D", "Dense"):
+        return _size(weights[0]) * _spatial(layer.output.shape)
+    if kind == "SeparableConv2D":
+        return (_size(weights[0]) + _size(weights[1])) * _spatial(layer.output.shape)
+    if kind == "Conv2DTranspose":
+        return _size(weights[0]) * _spatial(layer.input.shape)
+    return 0
+
+
+def count_macs(model: KerasModel) -> int:
+    """Multiply-accumulates of the convolutions and dense layers for one sample, forward."""
+    return sum(layer_macs(layer) for layer in model.layers)
+
+
+def layer_parameters(layer: KerasLayer) -> int:
+    """Trainable parameters of a layer (moving statistics are not)."""
+    return sum(_size(weight) for weight in layer.trainable_weights)
+
+
+def count_parameters(model: KerasModel) -> int:
+    """Trainable parameters of a model."""
+    return sum(layer_parameters(layer) for layer in model.layers)

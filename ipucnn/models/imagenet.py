@@ -1,16 +1,22 @@
-"""The names of ImageNet's 1000 classes in the order of Keras Applications' weights, from the file Keras publishes."""
+"""What Keras publishes for ImageNet: the weights of its Applications, and the names of the 1000 classes in order."""
+
+from __future__ import annotations
 
 import contextlib
 import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Tuple
 
 from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import read_text
+from ipucnn.models.build import check_requirements
 from ipucnn.models.registry import ModelRecord
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasLayer, KerasModel
 
 NUM_CLASSES = 1000
 CLASS_INDEX = "imagenet_class_index.json"
@@ -22,15 +28,18 @@ TIMEOUT_S = 20.0
 """How long a server may be silent.  Keras itself waits for as long as the system does, which can be minutes."""
 
 
-def check_has_weights(record: ModelRecord) -> None:
-    """Raises:
-    ConfigurationError: Keras Applications have no ImageNet weights for this network.
+def check_has_weights(record: ModelRecord) -> str:
+    """The name of the Keras application whose ImageNet weights fit the network.
+
+    Raises:
+        ConfigurationError: there are none for it.
     """
     if record.keras_application is None:
         raise ConfigurationError(
             f"there are no ImageNet weights for {record.name}",
             "ipucnn models --json lists keras_application for those that have them",
         )
+    return record.keras_application
 
 
 def class_names() -> Tuple[str, ...]:
@@ -87,3 +96,88 @@ def _not_downloaded(what: str, error: Exception) -> MissingError:
 
 def _cache() -> str:
     return str(Path(os.environ.get("KERAS_HOME") or "~/.keras") / "models")
+
+
+# --- weights
+
+_PREPROCESSING = ("Rescaling", "Normalization")
+
+
+def weight_layers(model: KerasModel) -> List[KerasLayer]:
+    """The layers that have weights, input preprocessing left out, in the model's order."""
+    return [layer for layer in model.layers if layer.weights and type(layer).__name__ not in _PREPROCESSING]
+
+
+def copy_weights(source: KerasModel, target: KerasModel) -> int:
+    """Copies weights by position.
+
+    Args:
+        source: a model with the same layers under any names.
+        target: the model to fill; its last layer keeps its own weights where the shapes differ.
+
+    Returns:
+        The number of weights (tensors) that were left as they were.
+
+    Raises:
+        ConfigurationError: if the layers do not match; nothing has been changed then.
+    """
+    sources, targets = weight_layers(source), weight_layers(target)
+    plan, skipped = [], 0
+    problem = None
+    if len(sources) != len(targets):
+        problem = f"{len(sources)} layers with weights against {len(targets)}"
+    else:
+        for i, (old, new) in enumerate(zip(sources, targets)):
+            shapes = [[tuple(w.shape) for w in layer.weights] for layer in (old, new)]
+            if shapes[0] == shapes[1]:
+                plan.append((old, new))
+            elif i == len(targets) - 1:
+                skipped = len(new.weights)
+            else:
+                problem = f"layer {new.name} has weights of shapes {shapes[1]}, the source {shapes[0]}"
+                break
+    if problem:
+        raise ConfigurationError(
+            f"the weights do not fit {target.name}: {problem}",
+            "pretrained weights need the network's own norm, input channels and filters",
+        )
+    for old, new in plan:
+        new.set_weights(old.get_weights())
+    return skipped
+
+
+def application(name: str) -> Callable[..., KerasModel]:
+    """The function of Keras Applications that builds a network (imports TensorFlow)."""
+    from tensorflow import keras
+
+    return getattr(keras.applications, name)
+
+
+def load_imagenet_weights(model: KerasModel, record: ModelRecord) -> int:
+    """Loads Keras Applications' ImageNet weights into a model from ``build_model``.
+
+    Args:
+        model: built with batch norm; input size and classes may differ from ImageNet's.  The last layer
+            keeps its initial weights where the classes differ.
+        record: the model's record.
+
+    Returns:
+        The number of weights (tensors) left as they were: 0, or those of the last layer.
+
+    Raises:
+        ConfigurationError: there are none for this network, or the model's layers differ from it.
+        MissingError: they could not be downloaded.
+    """
+    application_name = check_has_weights(record)
+    check_requirements(record)
+    try:
+        source = application(application_name)(weights="imagenet")
+    except Exception as error:
+        # Keras reports a failed download as a bare Exception with the address in its text.
+        if isinstance(error, OSError) or "URL fetch failure" in str(error):
+            raise MissingError(
+                f"the ImageNet weights of {record.name} could not be downloaded: {error}",
+                "check the network, or put the weights file into ~/.keras/models",
+            ) from error
+        raise
+    return copy_weights(source, model)

@@ -1,24 +1,31 @@
-"""Canonical layer names: what splits, presets and checkpoints call a layer on every version of Keras.
+"""Canonical names: what splits, presets and checkpoints call a layer or a weight on every version of Keras.
 
 Where the versions of Keras agree their names are the canonical ones.  They differ in DenseNet and MobileNetV3
 (a slash or an underscore between the parts), in layers named by a counter that runs on from one model to
-the next (Inception, Xception, NASNet), and in the input.
+the next (Inception, Xception, NASNet), and in the input.  A weight is called ``<layer>/<weight>``.
 """
 
+from __future__ import annotations
+
 import re
-from typing import Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Dict, List, Tuple
 
 from ipucnn.models.blueprint import Blueprint, Step
 
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, TfVariable
+
 INPUT_NAME = "input"
+# Keras 3 shortened the names of these weights; the longer, older one tells two kernels of a layer apart.
+_KERAS_3_NAMES = {"DepthwiseConv2D": {"kernel": "depthwise_kernel"}}
 
 
-def canonical_names(model: Any) -> List[str]:
+def canonical_names(model: KerasModel) -> List[str]:
     """Layer names of a model from ``build_model`` in the order in which they run; the first is the input."""
     return [layer.name for layer in model.layers]
 
 
-def _snake(kind: str) -> str:
+def snake_case(kind: str) -> str:
     """The name Keras gives a layer of a class: ``MaxPooling2D`` -> ``max_pooling2d``."""
     partly = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", partly).lower()
@@ -32,9 +39,9 @@ def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
     """
     counted: Dict[str, List[Tuple[int, Step]]] = {}
     for step in blueprint.steps:
-        match = re.fullmatch(re.escape(_snake(step.kind)) + r"(?:_(\d+))?", step.name)
+        match = re.fullmatch(re.escape(snake_case(step.kind)) + r"(?:_(\d+))?", step.name)
         if match and step.name not in keep:
-            counted.setdefault(_snake(step.kind), []).append((int(match.group(1) or 0), step))
+            counted.setdefault(snake_case(step.kind), []).append((int(match.group(1) or 0), step))
     table = {}
     for base, found in counted.items():
         for position, (_, step) in enumerate(sorted(found, key=lambda pair: pair[0])):
@@ -51,3 +58,25 @@ def name_input(blueprint: Blueprint) -> None:
     """Names the first step ``input``."""
     first = blueprint.steps[0]
     blueprint.rename(lambda step: INPUT_NAME if step is first else step.name)
+
+
+def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
+    """All weights of a flat functional model by canonical name, as tf.Variables, in layer order.
+
+    Raises:
+        ValueError: two weights would share a name (a model that the registry did not build).
+    """
+    from ipucnn.compat import tf_variable
+
+    weights: Dict[str, TfVariable] = {}
+    for layer in model.layers:
+        renamed = {}
+        for kind in type(layer).__mro__:
+            renamed.update(_KERAS_3_NAMES.get(kind.__name__, {}))
+        for weight in layer.weights:
+            base = weight.name.split("/")[-1].split(":")[0]
+            name = f"{layer.name}/{renamed.get(base, base)}"
+            if name in weights:
+                raise ValueError(f"two weights are called {name}")
+            weights[name] = tf_variable(weight)
+    return weights

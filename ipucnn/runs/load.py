@@ -111,7 +111,7 @@ def load_weights(model: Any, checkpoint: Checkpoint, what: str) -> None:
     Raises:
         DataError: they are another model's.
     """
-    from ipucnn.models.weight_names import named_weights
+    from ipucnn.models.names import named_weights
 
     assign_weights(named_weights(model), checkpoint, what=what)
 
@@ -125,7 +125,7 @@ def load_starting_weights(model: Any, path: Path) -> Tuple[str, ...]:
     Raises:
         DataError: the backbone does not fit.
     """
-    from ipucnn.models.weight_names import named_weights
+    from ipucnn.models.names import named_weights
 
     checkpoint = open_run(path).checkpoint if filesystem.is_folder(path) else load_checkpoint(path)
     weights = named_weights(model)

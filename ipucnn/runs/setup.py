@@ -161,7 +161,7 @@ def prepare(
         DataError: files absent or damaged.
     """
     from ipucnn.datasets.registry import open_dataset
-    from ipucnn.models.shapes import output_shape, validate_input_shape
+    from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
     wanted = trained_shape

@@ -299,7 +299,7 @@ def _refuse_data(flags: Mapping[str, Any]) -> None:
 def _of_keras_file(
     command: str, model: str, flags: Mapping[str, Any], weights: str, reads_data: bool
 ) -> Subject:
-    from ipucnn.models.keras_weights import load_keras_weights
+    from ipucnn.models.keras_files import load_keras_weights
 
     path = expand(weights, "--weights")
     if not is_keras_file(path):
@@ -362,7 +362,7 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     run_setup.build_options(setup)
 
     def fill(built: Any) -> None:
-        from ipucnn.models.build import load_imagenet_weights
+        from ipucnn.models.imagenet import load_imagenet_weights
 
         with quiet_download():
             load_imagenet_weights(built, record)

@@ -22,7 +22,7 @@ from scipy import special
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.models.shapes import nearest_legal_sizes, output_shape
+from ipucnn.models.registry import nearest_legal_sizes, output_shape
 from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.subject import Subject
 

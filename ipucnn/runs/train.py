@@ -327,7 +327,7 @@ class TrainingRun:
         if weights is None or self.start.checkpoint is not None:
             return
         if weights == "imagenet":
-            from ipucnn.models.build import load_imagenet_weights
+            from ipucnn.models.imagenet import load_imagenet_weights
 
             self.fresh_weights = load_imagenet_weights(model, self.setup.record)
             return

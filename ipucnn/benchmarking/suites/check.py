@@ -44,7 +44,7 @@ def blank_source(
         ConfigurationError: an image size that the network cannot take.
     """
     from ipucnn.datasets.random_data import open_blank
-    from ipucnn.models.shapes import validate_input_shape
+    from ipucnn.models.registry import validate_input_shape
 
     config, record = resolved.config, resolved.record
     shape: Tuple[int, int, int] = record.input_shape

@@ -258,7 +258,7 @@ class Fit:
 
 def _counted(model: Any) -> Dict[str, Any]:
     """What a session's compilation report says of a network."""
-    from ipucnn.models.arithmetic import count_macs, count_parameters
+    from ipucnn.models.counts import count_macs, count_parameters
 
     return {
         "num_parameters": int(model.count_params()),

@@ -14,7 +14,7 @@ from ipucnn.config.options import BY_KEY, SPECS
 from ipucnn.config.request import RunRequest, is_wildcard, matching
 from ipucnn.config.resolve import Resolved, convert_flags
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
-from ipucnn.models.shapes import nearest_legal_sizes
+from ipucnn.models.registry import nearest_legal_sizes
 
 # Flags that are about the suite, not about its rows.
 _OF_SUITE = ("run_dir", "overwrite", "model_name")

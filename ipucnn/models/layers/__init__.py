@@ -1,13 +1,24 @@
-"""Layers that mix samples or draw random numbers, with the IPU's meaning of a micro-batch.
+"""Keras layers of our own: those that must know micro-batches, and those that see each sample by itself.
 
 Importing this package imports TensorFlow.
 """
 
-from ipucnn.models.layers.context import ExecutionContext, current_context, execution_context
-from ipucnn.models.layers.cropping import Cropping2D
-from ipucnn.models.layers.depthwise import DepthwiseConv2D
-from ipucnn.models.layers.dropout import Dropout
-from ipucnn.models.layers.normalization import BatchNormalization, GroupNormalization
+from ipucnn.models.layers.micro_batches import (
+    BatchNormalization,
+    Dropout,
+    ExecutionContext,
+    GroupNormalization,
+    current_context,
+    execution_context,
+)
+from ipucnn.models.layers.per_sample import (
+    Cropping2D,
+    DepthwiseConv2D,
+    GroupedConv2D,
+    HardSigmoid,
+    HardSwish,
+    SubsamplePad,
+)
 
 __all__ = [
     "BatchNormalization",
@@ -16,6 +27,10 @@ __all__ = [
     "Dropout",
     "ExecutionContext",
     "GroupNormalization",
+    "GroupedConv2D",
+    "HardSigmoid",
+    "HardSwish",
+    "SubsamplePad",
     "current_context",
     "execution_context",
 ]

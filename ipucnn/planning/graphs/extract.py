@@ -1,24 +1,44 @@
-"""Layer graphs of registered models: shipped with the package, or cached, or built with TensorFlow."""
+"""Layer graphs of registered models: shipped with the package, or cached, or built with TensorFlow.
+
+A graph comes with the package for each registered model at its home input and classes; ``python -m
+ipucnn.planning.graphs.shipped`` writes them.  One whose network, or the code that builds it, has changed since is not
+used; neither is a cached one.
+"""
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
+import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import ipucnn
-from ipucnn.errors import UserError
+from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import expand, make_folder, read_text, write_text
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
+from ipucnn.models.sources import code_digest
 from ipucnn.planning.graphs.keras_graph import graph_of
-from ipucnn.planning.graphs.layer_graph import SCHEMA_VERSION, LayerGraph
-from ipucnn.planning.graphs.shipped import read_shipped
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 
 MOST_BYTES = 2**26
-__all__ = ["build_graph", "cache_folder", "cache_path", "graph_key", "graph_of", "known_graph", "layer_graph"]
+FOLDER = Path(ipucnn.__file__).parent / "planning" / "graphs"
+KEYS = "keys.json"
+__all__ = [
+    "build_graph",
+    "cache_folder",
+    "cache_path",
+    "graph_key",
+    "graph_of",
+    "home_options",
+    "known_graph",
+    "layer_graph",
+    "read_shipped",
+    "shipped_path",
+]
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
@@ -56,6 +76,40 @@ def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
     return graph_of(build_model(record, options), record.name)
 
 
+def home_options(record: ModelRecord) -> BuildOptions:
+    """The options a graph is shipped for."""
+    return BuildOptions(record.input_shape, record.num_classes)
+
+
+def shipped_path(record: ModelRecord) -> Path:
+    """The file of a model's graph: JSON, packed with gzip."""
+    return FOLDER / f"{record.name}.json.gz"
+
+
+def shipped_keys() -> Dict[str, Dict[str, str]]:
+    """By the models' names: "key" that ``graph_key`` gave when the graph was written, and "sha256" of its JSON text.
+
+    The keys stand in one file of text: many of them change together while the graphs stay as they are.
+    """
+    found: Dict[str, Dict[str, str]] = json.loads((FOLDER / KEYS).read_text(encoding="utf-8"))
+    return found
+
+
+def read_shipped(record: ModelRecord, key: str) -> Optional[LayerGraph]:
+    """The shipped graph, if it is the one that ``key`` stands for.
+
+    None too where the file is absent or damaged: the graph can be built.
+    """
+    try:
+        own = shipped_keys()[record.name]
+        packed = gzip.decompress(shipped_path(record).read_bytes()) if own["key"] == key else b""
+        if hashlib.sha256(packed).hexdigest() != own["sha256"]:
+            return None
+        return LayerGraph.from_json(packed.decode("utf-8"))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, DataError):
+        return None
+
+
 def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
     """The file that holds the graph once it was built."""
     versions = [ipucnn.__version__, _version("tensorflow"), _version("keras")]
@@ -81,10 +135,9 @@ def _version(package: str) -> Optional[str]:
 
 def graph_key(record: ModelRecord, options: BuildOptions) -> str:
     """Digest of everything that the graph depends on but the versions of TensorFlow and Keras."""
-    digest = hashlib.sha256()
     described = {
-        "schema_version": SCHEMA_VERSION,
         "model": record.name,
+        "builder_args": dict(record.builder_args),
         "norm": options.norm or record.default_norm,
         # Neither the weights' values nor the moving statistics' momentum nor epsilon are in the graph.
         **{
@@ -99,13 +152,15 @@ def graph_key(record: ModelRecord, options: BuildOptions) -> str:
             )
         },
     }
-    digest.update(json.dumps(described, sort_keys=True).encode())
-    package = Path(ipucnn.__file__).parent
-    sources = [package / "planning" / "graphs" / name for name in ("layer_graph.py", "keras_graph.py")]
-    for source in sorted([*sources, *(package / "models").rglob("*.py")]):
-        digest.update(f"\0{source.relative_to(package).as_posix()}\0".encode())
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
+    handed = [value for value in record.builder_args.values() if callable(value)]
+    code = code_digest(record.builder, *handed, build_model, graph_of)
+    text = json.dumps([described, code], sort_keys=True, default=_described)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _described(value: Any) -> str:
+    """A builder's argument that JSON does not know; of a function the digest has the code."""
+    return str(getattr(value, "__qualname__", value))
 
 
 def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:

@@ -1,69 +1,142 @@
-"""The layer graphs that come with the package: each registered model's, at its home input and classes.
+"""Writes what is derived from the registered networks and comes with the package: after any change of a network, run
 
-``python -m ipucnn.planning.graphs.shipped`` builds and writes them again, which any change of the models' sources asks
-for: a graph whose sources changed is not used.
+    python -m ipucnn.planning.graphs.shipped
+
+Derived are the layer graph of each network at its home input and classes, the counts of parameters and
+multiply-accumulates (``ipucnn.models.counts``), and the table of networks in docs/models.md.  A network is only built
+where its code or its record changed since its graph was written; a graph that turns out to be the same only gets its
+new key.
 """
 
 import gzip
+import hashlib
+import json
 import sys
+import zlib
 from pathlib import Path
-from typing import Optional
+from typing import Dict, Optional
 
-from ipucnn.errors import DataError, MissingError
-from ipucnn.models.build import BuildOptions
+import ipucnn
+from ipucnn.errors import MissingError
+from ipucnn.models import counts
 from ipucnn.models.registry import ModelRecord, list_models
+from ipucnn.planning.graphs import extract
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 
-FOLDER = Path(__file__).parent
+DOCUMENT = Path(ipucnn.__file__).resolve().parents[1] / "docs" / "models.md"
+BEGIN = "<!-- networks: begin (generated, see Adding a network) -->"
+END = "<!-- networks: end -->"
 
 
-def home_options(record: ModelRecord) -> BuildOptions:
-    """The options a graph is shipped for."""
-    return BuildOptions(record.input_shape, record.num_classes)
+def write_graph(record: ModelRecord, keys: Dict[str, Dict[str, str]]) -> LayerGraph:
+    """A network's graph, which is built and written if the shipped one is not of this code.
 
-
-def shipped_path(record: ModelRecord) -> Path:
-    """The file of a model's graph: gzip of a line with its key, then JSON."""
-    return FOLDER / f"{record.name}.json.gz"
-
-
-def read_shipped(record: ModelRecord, key: str) -> Optional[LayerGraph]:
-    """The shipped graph, if it is the one that ``key`` (of ``extract.graph_key``) stands for.
-
-    None too where the file is absent or damaged: the graph can be built.
-    """
-    try:
-        own, _, text = gzip.decompress(shipped_path(record).read_bytes()).decode("utf-8").partition("\n")
-        return LayerGraph.from_json(text) if own == key else None
-    except (OSError, EOFError, ValueError, DataError):
-        return None
-
-
-def write_shipped(record: ModelRecord) -> Path:
-    """Builds a model and writes its graph.
+    Args:
+        record: the network.
+        keys: of all shipped graphs; changed where the network's is another one.
 
     Raises:
         MissingError: the installed Keras lacks the network.
     """
-    from ipucnn.planning.graphs.extract import build_graph, graph_key
+    options = extract.home_options(record)
+    key = extract.graph_key(record, options)
+    shipped = extract.read_shipped(record, key)
+    if shipped is not None:
+        return shipped
+    graph = extract.build_graph(record, options)
+    text = graph.to_json().encode()
+    path = extract.shipped_path(record)
+    keys[record.name] = {"key": key, "sha256": hashlib.sha256(text).hexdigest()}
+    if _unpacked(path) == text:
+        print(f"{record.name}: the graph is the same, its key is new")
+    else:
+        path.write_bytes(gzip.compress(text, mtime=0))
+        print(f"{record.name}: the graph is new")
+    return graph
 
-    options = home_options(record)
-    text = build_graph(record, options).to_json()
-    packed = gzip.compress(f"{graph_key(record, options)}\n{text}".encode(), mtime=0)
-    path = shipped_path(record)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(packed)
-    return path
+
+def _unpacked(path: Path) -> Optional[bytes]:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error):
+        return None
+
+
+def network_table() -> str:
+    """The table of networks in Markdown."""
+    titles = (
+        "network",
+        "home data set",
+        "input",
+        "classes",
+        "parameters",
+        "MACs",
+        "norm",
+        "smallest input",
+        "paper",
+    )
+    rows = [titles, tuple("---" for _ in titles)]
+    found = counts.registered_counts()
+    for record in list_models():
+        own = found[record.name]
+        rows.append(
+            (
+                f"`{record.name}`",
+                record.home_dataset,
+                "x".join(str(n) for n in record.input_shape),
+                str(record.num_classes),
+                f"{own.parameters:,}",
+                f"{own.macs:,}",
+                record.default_norm,
+                str(record.min_size),
+                record.paper,
+            )
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def insert_table(document: str) -> str:
+    """The document with the current table between its two markers."""
+    before, begun, rest = document.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not begun or not ended:
+        raise ValueError(f"the document has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{network_table()}\n\n{END}{after}"
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.name}: written")
 
 
 def main() -> int:
-    """Writes every model's graph; needs a Keras that has them all."""
-    for record in list_models():
-        try:
-            print(write_shipped(record).name)
-        except MissingError as error:
-            print(f"{record.name}: {error.message}", file=sys.stderr)
-            return 1
+    """Brings all of it up to date; needs a Keras that has every network that changed."""
+    records = list_models()
+    names = {record.name for record in records}
+    try:
+        keys = {name: entry for name, entry in extract.shipped_keys().items() if name in names}
+    except (OSError, ValueError):
+        keys = {}
+    derived = {}
+    try:
+        for record in records:
+            graph = write_graph(record, keys)
+            derived[record.name] = counts.Counts(graph.num_trainable, graph.total_macs)
+    except MissingError as error:
+        print(f"{error.message}\nnothing but graphs was written", file=sys.stderr)
+        return 1
+    finally:
+        lines = [f" {json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(keys.items())]
+        _write(extract.FOLDER / extract.KEYS, "{\n" + ",\n".join(lines) + "\n}\n")
+    for path in extract.FOLDER.glob("*.json.gz"):
+        if path.name[: -len(".json.gz")] not in names:
+            path.unlink()
+            print(f"{path.name}: removed, there is no such network")
+    _write(counts.FILE, counts.counts_text(derived))
+    counts.registered_counts.cache_clear()
+    if DOCUMENT.exists():
+        _write(DOCUMENT, insert_table(DOCUMENT.read_text(encoding="utf-8")))
     return 0
 
 

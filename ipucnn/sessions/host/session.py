@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from ipucnn import interrupts
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.arithmetic import count_macs
-from ipucnn.models.weight_names import named_weights
+from ipucnn.models.counts import count_macs
+from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
 from ipucnn.sessions.host.step import Evaluation, UpdateLoop
 from ipucnn.sessions.session import (

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
-from ipucnn.models.weight_names import named_weights
+from ipucnn.models.names import named_weights
 from ipucnn.training.program import Program
 
 SEED_MASK = 0x7FFFFFFF

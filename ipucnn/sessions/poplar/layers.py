@@ -45,7 +45,7 @@ class SeededDropout(keras.layers.Layer):
         wanted = self.noise_shape or (None,) * len(x.shape)
         shape = [size if wanted[0] is None else wanted[0]]
         shape += [int(x.shape[i]) if n is None else n for i, n in enumerate(wanted) if i]
-        # The first draw of this layer in a micro-batch; see ipucnn.models.layers.dropout.
+        # The first draw of this layer in a micro-batch; see ipucnn.models.layers.Dropout.
         own = zlib.crc32(f"{self.name}/0".encode()) & 0x7FFFFFFF
         drawn = []
         for part in range(parts):

@@ -16,8 +16,7 @@ from tensorflow import keras
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models import layers as ours
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
-from ipucnn.models.names import INPUT_NAME
-from ipucnn.models.weight_names import named_weights
+from ipucnn.models.names import INPUT_NAME, named_weights
 from ipucnn.sessions.poplar.layers import SEEDS_NAME, BatchStatistics, Preprocess, SeededDropout
 
 TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"

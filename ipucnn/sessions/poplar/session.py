@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
-from ipucnn.models.arithmetic import count_macs
-from ipucnn.models.weight_names import named_weights
+from ipucnn.models.counts import count_macs
+from ipucnn.models.names import named_weights
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.evaluation import Predictor
 from ipucnn.sessions.poplar.model import (

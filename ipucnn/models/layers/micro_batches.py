@@ -1,15 +1,26 @@
-"""Batch norm per micro-batch (ghost batch norm) and group norm.
+"""Layers that must know where a micro-batch ends: batch norm, which mixes its samples, and dropout, which is random.
 
-Ghost batch norm: Hoffer et al. 2017, arXiv:1705.08741, section 4.  Its statistics are those of one
-micro-batch, as on an IPU, however many micro-batches the session computes at once.
+The host session computes several micro-batches as one large batch.  Both read the context that the session sets while
+it traces the model; outside a session (plain Keras) there is none.  Group norm, which Keras 2.6 lacks, shares batch
+norm's arithmetic.
+
+- Batch norm is ghost batch norm, Hoffer et al. 2017, arXiv:1705.08741, section 4: its statistics are those of one
+  micro-batch, as on an IPU, however many micro-batches the session computes at once.
+- Dropout has no state.  Keras' Dropout advances a generator whose state is not saved with the model, so a resumed run
+  draws other masks.  Here the mask is a pure function of the run's seed, the micro-batch and the layer;
+  ``noise_shape=(None, 1, 1, 1)`` gives drop connect (stochastic depth).
 """
 
-from typing import Any, Dict, Optional, Tuple
+import contextlib
+import threading
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.models.layers.context import current_context
+from ipucnn.compat import KerasLayer, Tensor, TensorShape, TfVariable
 
 # Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
 # loops are faster, but a call has its price.  Measured by benchmarks/batch_norm.py.
@@ -18,7 +29,107 @@ NATIVE_PART_SIZE = 2**19
 FOLDED_WIDTH = 64
 
 
-def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int) -> Tuple[Any, Any, Any]:
+@dataclass
+class ExecutionContext:
+    """One traced forward pass over ``num_groups`` statistics groups laid one after the other in the batch.
+
+    Attributes:
+        num_groups: batch-norm groups in the batch: fused micro-batches, or groups of replicas of one
+            micro-batch step under distributed batch norm.  Divides the batch.
+        seeds: int32 tensor (num_micro_batches, 2), different for every micro-batch of the run.
+        num_micro_batches: fused micro-batches in the batch.
+        batch_statistics: filled by the batch norms: (layer, mean, variance), statistics of shape
+            (num_groups, channels), the variance with Bessel's correction.
+        seed_slots: how many times each layer has drawn random numbers from this context.
+    """
+
+    num_groups: int
+    seeds: Tensor
+    num_micro_batches: int
+    batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
+    seed_slots: Dict[str, int] = field(default_factory=dict)
+
+
+_state = threading.local()
+
+
+def current_context() -> Optional[ExecutionContext]:
+    """The innermost context of this thread, or None outside a session."""
+    stack = getattr(_state, "stack", None)
+    return stack[-1] if stack else None
+
+
+@contextlib.contextmanager
+def execution_context(context: ExecutionContext) -> Iterator[ExecutionContext]:
+    """Makes ``context`` the current one while a model is traced."""
+    if not hasattr(_state, "stack"):
+        _state.stack = []
+    _state.stack.append(context)
+    try:
+        yield context
+    finally:
+        _state.stack.pop()
+
+
+def static_or(static: Optional[int], dynamic: Tensor) -> Union[int, Tensor]:
+    """A dimension's static size where it is known, the tensor otherwise."""
+    return dynamic if static is None else int(static)
+
+
+class Dropout(keras.layers.Layer):
+    """Inverted dropout (Srivastava et al. 2014), ``x * mask / (1 - rate)``.
+
+    Args:
+        rate: probability of zeroing, in [0, 1).
+        noise_shape: mask shape, None for the input's size in that dimension; None for the full shape.
+    """
+
+    def __init__(
+        self, rate: float, noise_shape: Optional[Sequence[Optional[int]]] = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"rate must be in [0, 1), got {rate}")
+        self.rate = float(rate)
+        self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+        self.supports_masking = True
+
+    def call(self, inputs: Tensor, training: Optional[bool] = None) -> Tensor:
+        if not training or self.rate == 0:
+            return inputs
+        dynamic = tf.shape(inputs)
+        static = inputs.shape
+        wanted = self.noise_shape or (None,) * len(static)
+        shape = [static_or(static[i], dynamic[i]) if n is None else n for i, n in enumerate(wanted)]
+        context = current_context()
+        if context is None:
+            noise = tf.random.uniform(shape)
+        else:
+            slot = context.seed_slots.get(self.name, 0)
+            context.seed_slots[self.name] = slot + 1
+            # The layer's name keeps the streams of two layers apart, whatever the order they are traced in.
+            own = zlib.crc32(f"{self.name}/{slot}".encode()) & 0x7FFFFFFF
+            # Each micro-batch draws by itself, so that the masks do not depend on how many are fused.
+            parts = context.num_micro_batches
+            part_shape = [shape[0] if wanted[0] is not None else shape[0] // parts, *shape[1:]]
+            seeds = context.seeds + tf.constant([own, 0], tf.int32)
+            drawn = [tf.random.stateless_uniform(part_shape, seed=seeds[i]) for i in range(parts)]
+            if wanted[0] is not None:  # one mask for all samples of a micro-batch
+                drawn = [tf.repeat(d, static_or(static[0], dynamic[0]) // parts, axis=0) for d in drawn]
+            noise = tf.concat(drawn, axis=0) if parts > 1 else drawn[0]
+        keep = tf.cast(noise >= self.rate, inputs.dtype)
+        return inputs * (keep * (1.0 / (1.0 - self.rate)))
+
+    def compute_output_shape(self, input_shape: TensorShape) -> TensorShape:
+        return input_shape
+
+    def get_config(self) -> Dict[str, Any]:
+        return {**super().get_config(), "rate": self.rate, "noise_shape": self.noise_shape}
+
+
+def ghost_batch_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
+) -> Tuple[Tensor, Tensor, Tensor]:
     """Normalises each of ``num_groups`` equal parts of the batch by its own statistics.
 
     Args:
@@ -39,8 +150,8 @@ def ghost_batch_norm(x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: 
 
 
 def _native_batch_norm(
-    x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int
-) -> Tuple[Any, Any, Any]:
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
+) -> Tuple[Tensor, Tensor, Tensor]:
     """One fused kernel per group, x (num_groups * b, h, w, channels)."""
     parts = tf.split(x, num_groups) if num_groups > 1 else [x]
     outputs, means, variances = [], [], []
@@ -56,8 +167,8 @@ def _native_batch_norm(
 
 
 def _grouped_batch_norm(
-    x: Any, gamma: Any, beta: Any, epsilon: float, num_groups: int
-) -> Tuple[Any, Any, Any]:
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
+) -> Tuple[Tensor, Tensor, Tensor]:
     """All groups at once."""
     channels = int(x.shape[-1])
     size = x.shape.num_elements()
@@ -68,8 +179,14 @@ def _grouped_batch_norm(
 
 
 def _normalise(
-    x: Any, gamma: Any, beta: Any, epsilon: float, num_parts: Any, rows: Optional[int], channel_groups: int
-) -> Tuple[Any, Any, Any]:
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    epsilon: float,
+    num_parts: Union[int, Tensor],
+    rows: Optional[int],
+    channel_groups: int,
+) -> Tuple[Tensor, Tensor, Tensor]:
     """Normalises each (part of the batch, group of channels) by its own mean and variance.
 
     The gradient is written out (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups,
@@ -96,23 +213,23 @@ def _normalise(
         fold *= 2
     shape = [num_parts, -1, fold * channels]
 
-    def total(values: Any) -> Any:
+    def total(values: Tensor) -> Tensor:
         """Sums the rows of each part: (parts, rows, fold * channels) -> (parts, 1, channels)."""
         if fold == 1 or rows is None:
             return tf.reduce_sum(values, axis=1, keepdims=True)
         sums = tf.matmul(tf.ones([num_parts, 1, rows // fold], x.dtype), values)
         return tf.reduce_sum(tf.reshape(sums, [num_parts, fold, channels]), axis=1, keepdims=True)
 
-    def wide(values: Any) -> Any:
+    def wide(values: Tensor) -> Tensor:
         """Repeats per-channel values for each folded row."""
         return tf.tile(values, [1, 1, fold]) if fold > 1 else values
 
     @tf.custom_gradient
-    def normalise(x: Any, gamma: Any, beta: Any) -> Any:
+    def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
         grouped = tf.reshape(x, shape)
         count = tf.cast(tf.shape(grouped)[1] * (fold * per_group), x.dtype)
 
-        def pool(sums: Any) -> Any:
+        def pool(sums: Tensor) -> Tensor:
             """Per-channel sums (parts, 1, channels) -> means over each channel group, of the same shape."""
             if per_group > 1:
                 sums = tf.reduce_sum(tf.reshape(sums, [num_parts, channel_groups, per_group]), axis=2)
@@ -125,7 +242,7 @@ def _normalise(
         factor = inverse * gamma
         y = tf.reshape(grouped * wide(factor) + wide(beta - mean * factor), tf.shape(x))
 
-        def gradient(dy: Any, *_: Any) -> Any:
+        def gradient(dy: Tensor, *_: Any) -> Any:
             dy = tf.reshape(dy, shape)
             centred = grouped - wide(mean)
             sum_dy = total(dy)
@@ -171,7 +288,7 @@ class BatchNormalization(keras.layers.Layer):
         self.scale = bool(scale)
         self.axis = axis
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: TensorShape) -> None:
         if self.axis not in (-1, len(input_shape) - 1):
             raise ValueError(f"only the last axis is normalised (channels last), got axis {self.axis}")
         channels = (int(input_shape[-1]),)
@@ -185,7 +302,7 @@ class BatchNormalization(keras.layers.Layer):
         )
         super().build(input_shape)
 
-    def _affine(self, x: Any, mean: Any, variance: Any) -> Any:
+    def _affine(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         factor = tf.math.rsqrt(variance + self.epsilon)
         if self.gamma is not None:
             factor = factor * tf.convert_to_tensor(self.gamma)
@@ -194,7 +311,7 @@ class BatchNormalization(keras.layers.Layer):
             offset = offset + tf.convert_to_tensor(self.beta)
         return x * factor + offset
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(self, inputs: Tensor, training: Optional[bool] = None, mask: Optional[Tensor] = None) -> Tensor:
         if not training:
             return self._affine(
                 inputs, tf.convert_to_tensor(self.moving_mean), tf.convert_to_tensor(self.moving_variance)
@@ -213,11 +330,11 @@ class BatchNormalization(keras.layers.Layer):
             self._move(self.moving_variance, unbiased[0])
         return outputs
 
-    def _move(self, moving: Any, batch: Any) -> None:
+    def _move(self, moving: TfVariable, batch: Tensor) -> None:
         current = tf.convert_to_tensor(moving)
         moving.assign(current * self.momentum + batch * (1.0 - self.momentum))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: TensorShape) -> TensorShape:
         return input_shape
 
     def get_config(self) -> Dict[str, Any]:
@@ -246,7 +363,7 @@ class GroupNormalization(keras.layers.Layer):
         self.groups = int(groups)
         self.epsilon = float(epsilon)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: TensorShape) -> None:
         channels = int(input_shape[-1])
         if self.groups < 1 or channels % self.groups:
             raise ValueError(f"{channels} channels of {self.name} are not a multiple of {self.groups} groups")
@@ -254,13 +371,13 @@ class GroupNormalization(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros")
         super().build(input_shape)
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Tensor, training: Optional[bool] = None) -> Tensor:
         rows = inputs.shape[1:-1].num_elements()
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         parts = inputs.shape[0] if inputs.shape[0] is not None else tf.shape(inputs)[0]
         return _normalise(inputs, gamma, beta, self.epsilon, parts, rows, self.groups)[0]
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: TensorShape) -> TensorShape:
         return input_shape
 
     def get_config(self) -> Dict[str, Any]:

@@ -1,14 +1,20 @@
 """Small networks without normalisation: a toy, the MNIST network of the Keras tutorial, LeNet-5."""
 
-from typing import Any
+from __future__ import annotations
 
-from tensorflow import keras
+from typing import TYPE_CHECKING
 
 from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.registry import ModelRecord
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
 
 
-def build_toy_model(inputs: Any, num_classes: int) -> Blueprint:
+def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:
     """Two convolutions and a dense layer: for trying the machinery out."""
+    from tensorflow import keras
+
     x = keras.layers.Conv2D(16, 3, activation="relu", kernel_initializer="he_normal", name="conv2d_0")(inputs)
     x = keras.layers.MaxPooling2D(2, name="max_pooling2d_0")(x)
     x = keras.layers.Conv2D(32, 3, activation="relu", kernel_initializer="he_normal", name="conv2d_1")(x)
@@ -18,8 +24,10 @@ def build_toy_model(inputs: Any, num_classes: int) -> Blueprint:
     return read_blueprint(keras.Model(inputs, x))
 
 
-def build_mnist_cnn(inputs: Any, num_classes: int) -> Blueprint:
+def build_mnist_cnn(inputs: Tensor, num_classes: int) -> Blueprint:
     """The convolutional network of the Keras MNIST tutorial, 32 and 64 filters and dropout of a half."""
+    from tensorflow import keras
+
     x = keras.layers.Conv2D(32, 3, activation="relu", name="conv2d")(inputs)
     x = keras.layers.MaxPooling2D(2, name="max_pooling2d")(x)
     x = keras.layers.Conv2D(64, 3, activation="relu", name="conv2d_1")(x)
@@ -30,11 +38,13 @@ def build_mnist_cnn(inputs: Any, num_classes: int) -> Blueprint:
     return read_blueprint(keras.Model(inputs, x))
 
 
-def build_lenet(inputs: Any, num_classes: int) -> Blueprint:
+def build_lenet(inputs: Tensor, num_classes: int) -> Blueprint:
     """LeNet-5, LeCun et al. 1998, with every map of the third layer connected and a linear output layer.
 
     The first convolution is padded where the paper pads the 28x28 digit to 32x32.
     """
+    from tensorflow import keras
+
     x = keras.layers.Conv2D(6, 5, padding="same", activation="tanh", name="conv1")(inputs)
     x = keras.layers.AveragePooling2D(2, name="pool2")(x)
     x = keras.layers.Conv2D(16, 5, activation="tanh", name="conv3")(x)
@@ -44,3 +54,46 @@ def build_lenet(inputs: Any, num_classes: int) -> Blueprint:
     x = keras.layers.Dense(84, activation="tanh", name="dense6")(x)
     x = keras.layers.Dense(num_classes, name="dense7")(x)
     return read_blueprint(keras.Model(inputs, x))
+
+
+MODELS = (
+    ModelRecord(
+        name="toy_model",
+        family="small",
+        paper="none: two convolutions and a dense layer",
+        builder=build_toy_model,
+        home_dataset="cifar10",
+        input_shape=(32, 32, 3),
+        min_size=10,
+        num_classes=10,
+        input_range="standard",
+        default_norm="none",
+        norms=("none",),
+    ),
+    ModelRecord(
+        name="mnist_cnn",
+        family="small",
+        paper="Keras documentation, Simple MNIST convnet, 2015",
+        builder=build_mnist_cnn,
+        home_dataset="mnist",
+        input_shape=(28, 28, 1),
+        min_size=10,
+        num_classes=10,
+        input_range="unit",
+        default_norm="none",
+        norms=("none",),
+    ),
+    ModelRecord(
+        name="lenet",
+        family="small",
+        paper="LeCun et al. 1998, Gradient-based learning, doi:10.1109/5.726791",
+        builder=build_lenet,
+        home_dataset="mnist",
+        input_shape=(28, 28, 1),
+        min_size=12,
+        num_classes=10,
+        input_range="standard",
+        default_norm="none",
+        norms=("none",),
+    ),
+)

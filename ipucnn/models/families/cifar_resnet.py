@@ -4,41 +4,22 @@ Shortcuts across a change of size have no parameters (option A of the paper): ev
 filled with zeros.
 """
 
-from typing import Any, Dict
+from __future__ import annotations
 
-import tensorflow as tf
-from tensorflow import keras
+from typing import TYPE_CHECKING
 
 from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.registry import ModelRecord
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
 
 _EPSILON = 1.001e-5
 
 
-@keras.utils.register_keras_serializable(package="ipucnn")
-class SubsamplePad(keras.layers.Layer):
-    """Every second pixel, with zeros appended as new channels.
+def _conv_norm(x: Tensor, filters: int, name: str, stride: int = 1) -> Tensor:
+    from tensorflow import keras
 
-    Args:
-        channels: channels of the output, at least those of the input.
-    """
-
-    def __init__(self, channels: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.channels = int(channels)
-
-    def call(self, inputs: Any) -> Any:
-        missing = self.channels - int(inputs.shape[-1])
-        return tf.pad(inputs[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [0, missing]])
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        batch, height, width, _ = input_shape
-        return (batch, (height + 1) // 2, (width + 1) // 2, self.channels)
-
-    def get_config(self) -> Dict[str, Any]:
-        return {**super().get_config(), "channels": self.channels}
-
-
-def _conv_norm(x: Any, filters: int, name: str, stride: int = 1) -> Any:
     conv_name = f"{name}_conv" if stride == 1 else f"{name}_conv_ds"
     x = keras.layers.Conv2D(
         filters,
@@ -52,12 +33,16 @@ def _conv_norm(x: Any, filters: int, name: str, stride: int = 1) -> Any:
     return keras.layers.BatchNormalization(epsilon=_EPSILON, name=f"{name}_bn")(x)
 
 
-def build_cifar_resnet(inputs: Any, num_classes: int, blocks: int) -> Blueprint:
+def build_cifar_resnet(inputs: Tensor, num_classes: int, blocks: int) -> Blueprint:
     """Three stages of 16, 32 and 64 filters.
 
     Args:
         blocks: residual blocks of a stage (n); the network has 6n + 2 layers.
     """
+    from tensorflow import keras
+
+    from ipucnn.models.layers import SubsamplePad
+
     x = _conv_norm(inputs, 16, "conv1")
     x = keras.layers.ReLU(name="conv1_relu")(x)
     for stage, filters in enumerate((16, 32, 64), start=2):
@@ -73,3 +58,20 @@ def build_cifar_resnet(inputs: Any, num_classes: int, blocks: int) -> Blueprint:
     x = keras.layers.GlobalAveragePooling2D(name="avg_pool")(x)
     x = keras.layers.Dense(num_classes, kernel_initializer="he_normal", name="fc_layer")(x)
     return read_blueprint(keras.Model(inputs, x))
+
+
+MODELS = tuple(
+    ModelRecord(
+        name=f"cifar_resnet{num_layers}",
+        family="cifar_resnet",
+        paper="He et al. 2016, Residual learning, arXiv:1512.03385, section 4.2",
+        builder=build_cifar_resnet,
+        builder_args={"blocks": (num_layers - 2) // 6},
+        home_dataset="cifar10",
+        input_shape=(32, 32, 3),
+        min_size=8,
+        num_classes=10,
+        input_range="standard",
+    )
+    for num_layers in (8, 20, 32, 44, 56)
+)

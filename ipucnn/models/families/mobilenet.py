@@ -3,39 +3,19 @@
 Howard et al. 2017, arXiv:1704.04861; Howard et al. 2019, arXiv:1905.02244.
 """
 
-from typing import Any, Dict, List, Optional
+from __future__ import annotations
 
-import tensorflow as tf
-from tensorflow import keras
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
-from ipucnn.models.editing import replace_layer, strip_preprocessing
-from ipucnn.models.keras_applications import application
+from ipucnn.models.families.keras_applications import application, build_application
+from ipucnn.models.registry import ModelRecord
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
 
 
-@keras.utils.register_keras_serializable(package="ipucnn")
-class HardSigmoid(keras.layers.Layer):
-    """``relu6(x + 3) / 6``; Keras 2.6 has another function of this name and writes this one as operations."""
-
-    def call(self, inputs: Any) -> Any:
-        return tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
-
-@keras.utils.register_keras_serializable(package="ipucnn")
-class HardSwish(keras.layers.Layer):
-    """``x * relu6(x + 3) / 6``, Howard et al. 2019, section 5.2."""
-
-    def call(self, inputs: Any) -> Any:
-        return inputs * (tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0))
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
-
-def build_mobilenet(inputs: Any, num_classes: int, application_name: str) -> Blueprint:
+def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
     """MobileNet; Keras 2.6 averages without keeping the two spatial axes and reshapes, Keras 3 keeps them."""
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
     pool = next(step for step in blueprint.steps if step.kind == "GlobalAveragePooling2D")
@@ -57,6 +37,9 @@ def _single_reader(blueprint: Blueprint, name: str, kind: str) -> Optional[Step]
 
 def _fold_operations(blueprint: Blueprint) -> None:
     """Replaces ``relu6(x + 3) / 6``, and its product with x, by one layer each."""
+    from ipucnn.models.editing import replace_layer
+    from ipucnn.models.layers import HardSigmoid, HardSwish
+
     removed: List[Step] = []
     for add in [step for step in blueprint.steps if step.kind == "Add" and step.constants == [3.0]]:
         relu = _single_reader(blueprint, add.name, "ReLU")
@@ -107,10 +90,46 @@ def _canonical(blueprint: Blueprint) -> None:
     blueprint.rename(new_name)
 
 
-def build_mobilenet_v3(inputs: Any, num_classes: int, application_name: str) -> Blueprint:
+def build_mobilenet_v3(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
     """MobileNetV3 Small or Large."""
+    from ipucnn.models.editing import strip_preprocessing
+
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
     strip_preprocessing(blueprint)
     _fold_operations(blueprint)
     _canonical(blueprint)
     return blueprint
+
+
+MODELS = (
+    ModelRecord(
+        name="mobilenet",
+        family="mobilenet",
+        paper="Howard et al. 2017, MobileNets, arXiv:1704.04861",
+        builder=build_mobilenet,
+        builder_args={"application_name": "MobileNet"},
+        input_range="tf",
+        keras_application="MobileNet",
+    ),
+    ModelRecord(
+        name="mobilenetv2",
+        family="mobilenet",
+        paper="Sandler et al. 2018, MobileNetV2, arXiv:1801.04381",
+        builder=build_application,
+        builder_args={"application_name": "MobileNetV2"},
+        input_range="tf",
+        keras_application="MobileNetV2",
+    ),
+    *(
+        ModelRecord(
+            name=f"mobilenetv3-{size.lower()}",
+            family="mobilenet",
+            paper="Howard et al. 2019, Searching for MobileNetV3, arXiv:1905.02244",
+            builder=build_mobilenet_v3,
+            builder_args={"application_name": f"MobileNetV3{size}"},
+            input_range="tf",
+            keras_application=f"MobileNetV3{size}",
+        )
+        for size in ("Small", "Large")
+    ),
+)

@@ -4,28 +4,28 @@ He et al. 2016, arXiv:1512.03385; Xie et al. 2017, arXiv:1611.05431.  v1.5 strid
 block instead of the 1x1 before it, and its convolutions have no bias (the batch norm after each has one).
 """
 
+from __future__ import annotations
+
 import inspect
 import re
-from typing import Any, Optional, Sequence
-
-from tensorflow import keras
+from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.editing import (
-    drop_bias_before_norm,
-    move_stride,
-    set_kernel_initializer,
-    use_grouped_convolutions,
-)
-from ipucnn.models.keras_applications import application
+from ipucnn.models.families.keras_applications import application, build_application
 from ipucnn.models.names import number_from_zero
+from ipucnn.models.registry import ModelRecord
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasInitializer, Tensor
 
 _EPSILON = 1.001e-5
 _STAGE_FILTERS = (64, 128, 256, 512)
 
 
-def he_fan_out() -> Any:
+def he_fan_out() -> KerasInitializer:
     """The initialiser of He et al. 2015, arXiv:1502.01852, over the outputs, for the convolutions."""
+    from tensorflow import keras
+
     return keras.initializers.VarianceScaling(2.0, mode="fan_out", distribution="untruncated_normal")
 
 
@@ -34,8 +34,10 @@ def _takes_stride(name: str) -> Optional[str]:
     return f"{match.group(1)}_2_conv" if match else None
 
 
-def build_keras_resnet_v1_5(inputs: Any, num_classes: int, application_name: str) -> Blueprint:
+def build_keras_resnet_v1_5(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
     """Keras' ResNet (v1) edited to v1.5."""
+    from ipucnn.models.editing import drop_bias_before_norm, move_stride, set_kernel_initializer
+
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
     move_stride(blueprint, _takes_stride)
     drop_bias_before_norm(blueprint)
@@ -43,7 +45,9 @@ def build_keras_resnet_v1_5(inputs: Any, num_classes: int, application_name: str
     return blueprint
 
 
-def _conv_norm(x: Any, name: str, filters: int, kernel: int, stride: int = 1, groups: int = 1) -> Any:
+def _conv_norm(x: Tensor, name: str, filters: int, kernel: int, stride: int = 1, groups: int = 1) -> Tensor:
+    from tensorflow import keras
+
     x = keras.layers.Conv2D(
         filters, kernel, strides=stride, padding="same", groups=groups, use_bias=False, name=f"{name}_conv"
     )(x)
@@ -51,9 +55,11 @@ def _conv_norm(x: Any, name: str, filters: int, kernel: int, stride: int = 1, gr
 
 
 def _block(
-    x: Any, name: str, filters: int, stride: int, groups: int, group_width: int, bottleneck: bool
-) -> Any:
+    x: Tensor, name: str, filters: int, stride: int, groups: int, group_width: int, bottleneck: bool
+) -> Tensor:
     """One residual block: two 3x3 convolutions, or 1x1, 3x3 (grouped), 1x1 with four times the filters."""
+    from tensorflow import keras
+
     outputs = 4 * filters if bottleneck else filters
     shortcut = x
     if stride > 1 or x.shape[-1] != outputs:
@@ -74,7 +80,7 @@ def _block(
 
 
 def build_resnet(
-    inputs: Any,
+    inputs: Tensor,
     num_classes: int,
     blocks: Sequence[int],
     bottleneck: bool = False,
@@ -90,7 +96,11 @@ def build_resnet(
         group_width: channels of a group in the first stage ("4d" in 32x4d).
     """
 
-    def stages(x: Any) -> Any:
+    from tensorflow import keras
+
+    from ipucnn.models.editing import set_kernel_initializer, use_grouped_convolutions
+
+    def stages(x: Tensor) -> Tensor:
         for stage, (filters, count) in enumerate(zip(_STAGE_FILTERS, blocks)):
             for block in range(1, count + 1):
                 stride = 2 if block == 1 and stage > 0 else 1
@@ -114,3 +124,58 @@ def build_resnet(
     set_kernel_initializer(blueprint, he_fan_out())
     use_grouped_convolutions(blueprint)
     return blueprint
+
+
+_HE = "He et al. 2016, Residual learning, arXiv:1512.03385"
+
+MODELS = (
+    ModelRecord(
+        name="resnet18",
+        family="resnet",
+        paper=_HE,
+        builder=build_resnet,
+        builder_args={"blocks": (2, 2, 2, 2)},
+    ),
+    ModelRecord(
+        name="resnet34",
+        family="resnet",
+        paper=_HE,
+        builder=build_resnet,
+        builder_args={"blocks": (3, 4, 6, 3)},
+    ),
+    *(
+        ModelRecord(
+            name=f"resnet{num_layers}",
+            family="resnet",
+            paper=f"{_HE} (v1.5)",
+            builder=build_keras_resnet_v1_5,
+            builder_args={"application_name": f"ResNet{num_layers}"},
+        )
+        for num_layers in (50, 101, 152)
+    ),
+    ModelRecord(
+        name="resnet50-keras",
+        family="resnet",
+        paper=f"{_HE} (v1)",
+        builder=build_application,
+        builder_args={"application_name": "ResNet50"},
+        input_range="caffe",
+        keras_application="ResNet50",
+    ),
+    ModelRecord(
+        name="resnet50v2",
+        family="resnet",
+        paper="He et al. 2016, Identity mappings, arXiv:1603.05027",
+        builder=build_application,
+        builder_args={"application_name": "ResNet50V2"},
+        input_range="tf",
+        keras_application="ResNet50V2",
+    ),
+    ModelRecord(
+        name="resnext101_32x4d",
+        family="resnet",
+        paper="Xie et al. 2017, Aggregated residual transformations, arXiv:1611.05431",
+        builder=build_resnet,
+        builder_args={"blocks": (3, 4, 23, 3), "bottleneck": True, "groups": 32, "group_width": 4},
+    ),
+)

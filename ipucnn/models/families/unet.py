@@ -1,18 +1,23 @@
 """U-Net, Ronneberger et al. 2015, arXiv:1505.04597, with unpadded convolutions as in the paper."""
 
-from typing import Any
+from __future__ import annotations
 
-from tensorflow import keras
+from typing import TYPE_CHECKING
 
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.layers import Cropping2D
+from ipucnn.models.registry import ModelRecord
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
 
 _DEPTH = 5
 _DROPOUT = 0.5
 
 
-def _double_conv(x: Any, filters: int, name: str) -> Any:
+def _double_conv(x: Tensor, filters: int, name: str) -> Tensor:
     """Two 3x3 convolutions, each with a norm and a ReLU; each takes a pixel off every side."""
+    from tensorflow import keras
+
     for i in (1, 2):
         x = keras.layers.Conv2D(filters, 3, kernel_initializer="he_normal", name=f"{name}_conv{i}")(x)
         x = keras.layers.BatchNormalization(name=f"{name}_bn{i}")(x)
@@ -20,7 +25,7 @@ def _double_conv(x: Any, filters: int, name: str) -> Any:
     return x
 
 
-def build_unet(inputs: Any, num_classes: int, base_filters: int, margin: int) -> Blueprint:
+def build_unet(inputs: Tensor, num_classes: int, base_filters: int, margin: int) -> Blueprint:
     """U-Net: four halvings of the image on the way down, four doublings on the way up, skips cropped to fit.
 
     Args:
@@ -30,6 +35,10 @@ def build_unet(inputs: Any, num_classes: int, base_filters: int, margin: int) ->
     Raises:
         ValueError: if the network's margin is not ``margin``.
     """
+    from tensorflow import keras
+
+    from ipucnn.models.layers import Cropping2D
+
     skips = []
     x = inputs
     for i in range(_DEPTH):
@@ -55,3 +64,23 @@ def build_unet(inputs: Any, num_classes: int, base_filters: int, margin: int) ->
     if (inputs.shape[1] - x.shape[1], inputs.shape[2] - x.shape[2]) != (margin, margin):
         raise ValueError(f"U-Net's output {tuple(x.shape)} is not {margin} pixels smaller than its input")
     return read_blueprint(keras.Model(inputs, x))
+
+
+MODELS = (
+    ModelRecord(
+        name="unet",
+        family="unet",
+        paper="Ronneberger et al. 2015, U-Net, arXiv:1505.04597",
+        builder=build_unet,
+        builder_args={"base_filters": 64, "margin": 184},
+        task="segmentation",
+        home_dataset="isbi2012",
+        input_shape=(572, 572, 1),
+        min_size=188,
+        num_classes=2,
+        input_range="standard",
+        default_norm="none",
+        size_step=16,
+        size_offset=12,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The registered networks: each module has the records of a family, as ``MODELS``, beside their builders."""
