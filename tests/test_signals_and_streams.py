@@ -14,6 +14,7 @@ import pytest
 from ipucnn import errors, interrupts
 from ipucnn.config.resolve import resolve
 from ipucnn.interrupts import Interrupted
+from ipucnn.machine import ControlGroup
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import environment
 
@@ -427,17 +428,18 @@ def test_limits_that_suffice_are_no_error(not_imported, monkeypatch):
         environment.check_memory()
 
 
-def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch, tmp_path):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(environment, "_cgroup_limits", lambda: [limit])
-    monkeypatch.setattr(environment, "_meminfo", lambda: {"MemAvailable": 2**31, "SwapTotal": 0})
-    for text in ("max\n", str(2**30), ""):
-        limit.write_text(text)
-        environment.check_memory()
-    limit.write_text(str(100 * 2**20))
+def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
+    groups = [ControlGroup(2**30)]
+    monkeypatch.setattr(environment, "control_groups", lambda: groups)
+    monkeypatch.setattr(environment, "free_bytes", lambda: 2**31)
+    monkeypatch.setattr(environment, "swap_bytes", lambda: (0, 0))
+    environment.check_memory()
+    groups.append(ControlGroup(100 * 2**20))
     with pytest.raises(errors.MissingError, match="control group of this process has 100 MiB"):
         environment.check_memory()
-    monkeypatch.setattr(environment, "_meminfo", lambda: {"MemAvailable": 2**20, "SwapFree": 2**20})
+    # Swap counts, and so it does beside the limit of a group.
+    monkeypatch.setattr(environment, "swap_bytes", lambda: (2**30, 2**20))
+    monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
     with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):
         environment.check_memory()
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from ipucnn.datasets.limits import available_bytes
 from ipucnn.diagnosis import tools
 from ipucnn.errors import DataError
 from ipucnn.filesystem import absolute
-from ipucnn.hardware import num_cores
+from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
 
 __all__ = ["Disk", "Gpu", "Host", "find_datasets", "find_gpus", "look_at_disk", "look_at_host"]
 
@@ -34,8 +33,6 @@ class Host:
 
 def look_at_host() -> Host:
     """The processor and memory of this machine."""
-    from ipucnn.sessions.session import cpu_name, host_memory_bytes
-
     present = os.cpu_count() or 1
     usable = num_cores()
     return Host(cpu_name(), usable, present, host_memory_bytes(), available_bytes())

@@ -6,8 +6,8 @@ import sys
 from typing import Any, List
 
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.hardware import num_cores
-from ipucnn.sessions.session import DeviceInfo, Session, cpu_name, host_memory_bytes
+from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
+from ipucnn.sessions.session import DeviceInfo, Session
 
 DEVICES = ("auto", "ipu", "gpu", "cpu")
 

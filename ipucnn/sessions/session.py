@@ -290,27 +290,3 @@ class Session:
     def predict(self, dataset: Iterable[Any]) -> List[Any]:
         """Logits of every element of a data set of images (or part of one), one array per element."""
         raise NotImplementedError
-
-
-def host_memory_bytes() -> int:
-    """Physical memory of the host, 0 where the system does not tell."""
-    import os
-
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
-
-
-def cpu_name() -> Optional[str]:
-    """The CPU's model name as Linux reports it, else what Python knows."""
-    import platform
-
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or None

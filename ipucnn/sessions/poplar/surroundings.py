@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
+from ipucnn.machine import cpu_flags
+
 __all__ = [
     "SDK_MODULES",
     "Surroundings",
@@ -72,7 +74,7 @@ def look_around() -> Surroundings:
         has_keras_ipu=_has_folder("keras", "ipu"),
         modules=tuple(name for name in SDK_MODULES if _is_found(name)),
         variables=dict(os.environ),
-        cpu_flags=_cpu_flags(),
+        cpu_flags=cpu_flags(),
     )
 
 
@@ -97,17 +99,6 @@ def _is_found(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _cpu_flags() -> Tuple[str, ...]:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("flags"):
-                    return tuple(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return ()
 
 
 def version_number(version: Optional[str]) -> Tuple[int, ...]:
