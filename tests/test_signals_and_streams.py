@@ -182,7 +182,7 @@ def swallows(kill):
 @pytest.mark.parametrize("number", list(CODES))
 @pytest.mark.parametrize("library", [lets_pass, wraps, swallows])
 def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     real = UpdateLoop._chunk
 
@@ -203,7 +203,7 @@ def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, lib
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
     from ipucnn.runs.folder import RunFolder
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     real = RunFolder.add_environment
 
@@ -220,7 +220,7 @@ def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
 
 
 def test_a_signal_before_a_continued_run_leaves_it_as_it_was(tmp_path, monkeypatch):
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     events = training(tmp_path / "r").events()
     for _ in range(3):

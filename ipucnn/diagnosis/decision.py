@@ -8,8 +8,8 @@ from ipucnn.diagnosis.machine import Gpu
 from ipucnn.diagnosis.poprun import Poprun
 from ipucnn.diagnosis.probe import Probe
 from ipucnn.errors import UserError
-from ipucnn.sessions.poplar import requirements
-from ipucnn.sessions.poplar.requirements import Surroundings
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar.surroundings import Surroundings
 
 __all__ = ["Choice", "Finding", "choose", "command_devices"]
 
@@ -74,12 +74,12 @@ def choose(
     """
     findings = list(_of_tensorflow(found, probe))
     tensorflow_works = not any(f.level == "problem" for f in findings)
-    sdk_problems = requirements.problems(found)
+    sdk_problems = surroundings.problems(found)
     wants_ipu = asked == "ipu" or (asked == "auto" and found.has_ipu_package)
     if wants_ipu:
         for problem in sdk_problems:
             _add(findings, Finding("problem", "sdk", problem.message, problem.hint))
-        for doubt in requirements.doubts(found):
+        for doubt in surroundings.doubts(found):
             _add(findings, Finding("warning", "sdk", doubt.message, doubt.hint))
         own = _of_ipus(found, ipus) if found.has_ipu_package or ipus.tool_found else []
         findings += [*own, *_of_poprun(poprun)]
@@ -142,7 +142,7 @@ def _of_tensorflow(found: Surroundings, probe: Optional[Probe]) -> Iterator[Find
 
 
 def _of_ipus(found: Surroundings, ipus: Ipus) -> List[Finding]:
-    if "use_ipu_model" in requirements.parse_flags(found.variables.get("TF_POPLAR_FLAGS", "")):
+    if "use_ipu_model" in surroundings.parse_flags(found.variables.get("TF_POPLAR_FLAGS", "")):
         return [
             Finding("warning", "ipu", "TF_POPLAR_FLAGS asks for the software model of an IPU, which is slow")
         ]
@@ -183,7 +183,7 @@ def _partition_hint(found: Surroundings) -> str:
 
 
 def _why_ipu(found: Surroundings, ipus: Ipus) -> str:
-    sdk = requirements.sdk_version(found)
+    sdk = surroundings.sdk_version(found)
     name = f"Poplar SDK {sdk}" if sdk else "the Poplar SDK"
     if not ipus.num_ipus:
         return f"TensorFlow is that of {name}"

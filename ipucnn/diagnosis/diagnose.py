@@ -11,8 +11,8 @@ from ipucnn.diagnosis.machine import Disk, Gpu, Host, find_datasets, find_gpus, 
 from ipucnn.diagnosis.poprun import Poprun, find_poprun
 from ipucnn.diagnosis.probe import Probe, probe_tensorflow
 from ipucnn.documents import load_json
-from ipucnn.sessions.poplar import requirements
-from ipucnn.sessions.poplar.requirements import Surroundings
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar.surroundings import Surroundings
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "diagnose"]
 
@@ -61,11 +61,11 @@ class Diagnosis:
         """The Poplar SDK: version, whether it is enabled and from where."""
         found = self.surroundings
         return {
-            "version": requirements.sdk_version(found),
+            "version": surroundings.sdk_version(found),
             "enabled": bool(found.variables.get("POPLAR_SDK_ENABLED")),
             "path": found.variables.get("POPLAR_SDK_ENABLED") or None,
             "tensorflow": found.has_ipu_package,
-            "modules": {name: name in found.modules for name in requirements.SDK_MODULES},
+            "modules": {name: name in found.modules for name in surroundings.SDK_MODULES},
             "custom_ops": _custom_ops(),
         }
 
@@ -131,7 +131,7 @@ def diagnose(
         deep: import TensorFlow in another process.
         timeout_s: for that process; None for the usual one.
     """
-    found = requirements.look_around()
+    found = surroundings.look_around()
     ipus = find_ipus()
     gpus, gpu_problem = find_gpus()
     probe = None
