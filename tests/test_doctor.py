@@ -11,9 +11,18 @@ import pytest
 from ipucnn import cli
 from ipucnn.diagnosis import tools
 from ipucnn.diagnosis.decision import choose
-from ipucnn.diagnosis.ipus import Ipus, find_ipus, parse_devices, parse_info, parse_processes
-from ipucnn.diagnosis.machine import Gpu, find_gpus, look_at_disk
-from ipucnn.diagnosis.probe import Probe, probe_tensorflow
+from ipucnn.diagnosis.look import (
+    Gpu,
+    Ipus,
+    Probe,
+    find_gpus,
+    find_ipus,
+    look_at_disk,
+    parse_devices,
+    parse_info,
+    parse_processes,
+    probe_tensorflow,
+)
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
 from ipucnn.sessions.poplar import surroundings

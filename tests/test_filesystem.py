@@ -467,7 +467,7 @@ ELSEWHERE = {
     # /proc, /dev/null, the interpreter's own folders.
     "ipucnn/benchmarking/machine.py": "/proc",
     "ipucnn/machine.py": "/proc and /sys",
-    "ipucnn/diagnosis/machine.py": "where the disk's folder is, any error means no",
+    "ipucnn/diagnosis/look.py": "where the disk's folder is, any error means no",
     "ipucnn/sessions/poplar/surroundings.py": "the interpreter's packages",
     "ipucnn/cli.py": "/dev/null",
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
