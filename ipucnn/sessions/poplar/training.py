@@ -16,7 +16,7 @@ compiled program from one ``fit`` to the next.
 """
 
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -240,7 +240,7 @@ class WeightUpdate:
         self.num_rates = num_rates
         self.rates = tf.Variable(tf.zeros([num_rates], tf.float32), trainable=False, name="learning_rates")
 
-    def set_rates(self, first: int, rates: Sequence[float]) -> None:
+    def set_rates(self, first: int, rates: Iterable[float]) -> None:
         """Fills the table for the weight updates from number ``first`` on."""
         table = [0.0] * self.num_rates
         for offset, rate in enumerate(rates):
