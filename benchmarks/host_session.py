@@ -202,7 +202,7 @@ def main():
         return
     from importlib.metadata import version
 
-    from ipucnn.sessions.session import cpu_name
+    from ipucnn.machine import cpu_name
 
     print(f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
           f"TensorFlow {version('tensorflow')}, Keras {version('keras')}")  # fmt: skip

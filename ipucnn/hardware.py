@@ -14,7 +14,6 @@ Sources, named at each number:
 Bandwidths are in decimal bytes, per direction; one MAC is two FLOP.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Dict, Mapping, Tuple
 
@@ -28,7 +27,6 @@ __all__ = [
     "System",
     "get_ipu",
     "get_system",
-    "num_cores",
     "smallest_system",
 ]
 
@@ -238,13 +236,6 @@ def get_system(name: str) -> System:
         ConfigurationError: if there is none.
     """
     return _get(name, SYSTEMS, "system")  # type: ignore[return-value]
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use; a container or ``taskset`` may leave it fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def smallest_system(num_ipus: int, first: str = "pod16") -> System:

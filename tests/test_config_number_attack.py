@@ -283,9 +283,9 @@ def test_every_number_within_the_bounds_is_legal_and_survives(spec, data):
     ],
 )
 def test_weights_beyond_memory_are_refused_before_the_network_is_made(run, monkeypatch, line):
-    from ipucnn.sessions import session
+    from ipucnn import machine
 
-    monkeypatch.setattr(session, "host_memory_bytes", lambda: 2**33)
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda: 2**33)
     monkeypatch.setattr("ipucnn.models.build.build_model", None)
     code, out, err = run(*line.split())
     assert (code, out) == (4, "") and "GiB while it is made" in err and "hint: lower the classes" in err

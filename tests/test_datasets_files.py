@@ -498,25 +498,3 @@ def test_a_jpeg_of_very_many_exif_segments_is_refused():
     segment = b"\xff\xe1" + struct.pack(">H", 9) + b"Exif\0\0x"
     with pytest.raises(DataError, match="EXIF segments"):
         open_image(b"\xff\xd8" + segment * 2000, "image", 3)
-
-
-@pytest.mark.parametrize(
-    ("names", "stat"),
-    [
-        (("memory.max", "memory.current", "inactive_file"), "anon 5\ninactive_file 600\n"),
-        (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            "inactive_file 1\ntotal_inactive_file 600\n",
-        ),
-    ],
-)
-def test_pages_of_files_count_as_free_memory_of_a_control_group(tmp_path, names, stat):
-    """A container that has read much data is full of them, and the system gives them up."""
-    limit, used, _ = names
-    assert limits._cgroup(tmp_path, *names) is None
-    (tmp_path / limit).write_text("1000\n")
-    (tmp_path / used).write_text("900\n")
-    (tmp_path / "memory.stat").write_text(stat)
-    assert limits._cgroup(tmp_path, *names) == 700
-    (tmp_path / limit).write_text("max\n")
-    assert limits._cgroup(tmp_path, *names) is None

@@ -382,7 +382,7 @@ def test_cores_that_this_process_may_not_use_do_not_count(monkeypatch):
     import os
 
     from ipucnn.datasets.pipeline import parallel_calls
-    from ipucnn.hardware import num_cores
+    from ipucnn.machine import num_cores
 
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system cannot tell")

@@ -11,13 +11,22 @@ import pytest
 from ipucnn import cli
 from ipucnn.diagnosis import tools
 from ipucnn.diagnosis.decision import choose
-from ipucnn.diagnosis.ipus import Ipus, find_ipus, parse_devices, parse_info, parse_processes
-from ipucnn.diagnosis.machine import Gpu, find_gpus, look_at_disk
-from ipucnn.diagnosis.probe import Probe, probe_tensorflow
+from ipucnn.diagnosis.look import (
+    Gpu,
+    Ipus,
+    Probe,
+    find_gpus,
+    find_ipus,
+    look_at_disk,
+    parse_devices,
+    parse_info,
+    parse_processes,
+    probe_tensorflow,
+)
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
-from ipucnn.sessions.poplar import requirements
-from ipucnn.sessions.poplar.requirements import Surroundings
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar.surroundings import Surroundings
 
 # The formats of Graphcore's command line tools, with made-up machines.
 POD = """\
@@ -132,7 +141,7 @@ def sdk(tmp_path, monkeypatch):
         info = site / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    for name in requirements.SDK_MODULES:
+    for name in surroundings.SDK_MODULES:
         (site / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(str(site))
     # What is imported already is found before what lies in the path.
@@ -141,7 +150,7 @@ def sdk(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "POPLAR_SDK_ENABLED", "/opt/poplar_sdk-ubuntu_20_04-3.3.0+1403-2/poplar-ubuntu_20_04-3.3.0+7857-b"
     )
-    monkeypatch.setattr(requirements, "SDK_PYTHON", sys.version_info[:2])
+    monkeypatch.setattr(surroundings, "SDK_PYTHON", sys.version_info[:2])
     return site
 
 
@@ -285,7 +294,7 @@ def test_a_tool_that_hangs_is_ended(tool):
     [
         (lambda site, patch: patch.delenv("POPLAR_SDK_ENABLED"), "not enabled in this shell"),
         (lambda site, patch: (site / "popdist.py").unlink(), "finds no popdist"),
-        (lambda site, patch: patch.setattr(requirements, "SDK_PYTHON", (3, 5)), "built for Python 3.5"),
+        (lambda site, patch: patch.setattr(surroundings, "SDK_PYTHON", (3, 5)), "built for Python 3.5"),
         (lambda site, patch: patch.setenv("TF_POPLAR_FLAGS", "--use_modle"), "knows no --use_modle"),
         (lambda site, patch: (site / "tensorflow" / "python" / "ipu").rmdir(), "installed over it"),
         (lambda site, patch: (site / "keras" / "ipu").rmdir(), "it has no keras.ipu"),

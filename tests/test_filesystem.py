@@ -468,9 +468,9 @@ ELSEWHERE = {
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
     # /proc, /dev/null, the interpreter's own folders.
     "ipucnn/benchmarking/machine.py": "/proc",
-    "ipucnn/sessions/session.py": "/proc",
-    "ipucnn/diagnosis/machine.py": "/proc; and where the disk's folder is, any error means no",
-    "ipucnn/sessions/poplar/surroundings.py": "/proc, and the interpreter's packages",
+    "ipucnn/machine.py": "/proc and /sys",
+    "ipucnn/diagnosis/look.py": "where the disk's folder is, any error means no",
+    "ipucnn/sessions/poplar/surroundings.py": "the interpreter's packages",
     "ipucnn/cli.py": "/dev/null",
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
     # A file that is open already, or that only this process knows.
@@ -482,8 +482,7 @@ ELSEWHERE = {
     "ipucnn/datasets/imagefolder.py": "one listing with the kinds of its entries, inside asking()",
     "ipucnn/datasets/download.py": "files that this process has just made",
     "ipucnn/datasets/images.py": "/proc",
-    "ipucnn/datasets/limits.py": "/proc and /sys",
-    "ipucnn/sessions/host/environment.py": "/proc and /sys, and the interpreter's packages",
+    "ipucnn/sessions/host/environment.py": "the interpreter's packages",
     "ipucnn/runs/image_inputs.py": "patterns and whole trees, every error of which is a line about that input",
 }
 

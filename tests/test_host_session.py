@@ -12,8 +12,14 @@ from tensorflow import keras
 
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
 from ipucnn.models.names import named_weights
-from ipucnn.sessions.host.session import HostSession, NotFiniteError
-from ipucnn.sessions.session import CheckpointDue, DeviceInfo, ExecutionFinished, ValidationDue
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.session import (
+    CheckpointDue,
+    DeviceInfo,
+    ExecutionFinished,
+    NotFiniteError,
+    ValidationDue,
+)
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import Program
@@ -485,7 +491,7 @@ def test_no_gpu_is_said():
 
 def test_slices_of_any_length_share_one_graph(monkeypatch):
     from ipucnn.sessions.host import session as module
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     traced = []
     original = UpdateLoop._run

@@ -14,7 +14,7 @@ from ipucnn.errors import (
     ConfigurationError,
     MissingError,
 )
-from ipucnn.sessions.poplar import requirements
+from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.errors import (
     CASES,
     ErrorContext,
@@ -22,7 +22,7 @@ from ipucnn.sessions.poplar.errors import (
     translate,
     translate_output,
 )
-from ipucnn.sessions.poplar.requirements import Surroundings, check_requirements, doubts, problems
+from ipucnn.sessions.poplar.surroundings import Surroundings, check_requirements, doubts, problems
 
 FACTS = Path(__file__).resolve().parents[2] / "shared" / "poplar" / "api.json"
 
@@ -397,7 +397,7 @@ def test_every_recorded_case_is_decided_on():
             assert translate(raised(class_name, text)) is not None, case["case"]
         for pattern in case.get("text_regex", ()):
             assert any(re.search(pattern, text) for text in texts), pattern
-    assert set(requirements.FLAGS) == set(facts["environment"]["TF_POPLAR_FLAGS"]["flags"])
+    assert set(surroundings.FLAGS) == set(facts["environment"]["TF_POPLAR_FLAGS"]["flags"])
 
 
 SDK = Surroundings(
@@ -427,9 +427,9 @@ def changed(**changes):
 def test_an_sdk_in_order_has_no_problems():
     assert problems(SDK) == doubts(SDK) == []
     check_requirements(SDK)
-    assert requirements.sdk_version(SDK) == "3.3.0"
-    assert requirements.wheel_cpu(SDK) == "intel_skylake512"
-    assert requirements.sdk_version(changed(variables={"POPLAR_SDK_ENABLED": "/opt/poplar"})) == "3.3.0"
+    assert surroundings.sdk_version(SDK) == "3.3.0"
+    assert surroundings.wheel_cpu(SDK) == "intel_skylake512"
+    assert surroundings.sdk_version(changed(variables={"POPLAR_SDK_ENABLED": "/opt/poplar"})) == "3.3.0"
 
 
 @pytest.mark.parametrize(

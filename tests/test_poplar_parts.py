@@ -19,13 +19,12 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalise
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.poplar import popdist
-from ipucnn.sessions.poplar.environment import captured_stdout, poplar_flags
-from ipucnn.sessions.poplar.feeding import training_batches
-from ipucnn.sessions.poplar.layers import BatchStatistics, Preprocess, SeededDropout
+from ipucnn.sessions.poplar import validation
+from ipucnn.sessions.poplar.device import captured_stdout, parse_progress
+from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
-from ipucnn.sessions.poplar.progress import parse_progress
-from ipucnn.sessions.poplar.requirements import parse_flags
+from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
+from ipucnn.sessions.poplar.training import training_batches
 
 STAGES = FACTS["progress"]["stages"]
 
@@ -75,14 +74,15 @@ def test_the_stages_add_up_to_the_whole(seconds):
 
 def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
     config = dataclasses.replace(RunConfig(), executable_cache=str(tmp_path / "a"))
-    value = poplar_flags(config, True, "--max_infeed_threads=4 --show_progress_bar=false")
+    config = dataclasses.replace(config, device_generated_data=True)
+    value = poplar_flags(config, "--max_infeed_threads=4 --show_progress_bar=false")
     words = dict(word.partition("=")[::2] for word in value.split())
     assert words["--show_progress_bar"] == "false" and words["--max_infeed_threads"] == "4"
     assert words["--executable_cache_path"] == str(tmp_path / "a")
     assert "--use_synthetic_data" in words
     assert {name[2:] for name in words} <= set(FACTS["flags"])
     with pytest.raises(ConfigurationError, match="--compile-only"):
-        poplar_flags(dataclasses.replace(RunConfig(), compile_only=True), False, "")
+        poplar_flags(dataclasses.replace(RunConfig(), compile_only=True), "")
 
 
 def read_by_the_driver(text):
@@ -114,7 +114,7 @@ def read_by_the_driver(text):
 def test_the_cache_is_what_the_driver_reads(name):
     config = dataclasses.replace(RunConfig(), executable_cache="/cache/" + name + "x")
     mine = "--executable_cache_path=" + os.path.abspath("/cache/" + name + "x")
-    text = poplar_flags(config, False, "--tensor_map_file_path='/a b' ")
+    text = poplar_flags(config, "--tensor_map_file_path='/a b' ")
     theirs = ["--tensor_map_file_path=/a b", "--show_progress_bar=true", mine]
     assert read_by_the_driver(text) == theirs == shlex.split(text)
     assert list(parse_flags(text)) == [word[2:].partition("=")[0] for word in theirs]
@@ -248,13 +248,13 @@ def test_what_poprun_says(monkeypatch):
     poprun(monkeypatch, 1)
     found = find_instances()
     assert found == Instances(2, 1, 1, 4) and found.is_distributed and not found.is_writer
-    popdist.check_layout(found, make_program(1, 1, 4), RunConfig())
+    validation.check_layout(found, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),
         ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
     ):
         with pytest.raises(ConfigurationError) as error:
-            popdist.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
+            validation.check_layout(found, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
         assert text in error.value.hint
     with pytest.raises(ConfigurationError, match="evenly"):
         find_instances({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3"})

@@ -15,7 +15,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
+from ipucnn.sessions.poplar.training import DeviceOptimizer, WeightUpdate
 from ipucnn.sessions.session import ExecutionFinished
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import Optimizer, make_settings

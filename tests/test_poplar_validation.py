@@ -26,8 +26,8 @@ from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.factory import create_session
-from ipucnn.sessions.poplar.config import Layout, make_ipu_config
-from ipucnn.sessions.poplar.pipelining import pipelining_options, stages_by_layer
+from ipucnn.sessions.poplar.config import Layout, make_ipu_config, pipelining_options
+from ipucnn.sessions.poplar.model import stages_by_layer
 from ipucnn.sessions.poplar.validation import check_program
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings

@@ -529,12 +529,12 @@ def test_formulas_are_no_class_names(tmp_path):
 def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     # As large as a micro-batch may be, on a machine that is smaller.
     largest = 2**20
-    monkeypatch.setattr("ipucnn.sessions.session.host_memory_bytes", lambda: 2**20)
+    monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 2**20)
     code, out, err = run("evaluate", trained, "--validation-micro-batch-size", largest)
     assert code == 2 and f"{largest} images need" in err and out == ""
     assert "hint: lower --validation-micro-batch-size" in err
     # Where the system does not say how much memory it has, the batch itself is what does not fit.
-    monkeypatch.setattr("ipucnn.sessions.session.host_memory_bytes", lambda: 0)
+    monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 0)
 
     def too_large(*_, **__):
         raise MemoryError

@@ -14,6 +14,7 @@ import pytest
 from ipucnn import errors, interrupts
 from ipucnn.config.resolve import resolve
 from ipucnn.interrupts import Interrupted
+from ipucnn.machine import ControlGroup
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import environment
 
@@ -181,7 +182,7 @@ def swallows(kill):
 @pytest.mark.parametrize("number", list(CODES))
 @pytest.mark.parametrize("library", [lets_pass, wraps, swallows])
 def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     real = UpdateLoop._chunk
 
@@ -202,7 +203,7 @@ def test_a_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, lib
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
     from ipucnn.runs.folder import RunFolder
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     real = RunFolder.add_environment
 
@@ -219,7 +220,7 @@ def test_a_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
 
 
 def test_a_signal_before_a_continued_run_leaves_it_as_it_was(tmp_path, monkeypatch):
-    from ipucnn.sessions.host.step import UpdateLoop
+    from ipucnn.sessions.host.session import UpdateLoop
 
     events = training(tmp_path / "r").events()
     for _ in range(3):
@@ -427,17 +428,18 @@ def test_limits_that_suffice_are_no_error(not_imported, monkeypatch):
         environment.check_memory()
 
 
-def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch, tmp_path):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(environment, "_cgroup_limits", lambda: [limit])
-    monkeypatch.setattr(environment, "_meminfo", lambda: {"MemAvailable": 2**31, "SwapTotal": 0})
-    for text in ("max\n", str(2**30), ""):
-        limit.write_text(text)
-        environment.check_memory()
-    limit.write_text(str(100 * 2**20))
+def test_a_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
+    groups = [ControlGroup(2**30)]
+    monkeypatch.setattr(environment, "control_groups", lambda: groups)
+    monkeypatch.setattr(environment, "free_bytes", lambda: 2**31)
+    monkeypatch.setattr(environment, "swap_bytes", lambda: (0, 0))
+    environment.check_memory()
+    groups.append(ControlGroup(100 * 2**20))
     with pytest.raises(errors.MissingError, match="control group of this process has 100 MiB"):
         environment.check_memory()
-    monkeypatch.setattr(environment, "_meminfo", lambda: {"MemAvailable": 2**20, "SwapFree": 2**20})
+    # Swap counts, and so it does beside the limit of a group.
+    monkeypatch.setattr(environment, "swap_bytes", lambda: (2**30, 2**20))
+    monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
     with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):
         environment.check_memory()
 

@@ -128,7 +128,7 @@ def _constant(work: Any, session: Any, samples_per_element: int) -> Any:
 
 
 def fused_in_inference(work: Any, session: Any, model: Any) -> int:
-    from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
+    from ipucnn.sessions.host.session import activation_bytes_per_sample, choose_fused
 
     p = work.program
     if work.fused is not None:

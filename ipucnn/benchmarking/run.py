@@ -229,7 +229,7 @@ class Benchmark:
 
     def _check_memory(self, shape: Tuple[int, int, int], number: int) -> None:
         """Refuses images that cannot fit: the random ones, a byte per value, and one micro-batch of floats."""
-        from ipucnn.sessions.session import host_memory_bytes
+        from ipucnn.machine import host_memory_bytes
 
         values, batch = shape[0] * shape[1] * shape[2], self.program.micro_batch_size
         needed, memory = values * (number + 1 + 4 * batch), host_memory_bytes()

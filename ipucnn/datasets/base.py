@@ -13,9 +13,10 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, available_bytes
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import read_bytes
+from ipucnn.machine import available_bytes
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 

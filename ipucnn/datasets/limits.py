@@ -5,12 +5,11 @@ set, and :func:`decoding` while an image is decoded, so that many threads do not
 """
 
 import contextlib
-import os
 import threading
-from pathlib import Path
 from typing import Iterator, Optional
 
 from ipucnn.errors import DataError
+from ipucnn.machine import available_bytes
 
 MAX_IMAGE_PIXELS = 100_000_000
 """Pixels of one image (one page of a volume), unless ``--max-image-pixels`` says otherwise."""
@@ -18,43 +17,6 @@ LARGEST_IMAGE_PIXELS = 2**31 - 1
 """What the option can allow at most: beyond it Pillow's own arithmetic ends."""
 BYTES_PER_PIXEL = 16
 """What a pixel takes while it is decoded, turned upright, laid on white and converted: copies of 4 bytes."""
-# Of both versions of control groups: limit, use, and the use that is files' pages, which are given up when needed.
-_CGROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-_UNKNOWN_MEMORY = 4 * 2**30
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping, in bytes: what the system has left, or this container may use."""
-    found = [_meminfo(), *(_cgroup(Path(folder), *names) for folder, *names in _CGROUPS)]
-    return min((number for number in found if number is not None), default=_UNKNOWN_MEMORY)
-
-
-def _meminfo() -> Optional[int]:
-    # The system's own files, which no user chooses.
-    with contextlib.suppress(OSError, ValueError, IndexError), open(
-        "/proc/meminfo", encoding="ascii"
-    ) as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
-
-
-def _cgroup(folder: Path, limit: str, used: str, reclaimable: str) -> Optional[int]:
-    """What a control group has left; None without a limit.  Reading much data fills it with pages of files."""
-    with contextlib.suppress(OSError, ValueError):
-        most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
-        for line in (folder / "memory.stat").read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == reclaimable:
-                taken -= int(number)
-        return max(0, most - max(0, taken))
-    return None
 
 
 def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:

@@ -20,7 +20,7 @@ from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare
 from ipucnn.datasets.tile_batches import evaluation_tiles
 from ipucnn.datasets.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.hardware import num_cores
+from ipucnn.machine import num_cores
 from ipucnn.text import printable
 
 InputShape = Tuple[int, int, int]

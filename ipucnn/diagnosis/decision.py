@@ -3,17 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Iterator, List, Optional, Sequence, Tuple
 
-from ipucnn.diagnosis.ipus import Ipus
-from ipucnn.diagnosis.machine import Gpu
-from ipucnn.diagnosis.poprun import Poprun
-from ipucnn.diagnosis.probe import Probe
+from ipucnn.diagnosis.look import Disk, Gpu, Host, Ipus, Poprun, Probe
+from ipucnn.documents import load_json
 from ipucnn.errors import UserError
-from ipucnn.sessions.poplar import requirements
-from ipucnn.sessions.poplar.requirements import Surroundings
-
-__all__ = ["Choice", "Finding", "choose", "command_devices"]
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar.surroundings import Surroundings
 
 _LEVELS = ("problem", "warning", "note")
+_SMALL_MEMORY_BYTES = 2 * 2**30
+_SMALL_DISK_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,12 @@ def choose(
     """
     findings = list(_of_tensorflow(found, probe))
     tensorflow_works = not any(f.level == "problem" for f in findings)
-    sdk_problems = requirements.problems(found)
+    sdk_problems = surroundings.problems(found)
     wants_ipu = asked == "ipu" or (asked == "auto" and found.has_ipu_package)
     if wants_ipu:
         for problem in sdk_problems:
             _add(findings, Finding("problem", "sdk", problem.message, problem.hint))
-        for doubt in requirements.doubts(found):
+        for doubt in surroundings.doubts(found):
             _add(findings, Finding("warning", "sdk", doubt.message, doubt.hint))
         own = _of_ipus(found, ipus) if found.has_ipu_package or ipus.tool_found else []
         findings += [*own, *_of_poprun(poprun)]
@@ -142,7 +140,7 @@ def _of_tensorflow(found: Surroundings, probe: Optional[Probe]) -> Iterator[Find
 
 
 def _of_ipus(found: Surroundings, ipus: Ipus) -> List[Finding]:
-    if "use_ipu_model" in requirements.parse_flags(found.variables.get("TF_POPLAR_FLAGS", "")):
+    if "use_ipu_model" in surroundings.parse_flags(found.variables.get("TF_POPLAR_FLAGS", "")):
         return [
             Finding("warning", "ipu", "TF_POPLAR_FLAGS asks for the software model of an IPU, which is slow")
         ]
@@ -183,7 +181,7 @@ def _partition_hint(found: Surroundings) -> str:
 
 
 def _why_ipu(found: Surroundings, ipus: Ipus) -> str:
-    sdk = requirements.sdk_version(found)
+    sdk = surroundings.sdk_version(found)
     name = f"Poplar SDK {sdk}" if sdk else "the Poplar SDK"
     if not ipus.num_ipus:
         return f"TensorFlow is that of {name}"
@@ -274,6 +272,89 @@ def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
         reason = f"refused with {count} instances of poprun: only IPUs are trained together"
         return replace(own, usable=False, reason=reason)
     return own
+
+
+def of_variables(found: Surroundings) -> List[Finding]:
+    """What is odd in the environment, whatever the device."""
+    findings = []
+    for name in ("POPLAR_ENGINE_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_TARGET_OPTIONS"):
+        text = found.variables.get(name)
+        if not text:
+            continue
+        try:
+            options = load_json(text)
+        except ValueError:
+            options = None
+        if not isinstance(options, dict):
+            findings.append(
+                Finding("warning", "sdk", f"{name} is no JSON object: Poplar refuses it", f"unset {name}")
+            )
+        elif name == "POPLAR_ENGINE_OPTIONS" and str(options.get("autoReport.all")).lower() == "true":
+            findings.append(
+                Finding(
+                    "warning",
+                    "sdk",
+                    "POPLAR_ENGINE_OPTIONS profiles every run, which is slower and compiles everything again",
+                    "unset POPLAR_ENGINE_OPTIONS unless you profile",
+                )
+            )
+    return findings
+
+
+def of_host(host: Host, disk: Disk) -> List[Finding]:
+    """What is short on this machine, whatever the device."""
+    findings = []
+    if not disk.writable:
+        findings.append(
+            Finding(
+                "problem",
+                "disk",
+                f"runs cannot be written to {disk.folder}",
+                "use --run-dir DIR, or another folder",
+            )
+        )
+    elif disk.free_bytes < _SMALL_DISK_BYTES:
+        findings.append(
+            Finding(
+                "warning",
+                "disk",
+                f"only {disk.free_bytes / 2**20:,.0f} MiB are free for runs in {disk.folder}",
+                "free some space, or use --run-dir on another disk",
+            )
+        )
+    if 0 < host.available_bytes < _SMALL_MEMORY_BYTES:
+        findings.append(
+            Finding(
+                "warning",
+                "machine",
+                f"only {host.available_bytes / 2**30:.1f} GiB of memory are free",
+                "use a small model, --micro-batch-size or --limit-train",
+            )
+        )
+    return findings
+
+
+def next_steps(choice: Choice, findings: Sequence[Finding], ipus: Ipus, deep: bool) -> List[str]:
+    """What to type, most useful first."""
+    steps = [f.hint for f in findings if f.level == "problem" and f.hint is not None]
+    if not choice.usable:
+        if choice.asked != "cpu" and choice.cpu_usable:
+            steps.append("until then: --device cpu computes on the host with the IPU's semantics")
+        return list(dict.fromkeys(steps))
+    if choice.device == "ipu":
+        steps.append(
+            "ipucnn train lenet: a first run on IPUs; docs/hardware-checklist.md has what to look at"
+        )
+        if ipus.num_ipus > 1:
+            steps.append(
+                f"ipucnn plan-splits resnet50 --ipus {ipus.num_ipus}: how to spend them on a network"
+            )
+    else:
+        steps.append("ipucnn train lenet: a first run")
+        steps.append("ipucnn plan-splits resnet50 --stages 4: what IPUs would do, predicted")
+    if not deep:
+        steps.append("ipucnn doctor --deep: imports TensorFlow, too, in a process of its own")
+    return list(dict.fromkeys(steps))
 
 
 def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]:

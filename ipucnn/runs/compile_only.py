@@ -32,7 +32,7 @@ def compile_only(run: Any, session: Any) -> Dict[str, Any]:
     Returns:
         The report: model, program, compilation and the cache's folder.
     """
-    from ipucnn.sessions.poplar.environment import executable_cache
+    from ipucnn.sessions.poplar.surroundings import executable_cache
 
     config, program = run.setup.config, run.program
     batches = None

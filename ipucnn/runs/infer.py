@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.hardware import num_cores
+from ipucnn.machine import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.image_inputs import (

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_bytes, shown
-from ipucnn.hardware import num_cores
+from ipucnn.machine import cpu_name, num_cores
 from ipucnn.text import shown_value
 
 # Environment variables that change what TensorFlow computes or where.
@@ -132,7 +132,6 @@ def environment() -> Dict[str, Any]:
     from tensorflow import keras
 
     from ipucnn import __version__
-    from ipucnn.sessions.session import cpu_name
 
     return {
         "ipucnn": __version__,

@@ -256,8 +256,8 @@ def _check_weights_fit(record: Any, options: Any) -> None:
         and pixels <= 16 * own_pixels
     ):
         return
+    from ipucnn.machine import host_memory_bytes
     from ipucnn.planning.graphs.extract import known_graph
-    from ipucnn.sessions.session import host_memory_bytes
 
     graph = known_graph(record, BuildOptions(record.input_shape, record.num_classes))
     memory_bytes = host_memory_bytes()
@@ -361,7 +361,7 @@ def evaluation_batches(setup: Any, batch_size: int) -> Any:
 
 def _check_fits(batch_size: int, input_shape: Tuple[int, int, int]) -> None:
     """Refuses what surely fails.  A smaller batch than was asked for would not be what an IPU is to run."""
-    from ipucnn.sessions.session import host_memory_bytes
+    from ipucnn.machine import host_memory_bytes
 
     memory_bytes = host_memory_bytes()
     # One batch that is computed and two that wait for it, float32.

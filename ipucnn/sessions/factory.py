@@ -1,24 +1,14 @@
 """The one place that knows what hardware is here."""
 
-import importlib.util
-import os
-import sys
-from typing import Any, List
+from typing import Callable, List, Optional
 
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.hardware import num_cores
-from ipucnn.sessions.session import DeviceInfo, Session, cpu_name, host_memory_bytes
+from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.session import DeviceInfo, Session
 
 DEVICES = ("auto", "ipu", "gpu", "cpu")
-
-
-def has_poplar_sdk() -> bool:
-    """Whether this TensorFlow is the Poplar SDK's; asks the file system, imports nothing."""
-    if "tensorflow.python.ipu" in sys.modules:
-        return True
-    found = importlib.util.find_spec("tensorflow")
-    locations = found.submodule_search_locations if found is not None else None
-    return any(os.path.isdir(os.path.join(place, "python", "ipu")) for place in locations or ())
 
 
 def check_device(device: str) -> None:
@@ -31,24 +21,21 @@ def check_device(device: str) -> None:
     from ipucnn.sessions.host.environment import check_memory
 
     check_memory()
-    if device == "ipu" and not has_poplar_sdk():
+    if device == "ipu" and not surroundings.has_poplar_sdk():
         raise MissingError(
             "--device ipu needs the Poplar SDK's TensorFlow, which is not installed here",
             "use --device cpu, or run inside the Poplar SDK's Python environment",
         )
     if runs_on_ipus(device):
-        from ipucnn.sessions.poplar import requirements
-
-        requirements.check_requirements()
+        surroundings.check_requirements()
 
 
 def device_warnings(device: str) -> List[str]:
     """What may go wrong on a device here, one line each; for the user, before the work begins."""
     if not runs_on_ipus(device):
         return []
-    from ipucnn.sessions.poplar import requirements
-
-    return [f"{doubt.message}: {doubt.hint}" for doubt in requirements.doubts(requirements.look_around())]
+    found = surroundings.look_around()
+    return [f"{doubt.message}: {doubt.hint}" for doubt in surroundings.doubts(found)]
 
 
 def visible_gpus() -> List[str]:
@@ -60,16 +47,18 @@ def visible_gpus() -> List[str]:
 
 def runs_on_ipus(device: str) -> bool:
     """Whether a device means IPUs here: auto does where the SDK is."""
-    return device == "ipu" or (device == "auto" and has_poplar_sdk())
+    return device == "ipu" or (device == "auto" and surroundings.has_poplar_sdk())
 
 
-def create_session(device: str = "auto", *, verbose: bool = False, config: Any = None) -> Session:
+def create_session(
+    device: str = "auto", *, verbose: bool = False, config: Optional[RunConfig] = None
+) -> Session:
     """The session for a device.
 
     Args:
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: let TensorFlow print what it prints.
-        config: ``RunConfig`` with the options that IPUs act on; None: all defaults.
+        config: with the options that IPUs act on; None: all defaults.
 
     Raises:
         MissingError: the device is not here.
@@ -100,19 +89,16 @@ def create_session(device: str = "auto", *, verbose: bool = False, config: Any =
     return HostSession(DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes()), "/CPU:0")
 
 
-def _poplar_session(config: Any, import_tensorflow: Any) -> Session:
-    from ipucnn.config.options import RunConfig
-    from ipucnn.sessions.poplar.environment import set_flags
+def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:
     from ipucnn.sessions.poplar.errors import poplar_errors
     from ipucnn.sessions.poplar.popdist import find_instances
 
     config = RunConfig() if config is None else config
     instances = find_instances()
-    set_flags(config)
+    surroundings.set_flags(config)
     with poplar_errors():
         import_tensorflow()
-    from ipucnn.sessions.poplar.device import Device
+    from ipucnn.sessions.poplar.device import Device, load_api
     from ipucnn.sessions.poplar.session import PoplarSession
-    from ipucnn.sessions.poplar.versions import load_api
 
     return PoplarSession(Device(load_api(), instances), config)

@@ -1,10 +1,35 @@
-"""The contract both sessions keep: compile a Program, then train, evaluate and predict as events."""
+"""The contract both sessions keep: compile a Program, then train, evaluate and predict as events.
+
+The training loop stands here, once; a session gives it what runs the next weight updates (:meth:`Session._start`).
+"""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+import numpy as np
 
 from ipucnn.errors import UserError
+from ipucnn.training.losses import LossFunction
+from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
+from ipucnn.training.schedules import Schedule
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, Tensor, TfDataset, TfVariable
+    from ipucnn.datasets.preprocessing import ChannelAffine
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,7 @@ Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
 
 @dataclass
 class TrainState:
-    """Everything a training step changes, by name; variables are tf.Variables.
+    """Everything a training step changes, by name; variables are tf.Variables, or act as such.
 
     Attributes:
         weights: trainable and moving-statistics weights by canonical name, in the model's order.
@@ -112,8 +137,8 @@ class TrainState:
             :func:`execution_events`) were handled; whoever handles them counts them here.
     """
 
-    weights: Dict[str, Any] = field(default_factory=dict)
-    slots: Dict[str, Any] = field(default_factory=dict)
+    weights: Dict[str, "TfVariable"] = field(default_factory=dict)
+    slots: Dict[str, "TfVariable"] = field(default_factory=dict)
     weight_updates: int = 0
     losses: List[float] = field(default_factory=list)
     hits: List[float] = field(default_factory=list)
@@ -148,7 +173,23 @@ def is_checkpoint_due(program: Program, num_done: int) -> bool:
     return due or num_done == program.num_executions
 
 
-MakeDataset = Callable[[int, int], Any]
+@dataclass(frozen=True)
+class TrainedPart:
+    """Some weight updates of an execution are done.
+
+    Attributes:
+        losses, hits: mean loss and accuracy of each of them.
+        timed_s: their time; 0 where some of it went into compiling, and nothing is timed.
+    """
+
+    losses: List[float]
+    hits: List[float]
+    timed_s: float
+
+
+Batch = Tuple["Tensor", ...]
+MakeDataset = Callable[[int, int], "TfDataset"]
+"""(Weight update to start from, samples per element) -> infinite data set of (images, labels[, weights 0 or 1])."""
 
 
 class Session:
@@ -173,27 +214,32 @@ class Session:
     place: str = "/CPU:0"
     program: Optional[Program] = None
     state: TrainState
+    # Whether each weight update has a loss of its own; on IPUs an execution has one for all of its weight updates.
+    _has_loss_of_each_update: bool = True
+    # Of the weights on the device: the host keeps moving statistics in 32 bits whatever the option says.
+    _precision: str = "32.32"
+    _schedule: Schedule
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
     would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
 
-    def take_preprocessing(self, affine: Any) -> bool:
+    def take_preprocessing(self, affine: "ChannelAffine") -> bool:
         """Whether the session brings images from pixels 0 to 255 to the network's range itself.
 
         Call it before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
 
         Args:
-            affine: ``ipucnn.datasets.preprocessing.ChannelAffine``.
+            affine: what it would have to do to each channel.
         """
         return False
 
     def compile(
         self,
-        model: Any,
+        model: "KerasModel",
         program: Program,
-        optimizer: Any,
-        loss: Any,
-        schedule: Callable[[Any], Any],
+        optimizer: OptimizerSettings,
+        loss: LossFunction,
+        schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
         """Builds what :meth:`train` runs.  Must be called once, before it.
@@ -202,7 +248,7 @@ class Session:
             model: functional Keras model with logits as output.  The host trains its weights in place; on IPUs a copy
                 is trained.  Either way ``state.weights`` has the trained ones.
             program: ``fused_micro_batches`` 0 lets the session choose; see ``self.program`` afterwards.
-            optimizer: ``OptimizerSettings``.
+            optimizer: checked settings.
             loss: from ``make_loss``.
             schedule: weight updates (int array) -> learning rates.
             make_dataset: as for :meth:`train`; if given, the function is traced (and timed) here.
@@ -212,14 +258,79 @@ class Session:
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
         """Runs the Program from ``state`` on, wherever in an execution or between its last events that is.
 
+        Time in which something was compiled counts in no ``wall_s`` and no ``images_per_s``.
+
         Args:
-            make_dataset: (weight update to start from, samples per element) -> infinite tf.data.Dataset of
-                (images, labels).
+            make_dataset: training batches from a weight update on.
+
+        Raises:
+            NotFiniteError: the loss is NaN or infinite; the weights are then those after the weight updates that ran
+                together.
+            InfeasibleError: the program does not fit.
+        """
+        p, state = self.program, self.state
+        if p is None:
+            raise RuntimeError("compile() comes before train()")
+        run = self._start(make_dataset)
+        while state.weight_updates - len(state.losses) < p.num_weight_updates:
+            execution = (state.weight_updates - len(state.losses)) // p.weight_updates_per_execution
+            end = (execution + 1) * p.weight_updates_per_execution
+            busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
+            while state.weight_updates < end:
+                first = state.weight_updates
+                part = run(end)
+                state.losses.extend(part.losses)
+                state.hits.extend(part.hits)
+                state.weight_updates = first + len(part.losses)
+                if part.timed_s:
+                    busy_s += part.timed_s
+                    timed_samples += p.samples_before(state.weight_updates) - p.samples_before(first)
+                    images_per_s = timed_samples / busy_s
+                self._require_finite(part.losses, first)
+                loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.hits))
+                yield Progress(state.weight_updates, loss, accuracy, images_per_s)
+            finished = ExecutionFinished(
+                execution=execution,
+                weight_updates=end,
+                samples=p.samples_before(end),
+                epoch=end / p.weight_updates_per_epoch,
+                metrics={"loss": _mean(p, state.losses, end), "accuracy": _mean(p, state.hits, end)},
+                learning_rate=self._rate(end - 1),
+                wall_s=busy_s,
+                images_per_s=images_per_s,
+            )
+            yield from execution_events(p, finished)[state.events_done :]
+            state.losses, state.hits, state.events_done = [], [], 0
+
+    def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
+        """Makes ready to train from ``state`` on.
+
+        Returns:
+            What runs the next weight updates from ``state`` on, as many as it likes before number ``end``; it leaves
+            counting them in ``state`` to :meth:`train`.
         """
         raise NotImplementedError
 
+    def _rate(self, weight_update: int) -> float:
+        """The learning rate of one weight update."""
+        return float(self._schedule(np.arange(weight_update, weight_update + 1))[0])
+
+    def _require_finite(self, losses: List[float], first: int) -> None:
+        """Refuses to go on from the weight updates from number ``first`` on if a loss of theirs is not finite."""
+        bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
+        if not bad:
+            return
+        last = first + len(losses)
+        where = f"in the execution of weight updates {first + 1} to {last}"
+        if self._has_loss_of_each_update:
+            where = f"at weight update {first + bad[0] + 1}"
+        raise NotFiniteError(
+            f"the loss became {losses[bad[0]]} {where}",
+            f"lower the learning rate (it was {self._rate(last - 1):.4g}); checkpoints written before are kept",
+        )
+
     def compile_ahead(
-        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Any]]
+        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Batch]]
     ) -> CompilationReport:
         """Compiles what :meth:`train` (and with a data set :meth:`evaluate`) runs, without a device to run it on.
 
@@ -235,11 +346,11 @@ class Session:
         """Whether a flag is set on any of the instances that train together, so that they act alike."""
         return flag
 
-    def feed(self, dataset: Any) -> Any:
+    def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
 
-    def execute(self, batches: Any, num_weight_updates: int) -> List[float]:
+    def execute(self, batches: Iterable[Batch], num_weight_updates: int) -> List[float]:
         """Runs weight updates as one execution, without events: what a benchmark times.
 
         Args:
@@ -247,13 +358,43 @@ class Session:
             num_weight_updates: at least 1.
 
         Returns:
-            The loss of each weight update, on the host.
+            The loss of each weight update, on the host; on IPUs it is the execution's mean for each of them.
+
+        Raises:
+            NotFiniteError: the loss is NaN or infinite.
         """
+        first = self.state.weight_updates
+        part = self._run(batches, num_weight_updates)
+        self.state.weight_updates = first + num_weight_updates
+        self._require_finite(part.losses, first)
+        return part.losses
+
+    def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
+        """Runs weight updates from ``state`` on as one piece, and times them; does not count them in ``state``."""
         raise NotImplementedError
 
-    def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
+    def compile_prediction(self, model: "KerasModel", batch_shape: Sequence[int]) -> CompilationReport:
         """Builds (and times the tracing of) what :meth:`predict` runs for images of one batch shape."""
         raise NotImplementedError
+
+    def _report(
+        self, model: "KerasModel", trace_s: float, fused: int, num_operations: int = 0
+    ) -> CompilationReport:
+        """What was compiled of a model."""
+        from ipucnn.models.counts import count_macs
+        from ipucnn.models.names import named_weights
+
+        return CompilationReport(
+            device=self.device,
+            num_layers=len(model.layers),
+            num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
+            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in model.trainable_weights),
+            macs_per_sample=count_macs(model),
+            num_graph_operations=num_operations,
+            trace_s=trace_s,
+            first_update_s=0.0,
+            fused_micro_batches=fused,
+        )
 
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
         """Replaces batch norm's moving statistics by means over training batches, where the Program needs it.
@@ -264,13 +405,35 @@ class Session:
         Returns:
             The number of weight updates' batches that were used; 0: the running statistics were kept.
         """
+        p = self.program
+        if p is None:
+            raise RuntimeError("compile() comes before recompute_statistics()")
+        if not (recomputes_statistics(p, self._precision) and self._has_batch_norm()):
+            return 0
+        updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
+        self._measure_statistics(make_dataset, updates)
+        return updates
+
+    def _has_batch_norm(self) -> bool:
+        """Whether what :meth:`compile` was given has moving statistics."""
         raise NotImplementedError
 
-    def prepare_evaluation(self, model: Any, loss: Any) -> None:
-        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
+    def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+        """Sets the moving statistics to means over the batches of so many weight updates."""
         raise NotImplementedError
 
-    def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
+    def prepare_evaluation(self, model: "KerasModel", loss: Optional[LossFunction]) -> None:
+        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.
+
+        Args:
+            model: with the weights to use.
+            loss: from ``make_loss``; None where :meth:`evaluate` is not called.
+        """
+        raise NotImplementedError
+
+    def evaluate(
+        self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
+    ) -> Dict[str, float]:
         """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
 
         Raises:
@@ -278,7 +441,7 @@ class Session:
         """
         raise NotImplementedError
 
-    def logits(self, batches: Iterable[Tuple[Any, ...]]) -> Iterator[Tuple[Tuple[Any, ...], Any]]:
+    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Each batch with its logits, in order; some batches may be taken ahead, to be computed together.
 
         Args:
@@ -287,30 +450,14 @@ class Session:
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
 
-    def predict(self, dataset: Iterable[Any]) -> List[Any]:
+    def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
         """Logits of every element of a data set of images (or part of one), one array per element."""
         raise NotImplementedError
 
 
-def host_memory_bytes() -> int:
-    """Physical memory of the host, 0 where the system does not tell."""
-    import os
-
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
-
-
-def cpu_name() -> Optional[str]:
-    """The CPU's model name as Linux reports it, else what Python knows."""
-    import platform
-
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or None
+def _mean(program: Program, values: List[float], end: int) -> float:
+    """Mean over samples of the means of consecutive weight updates, the last of which is number ``end`` - 1."""
+    if not program.samples_padded_per_epoch:
+        return float(np.mean(values))
+    counts = np.diff([program.samples_before(i) for i in range(end - len(values), end + 1)])
+    return float(np.average(values, weights=counts))

@@ -14,14 +14,14 @@ NUM_BINS = 15
 """Bins of the calibration error; the number Guo et al. 2017 (arXiv:1706.04599) use."""
 
 
-def log_softmax(logits: Any) -> Any:
+def log_softmax(logits: np.ndarray) -> np.ndarray:
     """float64 [..., classes] of logits [..., classes], shifted by the largest so that nothing overflows."""
     logits = np.asarray(logits, np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def ranks(logits: Any, labels: Any) -> Any:
+def ranks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """int64 [n]: how many classes of logits [n, classes] come before the label.
 
     Of equal logits the lower class comes first, as argmax has it.
@@ -45,17 +45,17 @@ class EvaluationTotals:
     ) -> None:
         self.num_classes = num_classes
         self.samples = 0
-        self.confusion: Any = np.zeros((num_classes, num_classes), np.int64)
+        self.confusion: np.ndarray = np.zeros((num_classes, num_classes), np.int64)
         self._dice_loss = loss == "bce_dice"
         self._smoothing = float(label_smoothing or 0.0)
         self._pixels = False
         self._loss = 0.0
         self._top5 = 0
-        self._bin_counts: Any = np.zeros(NUM_BINS, np.int64)
-        self._bin_hits: Any = np.zeros(NUM_BINS, np.int64)
-        self._bin_confidence: Any = np.zeros(NUM_BINS, np.float64)
+        self._bin_counts: np.ndarray = np.zeros(NUM_BINS, np.int64)
+        self._bin_hits: np.ndarray = np.zeros(NUM_BINS, np.int64)
+        self._bin_confidence: np.ndarray = np.zeros(NUM_BINS, np.float64)
 
-    def add(self, logits: Any, labels: Any) -> Tuple[Any, Any]:
+    def add(self, logits: np.ndarray, labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """Adds samples, none of them padding.
 
         Args:
@@ -94,7 +94,7 @@ class EvaluationTotals:
         self._add_to_bins(confidence, predicted == truth)
         return predicted.reshape(labels.shape), confidence.reshape(labels.shape)
 
-    def _losses(self, logs: Any, labels: Any) -> Any:
+    def _losses(self, logs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """float64 [n]."""
         own = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
         loss = -own
@@ -111,7 +111,7 @@ class EvaluationTotals:
             loss = loss + 1.0 - (2.0 * overlap + 1.0) / (total + 1.0)
         return loss
 
-    def _add_to_bins(self, confidence: Any, hits: Any) -> None:
+    def _add_to_bins(self, confidence: np.ndarray, hits: np.ndarray) -> None:
         # Bin m holds confidences in ((m - 1) / M, m / M] (Guo et al. 2017, section 2).
         bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
         self._bin_counts += np.bincount(bins, minlength=NUM_BINS)

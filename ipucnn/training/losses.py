@@ -4,15 +4,18 @@ A loss maps logits and labels of several fused micro-batches to one value each; 
 does so within a micro-batch only, as on an IPU.
 """
 
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
-LossFunction = Callable[..., Any]
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
+
+LossFunction = Callable[..., "Tensor"]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
 
 Pixels whose label is negative count nowhere (``ipucnn.datasets.tiles.IGNORED``)."""
 
 
-def cross_entropy_per_sample(logits: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
+def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
     """Softmax cross-entropy, mean over the pixels of a sample that are not ignored.
 
     Args:
@@ -40,7 +43,7 @@ def cross_entropy_per_sample(logits: Any, labels: Any, label_smoothing: float = 
     return tf.reduce_sum(loss * counts, axis=axes) / tf.maximum(tf.reduce_sum(counts, axis=axes), 1.0)
 
 
-def _dice_per_micro_batch(logits: Any, labels: Any, num_micro_batches: int) -> Any:
+def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches: int) -> "Tensor":
     """1 - soft Dice of the foreground classes (Milletari et al. 2016, arXiv:1606.04797), float32 (micro-batches,)."""
     import tensorflow as tf
 
@@ -69,7 +72,9 @@ def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunctio
 
     smoothing = float(label_smoothing or 0.0)
 
-    def loss(logits: Any, labels: Any, num_micro_batches: int, weights: Optional[Any] = None) -> Any:
+    def loss(
+        logits: "Tensor", labels: "Tensor", num_micro_batches: int, weights: "Optional[Tensor]" = None
+    ) -> "Tensor":
         per_sample = cross_entropy_per_sample(logits, labels, smoothing)
         if weights is not None:
             if name == "bce_dice":

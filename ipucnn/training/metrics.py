@@ -1,12 +1,17 @@
 """Metrics as sums that add up over batches: nothing is averaged before all samples are in."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Dict
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
 
-def batch_sums(logits: Any, labels: Any, weights: Any, per_sample_loss: Any) -> Dict[str, Any]:
+
+def batch_sums(
+    logits: "Tensor", labels: "Tensor", weights: "Tensor", per_sample_loss: "Tensor"
+) -> "Dict[str, Tensor]":
     """What one batch adds to the totals, as float32 scalars; ``samples``, the sum of the weights, as float64.
 
     Args:
@@ -65,7 +70,7 @@ class MetricTotals:
 
     totals: Dict[str, float] = field(default_factory=dict)
 
-    def add(self, sums: Dict[str, Any]) -> None:
+    def add(self, sums: "Dict[str, Tensor]") -> None:
         """Adds what :func:`batch_sums` returned."""
         for key, value in sums.items():
             self.totals[key] = self.totals.get(key, 0.0) + float(np.asarray(value))

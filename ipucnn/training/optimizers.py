@@ -2,13 +2,20 @@
 
 Keras 2.6 and Keras 3 keep optimizer state in different classes and orders; here a slot is a variable named
 after its weight, so one checkpoint serves both.  The settings are checked without TensorFlow.
+
+TensorFlow's kernels compute in the weights' type.  In 16 bits a squared gradient above 65504 would make the state
+infinite and the weight not a number, so 16-bit weights are updated in float32 by the kernels' formulas, and weights and
+state are rounded to 16 bits.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor, TfVariable
 
 # Per optimizer: parameter -> default.  None: no default, and not needed.
 _PARAMETERS: Dict[str, Dict[str, Any]] = {
@@ -126,21 +133,25 @@ class Optimizer:
         names: their canonical names, unique.
     """
 
-    def __init__(self, settings: OptimizerSettings, variables: Sequence[Any], names: Sequence[str]) -> None:
+    def __init__(
+        self, settings: OptimizerSettings, variables: "Sequence[TfVariable]", names: Sequence[str]
+    ) -> None:
         import tensorflow as tf
 
         self.settings = settings
         self._variables = list(variables)
         self._names = list(names)
         self._adaptive = [v.shape.rank > 1 for v in self._variables]
-        self.slots: Dict[str, Any] = {}
+        self.slots: Dict[str, TfVariable] = {}
         for slot in settings.slots:
             for variable, name in zip(self._variables, self._names):
                 self.slots[f"{name}/{slot}"] = tf.Variable(
                     tf.zeros(variable.shape, variable.dtype), trainable=False, name=f"{slot}_slot"
                 )
 
-    def apply(self, gradients: Sequence[Any], learning_rate: Any, weight_update: Any) -> List[Any]:
+    def apply(
+        self, gradients: "Sequence[Tensor]", learning_rate: "Tensor", weight_update: "Tensor"
+    ) -> "List[Tensor]":
         """One weight update.
 
         Args:
@@ -154,31 +165,31 @@ class Optimizer:
         import tensorflow as tf
 
         count = tf.cast(weight_update, tf.float32) + 1.0
-        done: List[Any] = []
+        done: List[Tensor] = []
         for index, gradient in enumerate(gradients):
             done += self._apply(index, gradient, learning_rate, count)
         return done
 
     @property
-    def variables(self) -> List[Any]:
+    def variables(self) -> "List[TfVariable]":
         """What is trained, in order."""
         return list(self._variables)
 
-    def apply_one(self, index: int, gradient: Any, learning_rate: Any, weight_update: Any) -> List[Any]:
+    def apply_one(
+        self, index: int, gradient: "Tensor", learning_rate: "Tensor", weight_update: "Tensor"
+    ) -> "List[Tensor]":
         """:meth:`apply` for the ``index``-th variable alone; ``weight_update`` a float32 scalar."""
         return self._apply(index, gradient, learning_rate, weight_update + 1.0)
 
-    def _apply(self, index: int, gradient: Any, learning_rate: Any, count: Any) -> List[Any]:
+    def _apply(
+        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "List[Tensor]":
+        """The update of one weight; ``count`` is its number from 1 on."""
         import tensorflow as tf
 
         s, variable = self.settings, self._variables[index]
         if variable.dtype == tf.float16:
-            from ipucnn.training.half_updates import update_half
-
-            def slot(kind: str) -> Any:
-                return self.slots[f"{self._names[index]}/{kind}"]
-
-            return update_half(s, self._adaptive[index], variable, slot, gradient, learning_rate, count)
+            return self._apply_half(index, gradient, learning_rate, count)
         step = {"sgd": self._sgd, "lars": self._lars, "rmsprop": self._rmsprop}.get(s.name, self._adam)
         if s.l2_regularization:
             gradient = gradient + s.l2_regularization * variable
@@ -189,10 +200,12 @@ class Optimizer:
         with tf.control_dependencies([decayed]):
             return [step(index, variable, gradient, learning_rate, count)]
 
-    def _slot(self, index: int, slot: str) -> Any:
+    def _slot(self, index: int, slot: str) -> "Tensor":
         return self.slots[f"{self._names[index]}/{slot}"].handle
 
-    def _sgd(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+    def _sgd(
+        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "Tensor":
         import tensorflow as tf
 
         momentum = self.settings.params["momentum"]
@@ -209,31 +222,34 @@ class Optimizer:
             use_nesterov=bool(self.settings.params["nesterov"]),
         )
 
-    def _lars(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
-        """You et al. 2017, arXiv:1708.03888; biases and norm scales (vectors) take the plain rate."""
+    def _lars(
+        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "Tensor":
+        gradient, rate = self._scaled_by_layer(index, variable, gradient, learning_rate)
+        return self._sgd(index, variable, gradient, rate, count)
+
+    def _scaled_by_layer(
+        self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor"
+    ) -> "Tuple[Tensor, Tensor]":
+        """Gradient and rate of LARS: You et al. 2017, arXiv:1708.03888.
+
+        Biases and norm scales (vectors) take the plain rate.
+        """
         import tensorflow as tf
 
+        if not self._adaptive[index]:
+            return gradient, rate
         p = self.settings.params
-        rate = learning_rate
-        if self._adaptive[index]:
-            weight_norm, gradient_norm = tf.norm(variable), tf.norm(gradient)
-            decay = p["weight_decay"]
-            gradient = gradient + decay * variable
-            denominator = gradient_norm + decay * weight_norm + (p["epsilon"] or 1e-7)
-            usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
-            rate = rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
-        if not p["momentum"]:
-            return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
-        return tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle,
-            accum=self._slot(index, "momentum"),
-            lr=rate,
-            grad=gradient,
-            momentum=p["momentum"],
-            use_nesterov=bool(p["nesterov"]),
-        )
+        decay = p["weight_decay"]
+        weight_norm, gradient_norm = tf.norm(weight), tf.norm(gradient)
+        gradient = gradient + decay * weight
+        denominator = gradient_norm + decay * weight_norm + (p["epsilon"] or 1e-7)
+        usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
+        return gradient, rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
 
-    def _adam(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+    def _adam(
+        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "Tensor":
         import tensorflow as tf
 
         p = self.settings.params
@@ -250,7 +266,9 @@ class Optimizer:
             grad=gradient,
         )
 
-    def _rmsprop(self, index: int, variable: Any, gradient: Any, learning_rate: Any, count: Any) -> Any:
+    def _rmsprop(
+        self, index: int, variable: "TfVariable", gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "Tensor":
         import tensorflow as tf
 
         p = self.settings.params
@@ -264,3 +282,56 @@ class Optimizer:
             epsilon=p["epsilon"],
             grad=gradient,
         )
+
+    def _apply_half(
+        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "List[Tensor]":
+        """:meth:`_apply` for a weight of 16 bits."""
+        import tensorflow as tf
+
+        s, variable = self.settings, self._variables[index]
+        weight, gradient, rate, count = (
+            tf.cast(tf.convert_to_tensor(value), tf.float32)
+            for value in (variable, gradient, learning_rate, count)
+        )
+        if s.l2_regularization:
+            gradient = gradient + s.l2_regularization * weight
+        change, state = self._half_change(index, weight, gradient, rate, count)
+        if s.weight_decay and s.name != "lars":
+            change = change - rate * s.weight_decay * weight
+
+        def rounded(value: "Tensor", dtype: "tf.DType") -> "Tensor":
+            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
+            return tf.cast(tf.clip_by_value(value, dtype.min, dtype.max), dtype)
+
+        slots = [(self.slots[f"{self._names[index]}/{slot}"], value) for slot, value in state.items()]
+        return [own.assign(rounded(value, own.dtype)) for own, value in [*slots, (variable, weight + change)]]
+
+    def _half_change(
+        self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor", count: "Tensor"
+    ) -> "Tuple[Tensor, Dict[str, Tensor]]":
+        """What is added to a weight, and the new values of its slots, all float32."""
+        import tensorflow as tf
+
+        name, p = self.settings.name, self.settings.params
+
+        def old(slot: str) -> "Tensor":
+            return tf.cast(tf.convert_to_tensor(self.slots[f"{self._names[index]}/{slot}"]), tf.float32)
+
+        if name in ("adam", "adamw"):
+            m = p["beta_1"] * old("m") + (1.0 - p["beta_1"]) * gradient
+            v = p["beta_2"] * old("v") + (1.0 - p["beta_2"]) * tf.square(gradient)
+            corrected = rate * tf.sqrt(1.0 - tf.pow(p["beta_2"], count)) / (1.0 - tf.pow(p["beta_1"], count))
+            return -corrected * m / (tf.sqrt(v) + p["epsilon"]), {"m": m, "v": v}
+        if name == "rmsprop":
+            square = p["rho"] * old("mean_square") + (1.0 - p["rho"]) * tf.square(gradient)
+            step = rate * gradient * tf.math.rsqrt(square + p["epsilon"])
+            moved = p["momentum"] * old("momentum") + step
+            return -moved, {"mean_square": square, "momentum": moved}
+        if name == "lars":
+            gradient, rate = self._scaled_by_layer(index, weight, gradient, rate)
+        if not p["momentum"]:
+            return -rate * gradient, {}
+        moved = p["momentum"] * old("momentum") - rate * gradient
+        change = p["momentum"] * moved - rate * gradient if p["nesterov"] else moved
+        return change, {"momentum": moved}

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.training import batching as arithmetic
-from ipucnn.training.batching import Batching
+from ipucnn.training.batching import Batching, Warn
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
 
 
 def _periods(
-    config: RunConfig, updates_per_epoch: int, per_execution: int, warn: Any
+    config: RunConfig, updates_per_epoch: int, per_execution: int, warn: Warn
 ) -> Tuple[int, int, int]:
     """(executions per checkpoint, first checkpoint execution, executions per validation)."""
     executions_per_epoch = Fraction(updates_per_epoch, per_execution)
@@ -358,7 +358,7 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
     )
 
 
-def _execution_length(config: RunConfig, batch: Batching, updates_per_epoch: int, warn: Any) -> int:
+def _execution_length(config: RunConfig, batch: Batching, updates_per_epoch: int, warn: Warn) -> int:
     steps: Optional[int] = config.steps_per_execution
     if steps is not None:
         return arithmetic.updates_from_steps_per_execution(steps, batch, updates_per_epoch, config.num_epochs)

@@ -10,7 +10,8 @@ import numpy as np
 
 from ipucnn.errors import ConfigurationError, did_you_mean
 
-Schedule = Callable[[Any], Any]
+Schedule = Callable[[np.ndarray], np.ndarray]
+"""Weight updates (int array) -> learning rates."""
 
 _REQUIRED: Dict[str, Sequence[str]] = {
     "const": ("initial_learning_rate",),
@@ -100,7 +101,7 @@ def make_schedule(
     if warmup_epochs:
         schedule = _with_warmup(schedule, mode, int(warmup_epochs * weight_updates_per_epoch))
 
-    def rates(updates: Any) -> Any:
+    def rates(updates: np.ndarray) -> np.ndarray:
         steps = np.asarray(updates, dtype=np.float64)
         if staircase:
             steps = steps // weight_updates_per_epoch * weight_updates_per_epoch
@@ -158,12 +159,12 @@ def _base_schedule(
 def _with_warmup(schedule: Schedule, mode: str, warmup_updates: int) -> Schedule:
     """A linear ramp over ``warmup_updates``; its first rate is 1/(n+1) of the target, not zero."""
 
-    def shifted(steps: Any) -> Any:
+    def shifted(steps: np.ndarray) -> np.ndarray:
         ramp = (steps + 1) / (warmup_updates + 1)
         after = schedule(np.maximum(steps - warmup_updates, 0))
         return np.where(steps >= warmup_updates, after, schedule(np.zeros_like(steps)) * ramp)
 
-    def masked(steps: Any) -> Any:
+    def masked(steps: np.ndarray) -> np.ndarray:
         ramp = np.minimum((steps + 1) / (warmup_updates + 1), 1.0)
         return schedule(steps) * np.where(steps >= warmup_updates, 1.0, ramp)
 

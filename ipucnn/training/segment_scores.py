@@ -27,7 +27,7 @@ THRESHOLDS = tuple(i / 10 for i in range(10))
 """Probabilities above which a pixel is cell; the script's, without 1.0, above which there is nothing."""
 
 
-def segment_pixels(predicted: Any, truth: Any) -> Tuple[Any, Any]:
+def segment_pixels(predicted: np.ndarray, truth: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """The components that the pixels of cells belong to.
 
     Args:
@@ -58,14 +58,14 @@ class Overlaps:
         true, found: int64 [m] the two components of each pair.
     """
 
-    both: Any
-    in_true: Any
-    in_found: Any
-    true: Any
-    found: Any
+    both: np.ndarray
+    in_true: np.ndarray
+    in_found: np.ndarray
+    true: np.ndarray
+    found: np.ndarray
 
 
-def overlaps(true: Any, found: Any) -> Overlaps:
+def overlaps(true: np.ndarray, found: np.ndarray) -> Overlaps:
     """Counts pixels.
 
     scikit-learn's ``pair_confusion_matrix`` and ``homogeneity_completeness_v_measure`` count the same, each of
@@ -79,7 +79,7 @@ def overlaps(true: Any, found: Any) -> Overlaps:
     return Overlaps(both, np.bincount(true), np.bincount(found), keys // width, keys % width)
 
 
-def pairs(counts: Overlaps) -> Any:
+def pairs(counts: Overlaps) -> np.ndarray:
     """float64 [3]: ordered pairs of pixels, a pixel with itself included, that are in one component of both, of the
     truth, and of the prediction.
     """
@@ -105,7 +105,7 @@ def information(counts: Overlaps) -> Tuple[float, float, float]:
     return split, merge, score
 
 
-def _entropy(sizes: Any, pixels: float) -> float:
+def _entropy(sizes: np.ndarray, pixels: float) -> float:
     shares = sizes[sizes > 0] / pixels
     return float(-(shares * np.log(shares)).sum())
 
@@ -120,10 +120,10 @@ class SegmentScores:
     def __init__(self, thresholds: Sequence[float] = THRESHOLDS) -> None:
         self._thresholds = tuple(thresholds)
         self._middle = self._thresholds.index(0.5)
-        self._pairs: Any = np.zeros((len(self._thresholds), 3))
-        self._information: List[Any] = []
+        self._pairs: np.ndarray = np.zeros((len(self._thresholds), 3))
+        self._information: List[List[Tuple[float, float, float]]] = []
 
-    def add(self, cell: Any, truth: Any) -> Optional[Dict[str, float]]:
+    def add(self, cell: np.ndarray, truth: np.ndarray) -> Optional[Dict[str, float]]:
         """Adds an image.
 
         Args:
@@ -162,6 +162,6 @@ class SegmentScores:
         return {**rows[self._middle], "best": {"threshold": self._thresholds[best], **rows[best]}}
 
 
-def _rand(counts: Any) -> Dict[str, float]:
+def _rand(counts: np.ndarray) -> Dict[str, float]:
     both, true, found = (float(count) for count in counts)
     return {"split": both / true, "merge": both / found, "score": 2 * both / (true + found)}

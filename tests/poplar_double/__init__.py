@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator
 
 from tensorflow import keras
 
-from ipucnn.sessions.poplar import requirements
+from ipucnn.sessions.poplar import surroundings as around
 
 from . import modules
 from .extension import extend
@@ -95,13 +95,13 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     for place in places.values():
         place.ipu = made["keras.ipu"]
     functional.__init__ = init
-    look_around = requirements.look_around
-    requirements.look_around = lambda: surroundings(machine)
+    look_around = around.look_around
+    around.look_around = lambda: surroundings(machine)
     try:
         yield machine
     finally:
         functional.__init__ = original
-        requirements.look_around = look_around
+        around.look_around = look_around
         sys.meta_path.remove(finder)
         del python.ipu
         for place in places.values():

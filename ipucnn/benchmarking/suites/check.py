@@ -61,7 +61,7 @@ def _check_fits(micro_batch_size: int, shape: Any) -> None:
     Raises:
         InfeasibleError: it is.
     """
-    from ipucnn.sessions.session import host_memory_bytes
+    from ipucnn.machine import host_memory_bytes
 
     height, width, channels = shape
     memory_bytes: Optional[int] = host_memory_bytes()

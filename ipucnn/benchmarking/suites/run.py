@@ -29,7 +29,7 @@ from ipucnn.filesystem import (
     remove_temporaries,
     write_text,
 )
-from ipucnn.hardware import num_cores
+from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.runs.folder import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
 from ipucnn.text import shown_value
 
@@ -88,8 +88,6 @@ def saved_seed(folder: Path) -> Optional[int]:
 def this_machine() -> Dict[str, Any]:
     """What figures depend on and can be told without TensorFlow."""
     from importlib.metadata import PackageNotFoundError, version
-
-    from ipucnn.sessions.session import cpu_name, host_memory_bytes
 
     try:
         tensorflow: Optional[str] = version("tensorflow")

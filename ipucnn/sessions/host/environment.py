@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn import interrupts
 from ipucnn.errors import MissingError
+from ipucnn.machine import control_groups, free_bytes, swap_bytes
 
 MEBI = 2**20
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
@@ -120,43 +121,12 @@ def _mapped_bytes(path: Path) -> int:
 
 def _memory_there_is() -> Iterator[Tuple[str, int]]:
     """Limits and free memory in bytes, swap included, each with the words that come before them."""
-    facts = _meminfo()
-    swap = facts.get("SwapTotal", 0)
-    if "MemAvailable" in facts:
-        yield "this machine has free", facts["MemAvailable"] + facts.get("SwapFree", 0)
-    for path in _cgroup_limits():
-        with contextlib.suppress(OSError, ValueError):
-            yield "the control group of this process has", int(path.read_text()) + swap
-
-
-def _meminfo() -> Dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
-    facts = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            name, _, rest = line.partition(":")
-            facts[name] = int(rest.split()[0]) * 1024
-    return facts
-
-
-def _cgroup_limits() -> Iterator[Path]:
-    """The files that may hold a memory limit, of both versions of control groups, from the innermost group out."""
-    lines: List[str] = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    for line in lines:
-        _, controllers, place = (line.split(":", 2) + ["", ""])[:3]
-        if controllers == "":
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        inner = root / place.lstrip("/")
-        # Inside a container the path is often that of the host; the root is then the container's own group.
-        for folder in dict.fromkeys([inner, *inner.parents, root]):
-            if folder == root or root in folder.parents:
-                yield folder / name
+    swap, free_swap = swap_bytes()
+    free = free_bytes()
+    if free is not None:
+        yield "this machine has free", free + free_swap
+    for group in control_groups():
+        yield "the control group of this process has", group.limit_bytes + swap
 
 
 def import_tensorflow(verbose: bool = False) -> Any:

@@ -1,38 +1,318 @@
-"""The host session: any CPU or GPU, with the IPU's semantics."""
+"""The host session: any CPU or GPU, with the IPU's semantics.
+
+A weight update over R replicas x G micro-batches of B samples is one gradient over R*G*B samples, except where a layer
+mixes samples.  So several micro-batches are computed as one batch, as many as are fastest, and batch norm's statistics
+are computed per micro-batch (or group of replicas) inside it.  Micro-batches are ordered as an IPU's replicas take them
+from the infeed: accumulation step by accumulation step, replica by replica.  Weight updates run in a loop inside one
+TensorFlow function.
+"""
 
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn import interrupts
+from ipucnn.compat import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable, tf_variable
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.counts import count_macs
+from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights
-from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
-from ipucnn.sessions.host.step import Evaluation, UpdateLoop
 from ipucnn.sessions.session import (
-    STATISTICS_UPDATES,
+    Batch,
     CompilationReport,
     DeviceInfo,
-    Event,
-    ExecutionFinished,
     MakeDataset,
-    NotFiniteError,
-    Progress,
     Session,
     Stopped,
+    TrainedPart,
     TrainState,
-    execution_events,
-    recomputes_statistics,
 )
-from ipucnn.training.metrics import MetricTotals
+from ipucnn.training.batching import divisors
+from ipucnn.training.losses import LossFunction
+from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
+from ipucnn.training.schedules import Schedule
 
 # An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
 SLICE_S = 1.0
+SEED_MASK = 0x7FFFFFFF
+
+# How many micro-batches are computed as one: more samples per operation cost less overhead each, until the activations
+# leave the cache or the memory.  It changes nothing but the order of floating-point sums.
+# A choice by trial on two cores: EfficientNet-B0 at 32x32 gained up to 128 samples and lost again at 256.
+TARGET_SAMPLES = 128
+TARGET_BYTES = 96 * 2**20
+MEMORY_FRACTION = 0.25
+# Layer outputs, their gradients and the temporaries of one layer, over the layer outputs alone.
+TRAINING_FACTOR = 4
+
+
+def activation_bytes_per_sample(model: KerasModel) -> int:
+    """Bytes of all layer outputs of one sample, float32, from the static shapes of a functional model."""
+    total = 0
+    for layer in model.layers:
+        shapes = layer.output.shape if not isinstance(layer.output, (list, tuple)) else None
+        if shapes is None:
+            continue
+        size = 4
+        for dimension in shapes[1:]:
+            size *= int(dimension or 1)
+        total += size
+    return total
+
+
+def choose_fused(
+    num_micro_batches: int, micro_batch_size: int, group_size: int, bytes_per_sample: int, memory_bytes: int
+) -> int:
+    """The number of micro-batches to fuse: a divisor of those in a weight update.
+
+    Args:
+        num_micro_batches: micro-batches per weight update over all replicas.
+        micro_batch_size: samples.
+        group_size: replicas of a distributed batch norm group; the result is a multiple of it.
+        bytes_per_sample: see :func:`activation_bytes_per_sample`.
+        memory_bytes: of the host, 0 if unknown.
+    """
+    micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
+    by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
+    limit = by_speed
+    if memory_bytes:
+        limit = min(limit, int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * micro_batch_bytes))
+    usable = [d for d in divisors(num_micro_batches) if d % group_size == 0]
+    return max([d for d in usable if d <= limit] or usable[:1])
+
+
+class UpdateLoop:
+    """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
+
+    Args:
+        model: functional Keras model with logits as output.
+        program: batch arithmetic, with ``fused_micro_batches`` chosen.
+        optimizer: over ``trainable``.
+        loss: (logits, labels, micro-batches) -> one value per micro-batch.
+        trainable: the tf.Variables the optimizer updates, in its order.
+    """
+
+    def __init__(
+        self,
+        model: KerasModel,
+        program: Program,
+        optimizer: Optimizer,
+        loss: LossFunction,
+        trainable: Sequence[TfVariable],
+    ) -> None:
+        self._model = model
+        self._program = program
+        self._optimizer = optimizer
+        self._loss = loss
+        self._trainable = list(trainable)
+        self._fused = program.fused_micro_batches
+        self._chunks = program.num_micro_batches // self._fused
+        self._scale = program.loss_scaling or 1.0
+        weights = named_weights(model)
+        self._norms: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
+            layer.name: (
+                weights[f"{layer.name}/moving_mean"],
+                weights[f"{layer.name}/moving_variance"],
+                layer.momentum,
+            )
+            for layer in model.layers
+            if isinstance(layer, BatchNormalization)
+        }
+        self._function = tf.function(self._run, autograph=False)
+        self._concrete: Any = None
+        self.collect = tf.function(self._collect, autograph=False)
+
+    def trace(self, iterator: TfIterator) -> TfGraph:
+        """Traces the loop for any number of weight updates, once; returns its graph."""
+        if self._concrete is None:
+            self._concrete = self._function.get_concrete_function(
+                iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
+            )
+        return self._concrete.graph
+
+    def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
+        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on.
+
+        One concrete function: TensorFlow 2.6 would trace again for each new n.
+        """
+        self.trace(iterator)
+        return self._concrete(iterator, rates, first)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has moving statistics."""
+        return bool(self._norms)
+
+    def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
+        """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates.
+
+        The forward pass is that of training; no weight changes.
+        """
+        count = tf.cast(num_updates, tf.int64) * self._chunks
+        order = list(self._norms.items())
+        start = [[tf.zeros(v.shape) for v in moving[:2]] for _, moving in order]
+
+        def body(c: Tensor, sums: List[List[Tensor]]) -> Tuple[Tensor, List[List[Tensor]]]:
+            images = iterator.get_next()[0]
+            context = self._context(c)
+            with execution_context(context):
+                self._model(images, training=True)
+            found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
+            added = [
+                [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
+                for (name, _), pair in zip(order, sums)
+            ]
+            return c + 1, added
+
+        _, sums = tf.while_loop(
+            lambda c, _: c < count, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
+        )
+        for (_, moving), pair in zip(order, sums):
+            for variable, total in zip(moving[:2], pair):
+                variable.assign(total / tf.cast(count, tf.float32))
+
+    def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
+        count = tf.shape(rates)[0]
+        losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
+        hits = tf.TensorArray(tf.float32, size=count, element_shape=[])
+
+        def body(i: Tensor, losses: Tensor, hits: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+            loss, hit = self._update(iterator, rates[i], first + tf.cast(i, tf.int64))
+            return i + 1, losses.write(i, loss), hits.write(i, hit)
+
+        _, losses, hits = tf.while_loop(
+            lambda i, *_: i < count, body, (tf.constant(0), losses, hits), parallel_iterations=1
+        )
+        return losses.stack(), hits.stack()
+
+    def _update(self, iterator: TfIterator, rate: Tensor, update: Tensor) -> Tuple[Tensor, Tensor]:
+        """One weight update; returns its mean loss and accuracy."""
+        total = float(self._program.num_micro_batches)
+        if self._chunks == 1:
+            gradients, loss, hits = self._chunk(iterator, update, tf.constant(0, tf.int64))
+        else:
+            gradients, loss, hits = self._accumulate(iterator, update)
+        if self._scale != 1.0:
+            gradients = [g / self._scale for g in gradients]
+        self._optimizer.apply(gradients, rate, update)
+        return loss / total, hits / (total * self._program.micro_batch_size)
+
+    def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
+        running = self._program.gradient_accumulation_reduction_method == "running_mean"
+
+        def body(
+            c: Tensor, sums: List[Tensor], loss: Tensor, hits: Tensor
+        ) -> Tuple[Tensor, List[Tensor], Tensor, Tensor]:
+            gradients, chunk_loss, chunk_hits = self._chunk(iterator, update, c)
+            if running:
+                # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
+                n = tf.cast(c, tf.float32)
+                sums = [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
+            else:
+                sums = [s + g for s, g in zip(sums, gradients)]
+            return c + 1, sums, loss + chunk_loss, hits + chunk_hits
+
+        start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
+        zero = tf.constant(0.0)
+        _, sums, loss, hits = tf.while_loop(
+            lambda c, *_: c < self._chunks,
+            body,
+            (tf.constant(0, tf.int64), start, zero, zero),
+            parallel_iterations=1,
+        )
+        return sums, loss, hits
+
+    def _gradient_weight(self) -> float:
+        """What a micro-batch's loss counts for in the gradient of its chunk."""
+        method = self._program.gradient_accumulation_reduction_method
+        if method == "sum":  # the sum over accumulation steps of the mean over replicas
+            return 1.0 / self._program.num_replicas
+        if method == "running_mean":
+            return 1.0 / self._fused
+        return 1.0 / self._program.num_micro_batches
+
+    def _chunk(
+        self, iterator: TfIterator, update: Tensor, chunk: Tensor
+    ) -> Tuple[List[Tensor], Tensor, Tensor]:
+        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
+        images, labels, *weights = iterator.get_next()
+        if weights:
+            # Means over all samples of the weight update become means over those that count.
+            weights = [weights[0] * self._padding_scale(update)]
+        context = self._context(update * self._chunks + chunk)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._trainable)
+            with execution_context(context):
+                logits = self._model(images, training=True)
+            losses = self._loss(logits, labels, self._fused, *weights)
+            objective = tf.reduce_sum(losses) * (self._gradient_weight() * self._scale)
+            if weights and self._program.gradient_accumulation_reduction_method == "sum":
+                objective = objective / self._padding_scale(update)
+        gradients = tape.gradient(
+            objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        self._move_statistics(context, chunk)
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
+        pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
+        if weights:
+            right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
+        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
+
+    def _padding_scale(self, update: Tensor) -> Tensor:
+        """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
+        p = self._program
+        is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
+        real = p.global_batch_size - p.samples_padded_per_epoch
+        return tf.where(is_last, p.global_batch_size / real, 1.0)
+
+    def _context(self, chunk: Tensor) -> ExecutionContext:
+        """The context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
+        number = (chunk * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
+        seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
+        return ExecutionContext(
+            num_groups=self._fused // self._program.dbn_replica_group_size,
+            seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
+            num_micro_batches=self._fused,
+        )
+
+    def _move_statistics(self, context: ExecutionContext, chunk: Tensor) -> None:
+        """Moving statistics after this chunk, in closed form.
+
+        One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
+        statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
+        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
+        """
+        p = self._program
+        group = p.dbn_replica_group_size
+        groups = self._fused // group
+        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
+            group
+        )
+        step = tf.floor(position / float(p.num_replicas))
+        for layer, mean, variance in context.batch_statistics:
+            moving_mean, moving_variance, momentum = self._norms[layer.name]
+            count = float(p.gradient_accumulation_count)
+            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
+            decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
+            for moving, statistic in ((moving_mean, mean), (moving_variance, variance)):
+                moving.assign(moving * decay + tf.linalg.matvec(statistic, weight, transpose_a=True))
+
+
+class Evaluation:
+    """``run(images, labels, weights)``: what one batch adds to the metrics; ``predict(images)``: logits."""
+
+    def __init__(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+        def sums(images: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
+            assert loss is not None
+            logits = model(images, training=False)
+            return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
+
+        self.run = tf.function(sums, autograph=False)
+        self.predict = tf.function(lambda images: model(images, training=False), autograph=False)
 
 
 class HostSession(Session):
@@ -50,18 +330,17 @@ class HostSession(Session):
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
-        self._schedule: Callable[[Any], Any] = np.zeros_like
 
     def compile(
         self,
-        model: Any,
+        model: KerasModel,
         program: Program,
         optimizer: OptimizerSettings,
-        loss: Any,
-        schedule: Callable[[Any], Any],
+        loss: LossFunction,
+        schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds the loop of weight updates; chooses how many micro-batches are fused if the Program leaves it open."""
+        """Chooses how many micro-batches to fuse, and makes the loop; with a data set it is traced as well."""
         if program.fused_micro_batches == 0:
             fused = choose_fused(
                 program.num_micro_batches,
@@ -75,7 +354,7 @@ class HostSession(Session):
         self._schedule = schedule
         with tf.device(self.place):
             weights = named_weights(model)
-            trained = {id(v) for v in self._trainable(model)}
+            trained = {id(tf_variable(v)) for v in model.trainable_weights}
             names = [name for name, v in weights.items() if id(v) in trained]
             variables = [weights[name] for name in names]
             opt = Optimizer(optimizer, variables, names)
@@ -83,26 +362,7 @@ class HostSession(Session):
             self._loop = UpdateLoop(model, program, opt, loss, variables)
         self._evaluation = Evaluation(model, loss)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
-        return self._report(model, operations, trace_s, program.fused_micro_batches)
-
-    def _report(self, model: Any, operations: int, trace_s: float, fused: int) -> CompilationReport:
-        return CompilationReport(
-            device=self.device,
-            num_layers=len(model.layers),
-            num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
-            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in self._trainable(model)),
-            macs_per_sample=count_macs(model),
-            num_graph_operations=operations,
-            trace_s=trace_s,
-            first_update_s=0.0,
-            fused_micro_batches=fused,
-        )
-
-    @staticmethod
-    def _trainable(model: Any) -> List[Any]:
-        from ipucnn.compat import tf_variable
-
-        return [tf_variable(w) for w in model.trainable_weights]
+        return self._report(model, trace_s, program.fused_micro_batches, operations)
 
     @property
     def samples_per_element(self) -> int:
@@ -119,77 +379,39 @@ class HostSession(Session):
         interrupts.check()
         return time.perf_counter() - started, _count_operations(graph)
 
-    def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """Runs the Program from ``state`` on.  The first event is the first weight update's, compiling included.
-
-        Raises:
-            NotFiniteError: the loss is NaN or infinite; the weights are then those after that slice.
-        """
-        p, loop = self.program, self._loop
-        if p is None or loop is None:
-            raise RuntimeError("compile() comes before train()")
-        state, per_execution = self.state, p.weight_updates_per_execution
-        iterator = iter(make_dataset(state.weight_updates, self.samples_per_element))
+    def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
+        """Runs slices of about a second; the first weight update is one of its own, as it compiles."""
+        iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
         update_s: Optional[float] = None
-        while state.weight_updates - len(state.losses) < p.num_weight_updates:
-            execution = (state.weight_updates - len(state.losses)) // per_execution
-            end = (execution + 1) * per_execution
-            busy_s, timed_samples = 0.0, 0
-            while state.weight_updates < end:
-                first = state.weight_updates
-                count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
-                count = min(count, end - first)
-                rates = self._schedule(np.arange(first, first + count))
-                started = time.perf_counter()
-                losses, hits = self._run_slice(iterator, rates, first)
-                spent = time.perf_counter() - started
-                state.losses.extend(losses)
-                state.hits.extend(hits)
-                state.weight_updates = first + count
-                if update_s is None:
-                    # The first update tells nothing, it compiles; the second runs alone and is timed.
-                    update_s, self.first_update_s = SLICE_S, spent
-                else:
-                    busy_s += spent
-                    timed_samples += p.samples_before(first + count) - p.samples_before(first)
-                    update_s = spent / count
-                _require_finite(losses, first, float(rates[-1]))
-                speed = timed_samples / busy_s if busy_s else 0.0
-                yield Progress(state.weight_updates, float(np.mean(losses)), float(np.mean(hits)), speed)
-            finished = ExecutionFinished(
-                execution=execution,
-                weight_updates=end,
-                samples=p.samples_before(end),
-                epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": _mean(p, state.losses, end), "accuracy": _mean(p, state.hits, end)},
-                learning_rate=float(self._schedule(np.arange(end - 1, end))[0]),
-                wall_s=busy_s,
-                images_per_s=timed_samples / busy_s if busy_s else 0.0,
-            )
-            yield from execution_events(p, finished)[state.events_done :]
-            state.losses, state.hits, state.events_done = [], [], 0
 
-    def execute(self, batches: Iterator[Any], num_weight_updates: int) -> List[float]:
-        """Runs weight updates as one execution, which is not cut into slices.
+        def run(end: int) -> TrainedPart:
+            nonlocal update_s
+            count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
+            count = min(count, end - self.state.weight_updates)
+            part = self._run(iterator, count)
+            if update_s is None:
+                # The first update tells nothing, it compiles; the second runs alone and is timed.
+                update_s, self.first_update_s = SLICE_S, part.timed_s
+                return replace(part, timed_s=0.0)
+            update_s = part.timed_s / count
+            return part
 
-        Raises:
-            NotFiniteError: the loss is NaN or infinite.
-        """
+        return run
+
+    def feed(self, dataset: TfDataset) -> Iterator[Batch]:
+        """An iterator, which goes on where it stopped."""
+        return iter(dataset)
+
+    def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
+        """One call of the compiled loop."""
+        assert self._loop is not None and self.program is not None
         first = self.state.weight_updates
         rates = self._schedule(np.arange(first, first + num_weight_updates))
-        losses, _ = self._run_slice(batches, rates, first)
-        self.state.weight_updates = first + num_weight_updates
-        _require_finite(losses, first, float(rates[-1]))
-        return losses
-
-    def _run_slice(self, iterator: Any, rates: Any, first: int) -> Tuple[List[float], List[float]]:
-        assert self._loop is not None and self.program is not None
+        started = time.perf_counter()
         try:
             with tf.device(self.place):
-                losses, hits = self._loop.run(
-                    iterator, tf.constant(rates, tf.float32), tf.constant(first, tf.int64)
-                )
-                return losses.numpy().tolist(), hits.numpy().tolist()
+                found = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
+                losses, hits = (values.numpy().tolist() for values in found)
         except tf.errors.ResourceExhaustedError:
             fused = self.program.fused_micro_batches
             raise InfeasibleError(
@@ -198,35 +420,36 @@ class HostSession(Session):
                 if fused > 1
                 else "use a smaller --micro-batch-size or --image-size",
             ) from None
+        return TrainedPart(losses, hits, time.perf_counter() - started)
 
-    def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """Replaces the moving statistics by means over training batches, where the Program needs it."""
-        p, loop = self.program, self._loop
-        if p is None or loop is None:
-            raise RuntimeError("compile() comes before recompute_statistics()")
-        if not (recomputes_statistics(p) and loop.has_batch_norm):
-            return 0
-        updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
-        iterator = iter(make_dataset(self.state.weight_updates, self.samples_per_element))
+    def _has_batch_norm(self) -> bool:
+        """Whether the loop found layers with moving statistics."""
+        return self._loop is not None and self._loop.has_batch_norm
+
+    def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+        """A forward pass over the batches, in the loop that trains."""
+        assert self._loop is not None
+        iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
         with tf.device(self.place):
-            loop.collect(iterator, tf.constant(updates))
-        return updates
+            self._loop.collect(iterator, tf.constant(num_updates))
 
-    def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
-        """Traces, and times, what :meth:`predict` runs for images of one batch shape."""
+    def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
+        """Traces the forward pass for batches of that shape."""
         self._evaluation = Evaluation(model, None)
         started = time.perf_counter()
         images = tf.TensorSpec(batch_shape, tf.float32)
         with tf.device(self.place):
             graph = self._evaluation.predict.get_concrete_function(images).graph
-        return self._report(model, _count_operations(graph), time.perf_counter() - started, 1)
+        return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
-    def prepare_evaluation(self, model: Any, loss: Any) -> None:
-        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program."""
+    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+        """Makes the functions that are traced in the first call."""
         self._evaluation = Evaluation(model, loss)
 
-    def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
-        """Metrics over a data set of (images, labels, weights); every sample of weight 1 counts exactly once."""
+    def evaluate(
+        self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
+    ) -> Dict[str, float]:
+        """Sums over batches; every sample of weight 1 counts exactly once."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
@@ -238,32 +461,15 @@ class HostSession(Session):
                 totals.add(self._evaluation.run(images, labels, weights))
         return totals.result()
 
-    def predict(self, dataset: Iterable[Any]) -> List[Any]:
-        """Logits of every element of a data set of images, one array per element."""
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
+        """Logits of each element, computed as it is."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
         with tf.device(self.place):
             return [self._evaluation.predict(images).numpy() for images in dataset]
 
 
-def _count_operations(graph: Any) -> int:
+def _count_operations(graph: TfGraph) -> int:
     """Operations of a function graph and of the functions it calls."""
     definition = graph.as_graph_def()
     return len(definition.node) + sum(len(f.node_def) for f in definition.library.function)
-
-
-def _mean(program: Program, values: List[float], end: int) -> float:
-    """Mean over samples of the means of consecutive weight updates, the last of which is number ``end`` - 1."""
-    if not program.samples_padded_per_epoch:
-        return float(np.mean(values))
-    counts = np.diff([program.samples_before(i) for i in range(end - len(values), end + 1)])
-    return float(np.average(values, weights=counts))
-
-
-def _require_finite(losses: List[float], first: int, rate: float) -> None:
-    bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
-    if bad:
-        raise NotFiniteError(
-            f"the loss became {losses[bad[0]]} at weight update {first + bad[0] + 1}",
-            f"lower the learning rate (it was {rate:.4g}); checkpoints written before are kept",
-        )

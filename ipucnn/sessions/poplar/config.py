@@ -1,7 +1,16 @@
-"""From a configuration and a Program to the SDK's ``IPUConfig``: one table, a row per leaf that is set."""
+"""From a configuration and a Program to the SDK's options.
+
+``IPUConfig`` is one table, a row per leaf that is set; what each model is told of its pipeline or accumulation follows.
+"""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.training.program import Program, stage_proportions
+
+if TYPE_CHECKING:
+    from ipucnn.compat import SdkModule
 
 # Generation that programs are compiled for without a device: Mk2 and Bow.
 _COMPILED_VERSION = "ipu2"
@@ -38,7 +47,7 @@ class Row:
 
     leaf: str
     options: Tuple[str, ...]
-    value: Callable[[Any, Layout], Any]
+    value: Callable[[RunConfig, Layout], Any]
 
 
 def option_text(value: Any) -> str:
@@ -50,14 +59,14 @@ def option_text(value: Any) -> str:
     return str(value)
 
 
-def connection_type(config: Any) -> str:
+def connection_type(config: RunConfig) -> str:
     """When the process attaches to its device."""
     if config.compile_only:
         return "PRE_COMPILE"
     return "ON_DEMAND" if config.on_demand else "ALWAYS"
 
 
-def _products(config: Any, layout: Layout, gather: str) -> Dict[str, Any]:
+def _products(config: RunConfig, layout: Layout, gather: str) -> Dict[str, Any]:
     """What convolutions and matrix products have in common; ``gather`` is their name for --gather-conv-output."""
     options: Dict[str, Any] = {}
     if layout.available_memory_proportion is not None:
@@ -69,7 +78,7 @@ def _products(config: Any, layout: Layout, gather: str) -> Dict[str, Any]:
     return options
 
 
-def _convolution(config: Any, layout: Layout) -> Dict[str, str]:
+def _convolution(config: RunConfig, layout: Layout) -> Dict[str, str]:
     options = _products(config, layout, "gatherConvOutput")
     if config.conv_dithering:
         options["enableConvDithering"] = True
@@ -77,12 +86,12 @@ def _convolution(config: Any, layout: Layout) -> Dict[str, str]:
     return {key: option_text(value) for key, value in options.items()}
 
 
-def _matmul(config: Any, layout: Layout) -> Dict[str, str]:
+def _matmul(config: RunConfig, layout: Layout) -> Dict[str, str]:
     options = {**_products(config, layout, "gatherOutput"), **config.matmul_options}
     return {key: option_text(value) for key, value in options.items()}
 
 
-def _engine(config: Any, layout: Layout) -> Dict[str, str]:
+def _engine(config: RunConfig, layout: Layout) -> Dict[str, str]:
     options: Dict[str, str] = {}
     if config.internal_exchange_optimization_target is not None:
         options["opt.internalExchangeOptimisationTarget"] = config.internal_exchange_optimization_target
@@ -90,7 +99,7 @@ def _engine(config: Any, layout: Layout) -> Dict[str, str]:
     return options
 
 
-def _rounding(config: Any, layout: Layout) -> str:
+def _rounding(config: RunConfig, layout: Layout) -> str:
     return {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}[config.stochastic_rounding]
 
 
@@ -173,7 +182,7 @@ ROWS: Tuple[Row, ...] = (
 )
 
 
-def set_leaf(config: Any, leaf: str, value: Any) -> None:
+def set_leaf(config: "SdkModule", leaf: str, value: Any) -> None:
     """Sets a leaf of an ``IPUConfig``; enumerations take their member's name."""
     import enum
 
@@ -187,12 +196,12 @@ def set_leaf(config: Any, leaf: str, value: Any) -> None:
     setattr(node, name, value)
 
 
-def make_ipu_config(ipu: Any, config: Any, layout: Layout) -> Any:
+def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
     """An ``IPUConfig`` with every row of the table set; nothing takes effect before it is applied.
 
     Args:
         ipu: ``tensorflow.python.ipu``.
-        config: ``RunConfig``.
+        config: the options.
         layout: what follows from the program.
     """
     made = ipu.config.IPUConfig()
@@ -201,3 +210,69 @@ def make_ipu_config(ipu: Any, config: Any, layout: Layout) -> Any:
         if value is not None:
             set_leaf(made, row.leaf, value)
     return made
+
+
+def proportions(program: Program) -> Tuple[Sequence[float], Sequence[float]]:
+    """availableMemoryProportion of each stage's forward and backward pass; empty where it is not per stage."""
+    own = stage_proportions(program.available_memory_proportion, program.num_stages)
+    return [forward for forward, _ in own], [backward for _, backward in own]
+
+
+def _stage_options(ipu: "SdkModule", values: Sequence[float]) -> List[Any]:
+    made = []
+    for value in values:
+        options = {"availableMemoryProportion": option_text(value)}
+        made.append(
+            ipu.pipelining_ops.PipelineStageOptions(
+                convolution_options=dict(options), matmul_options=dict(options)
+            )
+        )
+    return made
+
+
+def pipelining_options(
+    ipu: "SdkModule", program: Program, config: RunConfig, training: bool
+) -> Dict[str, Any]:
+    """Arguments of ``set_pipelining_options``.
+
+    Keywords that are not given are not remembered by the SDK: each call gives all of them, and they have to be
+    given again to a model that was loaded, because it does not save them.
+    """
+    schedule = ipu.pipelining_ops.PipelineSchedule[program.pipeline_schedule]
+    options: Dict[str, Any] = {
+        "device_mapping": [int(ipu_number) for ipu_number in program.device_mapping],
+        "pipeline_schedule": schedule,
+    }
+    forward, backward = proportions(program)
+    if forward:
+        options["forward_propagation_stages_poplar_options"] = _stage_options(ipu, forward)
+    if not training:
+        return options
+    if backward:
+        options["backward_propagation_stages_poplar_options"] = _stage_options(ipu, backward)
+    options.update(
+        gradient_accumulation_steps_per_replica=int(program.gradient_accumulation_count),
+        gradient_accumulation_reduction_method=program.gradient_accumulation_reduction_method,
+        offload_weight_update_variables=config.optimizer_state_offloading,
+    )
+    if program.recomputation:
+        options["recomputation_mode"] = ipu.pipelining_ops.RecomputationMode[config.recomputation_mode]
+    if config.offload_activations:
+        options["offload_activations"] = True
+    if config.offload_gradient_accumulation_buffers:
+        options["offload_gradient_accumulation_buffers"] = True
+    if config.replicated_optimizer_state_sharding:
+        options["replicated_optimizer_state_sharding"] = True
+    return options
+
+
+def accumulation_options(program: Program, config: RunConfig) -> Dict[str, Any]:
+    """Arguments of ``set_gradient_accumulation_options`` for a model without a pipeline."""
+    options: Dict[str, Any] = {
+        "gradient_accumulation_steps_per_replica": int(program.gradient_accumulation_count),
+        "gradient_accumulation_reduction_method": program.gradient_accumulation_reduction_method,
+        "offload_weight_update_variables": config.optimizer_state_offloading,
+    }
+    if config.replicated_optimizer_state_sharding:
+        options["replicated_optimizer_state_sharding"] = True
+    return options

@@ -1,19 +1,228 @@
-"""The IPUs of this process: the SDK's modules, the system's configuration, the strategy and its scope."""
+"""The IPUs of this process, once TensorFlow is imported: the SDK's modules, its compiler's progress, the system.
+
+Every version of the SDK from 3.0 to 3.4 is TensorFlow 2.6.3 with Keras 2.6.0; the big change is 3.0 to 3.1.  What
+differs between them is known to :class:`Api` alone, and told from what is there, not from version numbers, which the
+SDK does not state in Python.
+
+The driver prints a progress bar on stdout, file descriptor 1, where this program's results belong; it is caught and
+read.  Its lines, from ``driver/tools/progress_bar.cc`` of graphcore/tensorflow r2.6: "Compiling module NAME:", then
+updates of "[####   ] 42% Step: Graph Compilation [Elapsed: 00:01:12.3]" that overwrite each other.  A program that
+comes from the executable cache prints nothing.
+"""
 
 import contextlib
-from dataclasses import replace
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+import os
+import re
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Type,
+)
 
 import numpy as np
 
-from ipucnn.sessions.poplar.config import Layout, make_ipu_config
-from ipucnn.sessions.poplar.environment import captured_stdout
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
-from ipucnn.sessions.poplar.pipelining import proportions
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.sessions.poplar.progress import CompiledModule, parse_progress
-from ipucnn.sessions.poplar.selection import check_selected
-from ipucnn.sessions.poplar.versions import Api
+from ipucnn.training.program import Program
+
+if TYPE_CHECKING:
+    from ipucnn.compat import SdkModule, Tensor
+    from ipucnn.datasets.preprocessing import ChannelAffine
+
+
+@dataclass(frozen=True)
+class Api:
+    """The SDK's modules.
+
+    Attributes:
+        ipu: ``tensorflow.python.ipu``; its operations are attributes (``ipu.pipelining_ops``).
+        keras_ipu: ``keras.ipu``.
+        addons_layers: ``ipu_tensorflow_addons.keras.layers``.
+        reduces_metrics: models have ``set_replication_options`` (3.1); before, a metric is the last replica's.
+    """
+
+    ipu: "SdkModule"
+    keras_ipu: "SdkModule"
+    addons_layers: "SdkModule"
+    reduces_metrics: bool
+
+    def ipu_strategy(self) -> "Type[SdkModule]":
+        """The class ``IPUStrategy``."""
+        return self.ipu.ipu_strategy.IPUStrategy
+
+    def start_instances(self) -> None:
+        """Lets the processes of ``poprun`` find each other, before anything else of the SDK is called."""
+        import popdist
+        from tensorflow.python.ipu import distributed
+
+        if hasattr(distributed, "init"):
+            distributed.init()  # 3.0: over Horovod
+        if hasattr(popdist, "init"):
+            popdist.init()
+
+    def join_instances(self, config: "SdkModule", ipus_per_replica: int, selects_device: bool) -> None:
+        """Tells an ``IPUConfig``, not yet applied, of the other instances, and which IPUs are this one's."""
+        import popdist.tensorflow
+
+        popdist.tensorflow.set_ipu_config(
+            config, ipus_per_replica=ipus_per_replica, configure_device=selects_device
+        )
+
+    def sum_over_instances(self, values: np.ndarray) -> np.ndarray:
+        """The sum over instances of an array, on the host."""
+        import tensorflow as tf
+        from tensorflow.python.ipu import distributed
+
+        with tf.device("/CPU:0"):
+            own = tf.constant(values)
+            if hasattr(distributed, "Sum"):  # 3.0: over Horovod
+                return distributed.allreduce(own, op=distributed.Sum).numpy()
+            return distributed.allreduce(own, tf.distribute.ReduceOp.SUM).numpy()
+
+    def popdist_strategy(self) -> "Type[SdkModule]":
+        """The class ``PopDistStrategy``; the package does not bind it, only its module."""
+        from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+
+        return PopDistStrategy
+
+
+def load_api() -> Api:
+    """Imports the SDK.
+
+    Raises:
+        MissingError: the SDK is not enabled, or this is not its Python, NumPy, TensorFlow or Keras.
+    """
+    with poplar_errors():
+        # A bare ``import keras`` lacks optimizers on Keras 2.6; ``tensorflow.keras`` has ``ipu`` too.
+        from ipu_tensorflow_addons.keras import layers
+        from tensorflow import keras
+        from tensorflow.python import ipu
+
+        keras_ipu = keras.ipu
+    return Api(ipu, keras_ipu, layers, hasattr(keras_ipu, "ReplicatedMetricReductionMethod"))
+
+
+_START = re.compile(r"^Compiling module (?P<module>.+):$")
+_UPDATE = re.compile(
+    r"\[[# ]{50}\] (?P<percent>\d{1,3})% (?:Step: )?(?P<stage>[A-Za-z-]+(?: [A-Za-z-]+)*) "
+    r"\[Elapsed: (?P<h>\d{2,}):(?P<m>\d{2}):(?P<s>\d{2})\.(?P<d>\d)\]"
+)
+FINISHED = "Compilation Finished"
+
+
+@dataclass
+class CompiledModule:
+    """One program: seconds in each stage, in order; ``finished`` if the bar reached its end."""
+
+    name: str
+    stages_s: Dict[str, float] = field(default_factory=dict)
+    total_s: float = 0.0
+    finished: bool = False
+
+
+def parse_progress(text: str) -> List[CompiledModule]:
+    """The programs that a text of the driver tells of; other lines are passed over.
+
+    A stage lasts from its first update to the first one of the next.
+    """
+    modules: List[CompiledModule] = []
+    stage, began_s = "", 0.0
+    for line in re.split(r"[\r\n]+", text):
+        start = _START.match(line.strip())
+        if start is not None:
+            modules.append(CompiledModule(start.group("module")))
+            stage, began_s = "", 0.0
+            continue
+        update = _UPDATE.search(line)
+        if update is None or not modules:
+            continue
+        module = modules[-1]
+        hours, minutes, seconds, tenths = (int(update.group(k)) for k in "hmsd")
+        now_s = 3600 * hours + 60 * minutes + seconds + tenths / 10
+        if update.group("stage") != stage:
+            if stage:
+                module.stages_s[stage] = module.stages_s.get(stage, 0.0) + now_s - began_s
+            stage, began_s = update.group("stage"), now_s if stage else 0.0
+        module.total_s = now_s
+        if stage == FINISHED:
+            module.finished = True
+        else:
+            module.stages_s.setdefault(stage, 0.0)
+    for module in modules:
+        # The last stage of a program that did not finish ends with its last update.
+        if not module.finished and module.stages_s:
+            last = list(module.stages_s)[-1]
+            module.stages_s[last] = module.total_s - sum(v for k, v in module.stages_s.items() if k != last)
+        module.stages_s.pop(FINISHED, None)
+    return modules
+
+
+@contextlib.contextmanager
+def captured_stdout() -> Iterator[List[bytes]]:
+    """Takes what C++ prints on stdout; a terminal's stderr sees it, as compiling takes minutes.
+
+    Yields:
+        A list that holds the bytes once the context has ended.
+    """
+    found: List[bytes] = []
+    try:
+        sys.stdout.flush()
+        reading, writing = os.pipe()
+        saved = os.dup(1)
+    except (OSError, ValueError):
+        yield found
+        return
+    show = sys.stderr is not None and sys.stderr.isatty()
+
+    def drain() -> None:
+        while True:
+            part = os.read(reading, 65536)
+            if not part:
+                return
+            found.append(part)
+            if show:
+                os.write(2, part)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    os.dup2(writing, 1)
+    os.close(writing)
+    try:
+        yield found
+    finally:
+        with contextlib.suppress(ValueError, OSError):
+            sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+        thread.join(timeout=10)
+        os.close(reading)
+
+
+class Preprocessing(NamedTuple):
+    """Preprocessing on the IPU.
+
+    Attributes:
+        affine: what is done to each channel.
+        fused: the SDK's operation that does it in one step, or None.
+        transfer: type of the images on the way to the IPU.
+    """
+
+    affine: "ChannelAffine"
+    fused: Optional[Callable[..., "Tensor"]]
+    transfer: str
 
 
 class Device:
@@ -23,7 +232,7 @@ class Device:
         api: the SDK's modules.
         instances: of this process among those of ``poprun``.
         num_ipus: of this process; 0 before :meth:`configure`.
-        preprocess: (``ChannelAffine``, fused operation or None, transfer type) of preprocessing on the IPU, or None.
+        preprocess: on the IPU; None: on the host.
         compiled: every program that was compiled so far.
         would_fit: what to suggest when memory runs out; see ``ErrorContext``.
     """
@@ -32,17 +241,17 @@ class Device:
         self.api, self.instances = api, instances
         self.num_ipus = 0
         self.compiled: List[CompiledModule] = []
-        self.preprocess: Optional[Tuple[Any, Any, str]] = None
+        self.preprocess: Optional[Preprocessing] = None
         self.would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
-        self._strategy: Any = None
+        self._strategy: SdkModule = None
         self._fp_exceptions = False
 
-    def configure(self, num_ipus: int, config: Any, program: Any) -> None:
+    def configure(self, num_ipus: int, config: RunConfig, program: Optional[Program]) -> None:
         """Applies the system's configuration, and makes the strategy.
 
         Args:
             num_ipus: of this process.
-            config: ``RunConfig``.
+            config: the options of the run.
             program: to be trained, or None.
 
         Raises:
@@ -101,26 +310,49 @@ class Device:
             modules += parse_progress(b"".join(printed).decode("utf-8", "replace"))
             self.compiled += modules
 
-    def _errors(self, training: bool) -> Any:
+    def _errors(self, training: bool) -> ContextManager[None]:
         return poplar_errors(ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit))
 
     def reset_seed(self, seed: int) -> None:
         """Seeds the IPUs' random numbers."""
         self.api.ipu.utils.reset_ipu_seed(int(seed))
 
-    def mean_over_replicas(self, value: Any) -> Any:
+    def mean_over_replicas(self, value: "Tensor") -> "Tensor":
         """The mean of a tensor over replicas, on the IPUs."""
         return self.api.ipu.cross_replica_ops.cross_replica_mean(value)
 
-    def mean_over_instances(self, values: Sequence[float]) -> Any:
+    def mean_over_instances(self, values: Sequence[float]) -> np.ndarray:
         """float64 means over the instances of ``poprun`` of some numbers, the same on each of them.
 
         Every instance has to call this at the same places.  NaN on one is NaN on all.
         """
-        own: Any = np.asarray(values, np.float64)
+        own: np.ndarray = np.asarray(values, np.float64)
         if self.instances.count == 1:
             return own
         # 32 bits, as TensorFlow's numbers are here; what is averaged was computed in no more.
         with self._errors(training=True):
             together = self.api.sum_over_instances(own.astype(np.float32))
         return np.asarray(together, np.float64) / self.instances.count
+
+
+def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
+    """Refuses a named device of another size than the program's; ask once the system is configured.
+
+    The SDK divides a device by the IPUs of a replica, and would train with other replicas than the program says
+    (keras/ipu of SDK 3.4: ``get_num_of_ipus_in_device`` // shards).
+
+    Args:
+        select_ipu: ``--select-ipu``; None: the SDK found a device of the right size.
+        num_ipus: of the program.
+
+    Raises:
+        ConfigurationError: naming both numbers.
+    """
+    if select_ipu is None:
+        return
+    found = int(api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
+    if found != num_ipus:
+        raise ConfigurationError(
+            f"--select-ipu {select_ipu}: that device has {found} IPU(s), and {num_ipus} are needed",
+            f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
+        )

@@ -1,13 +1,383 @@
-"""Errors of the Poplar SDK's TensorFlow as errors of this program; which ones are known is in ``error_cases``."""
+"""Errors of the Poplar SDK's TensorFlow as errors of this program: by class and text, and what to tell the user.
+
+Every Poplar error that the driver catches arrives as an InternalError "[Poplar][<phase>] <type>: <text>"
+(driver/tools/poplar_util.cc of graphcore/tensorflow r2.6, SDK 3.4, where the other texts stand as well).  Nothing here
+imports TensorFlow: classes are compared by name.
+"""
 
 import contextlib
 import re
-from typing import Iterator, Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Callable, Dict, Iterator, Optional, Tuple, Type
 
-from ipucnn.errors import UserError
-from ipucnn.sessions.poplar.error_cases import CASES, Case, ErrorContext, Match
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, MissingError, UserError
 
 __all__ = ["CASES", "Case", "ErrorContext", "poplar_errors", "recognise", "translate", "translate_output"]
+
+_DOCTOR = "ipucnn doctor --device ipu says what is here"
+
+
+@dataclass
+class ErrorContext:
+    """What the caller knows that makes a hint better.
+
+    Attributes:
+        training: the gradient accumulation count is the depth of a pipeline; else the steps per execution are.
+        num_ipus: the program asked for; 0: unknown.
+        fp_exceptions: floating-point exceptions are switched on.
+        would_fit: called with how many times the memory there is was needed (None where the message does not say);
+            returns what would fit, see ``planning.smallest_change``.  Called only when memory ran out.
+    """
+
+    training: bool = True
+    num_ipus: int = 0
+    fp_exceptions: bool = False
+    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that goes wrong.
+
+    Attributes:
+        name: of the case, for tests and reports.
+        classes: names of the exception's class or of a base of it; empty for what only stands on stderr, as the
+            process aborts.
+        pattern: searched for in the text.
+        make: the error for the user.
+    """
+
+    name: str
+    classes: Tuple[str, ...]
+    pattern: str
+    make: Callable[["Match", ErrorContext], UserError] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a case's pattern was found.
+
+    Attributes:
+        groups: named groups of the pattern.
+        text: the whole message.
+        rest: the line from the end of the pattern on: what Poplar adds.
+    """
+
+    groups: Dict[str, str]
+    text: str
+    rest: str
+
+
+_INTERNAL = ("InternalError", "UnknownError")
+# Facts say that memory is always an InternalError; a build that reports it as what it is should not end in a traceback.
+_MEMORY = (*_INTERNAL, "ResourceExhaustedError")
+
+
+def _out_of_memory(match: Match, context: ErrorContext) -> UserError:
+    overuse = None
+    message = "the program does not fit in the memory of an IPU"
+    found = re.search(r"on tile (\d+): (\d+) bytes used but tiles only have (\d+) bytes", match.text)
+    if found is not None:
+        tile, used, limit = (int(number) for number in found.groups())
+        overuse = used / limit
+        message += f": tile {tile} needs {used:,} bytes and has {limit:,}"
+    hint = context.would_fit(overuse) if context.would_fit is not None else None
+    return InfeasibleError(
+        message,
+        hint
+        or "use a smaller --micro-batch-size, --recomputation or more stages; `ipucnn plan-splits MODEL` says "
+        "what is predicted to fit",
+    )
+
+
+def _invalid_option(match: Match, context: ErrorContext) -> UserError:
+    return ConfigurationError(
+        f"Poplar refuses an option: {match.rest or 'its message names none'}",
+        "correct --available-memory-proportion, the other options of the IPU, or POPLAR_ENGINE_OPTIONS",
+    )
+
+
+def _depth(match: Match, context: ErrorContext) -> UserError:
+    option, name = ("--gradient-accumulation-count", "accumulated micro-batches")
+    if not context.training:
+        option, name = "--steps-per-execution", "micro-batches of an execution"
+    if "base" not in match.groups:
+        return ConfigurationError(
+            "the number of micro-batches does not fill the pipeline a whole number of times",
+            f"make {option} a multiple of twice the number of stages",
+        )
+    base, given = int(match.groups["base"]), match.groups.get("given")
+    count = f"{given} {name}" if given else f"the {name}"
+    if match.groups["kind"] == "at least":
+        return ConfigurationError(
+            f"{count} are too few for the pipeline, which needs {base}", f"{option} {base}"
+        )
+    legal = sorted({max(base, int(given or 0) // base * base), -(-int(given or 0) // base) * base} - {0})
+    return ConfigurationError(
+        f"{count} are not a multiple of the {base} that the pipeline needs",
+        f"use {option} {' or '.join(map(str, legal))}",
+    )
+
+
+def _device_exception(match: Match, context: ErrorContext) -> UserError:
+    message = "the program on the IPU stopped with an exception"
+    message += f": {match.rest}" if match.rest else ""
+    if context.fp_exceptions:
+        return ConfigurationError(
+            message,
+            "with --fp-exceptions it stops at the first value that is not finite: lower --loss-scaling "
+            "or the learning rate",
+        )
+    return ConfigurationError(
+        message,
+        "an index out of range (a label that is no class) does this; the IPU is reset before the next run",
+    )
+
+
+_RESETS = {
+    "IPU_RESET": "run it again: the IPU is reset first; if it comes back, run gc-reset",
+    "LINK_RESET": "reset the links (gc-reset), or the partition: vipu reset partition NAME",
+    "PARTITION_RESET": "reset the partition: vipu reset partition NAME",
+    "FULL_RESET": "the machine has to be power-cycled: tell its administrator",
+}
+
+
+def _hardware_fault(match: Match, context: ErrorContext) -> UserError:
+    action = match.groups["action"]
+    return MissingError(
+        f"the IPUs or their links failed, and ask for {action}",
+        f"{_RESETS[action]}; `ipucnn train --resume` goes on from the last checkpoint",
+    )
+
+
+def _no_match(match: Match, context: ErrorContext) -> UserError:
+    wanted = f" of {context.num_ipus} IPUs" if context.num_ipus else ""
+    return MissingError(f"no device{wanted} matches what was asked for", _DOCTOR)
+
+
+def _busy(match: Match, context: ErrorContext) -> UserError:
+    wanted = f"{context.num_ipus} IPUs" if context.num_ipus else "IPUs"
+    return MissingError(
+        f"no free device of {wanted}: others use them",
+        "gc-monitor shows who does; wait, or use --on-demand, which waits for them",
+    )
+
+
+def _unsupported(match: Match, context: ErrorContext) -> UserError:
+    operations = list(dict.fromkeys(re.findall(r"(\w+) \(No registered", match.text)))
+    named = f" {', '.join(operations)}" if operations else ""
+    return ConfigurationError(
+        f"IPUs do not know the TensorFlow operation(s){named}",
+        "use another layer or optimizer, or do this on the host: --device cpu",
+    )
+
+
+def _says(kind: Type[UserError], message: str, hint: str) -> Callable[[Match, ErrorContext], UserError]:
+    """Makes an error that is the same every time, but for what the groups of the pattern found: ``{group}``."""
+    return lambda match, context: kind(message.format(**match.groups), hint.format(**match.groups))
+
+
+_not_enabled = _says(
+    MissingError,
+    "the Poplar SDK is not enabled in this shell: {what} is not found",
+    "type: source PATH/TO/poplar_sdk-*/enable",
+)
+_IMPORT = ("ImportError", "OSError")
+
+# The order counts: the first that matches is taken.
+CASES: Tuple[Case, ...] = (
+    # Serious things first; a message may quote another.
+    Case("out of memory", _MEMORY, r"\[Poplar\]\[[^\]]*\]\s*graph_memory_allocation_error", _out_of_memory),
+    Case(
+        "out of memory on a tile",
+        _MEMORY,
+        r"Out of memory on tile \d+: \d+ bytes used but tiles only have \d+ bytes of memory"
+        r"|Out of memory: Cannot fit all variable data onto one or more tiles",
+        _out_of_memory,
+    ),
+    Case("invalid option", _INTERNAL, r"\[Poplar\].*invalid_option:?", _invalid_option),
+    Case("pipeline depth on the device", _INTERNAL, r"Pipeline depth is invalid", _depth),
+    Case(
+        "device exception",
+        _INTERNAL,
+        r"\[Poplar\]\[Execute engine\] application_runtime_error:( \[Recovery action: IPU_RESET\])?",
+        _device_exception,
+    ),
+    Case(
+        "hardware fault",
+        _INTERNAL,
+        r"recoverable_runtime_error: \[Recovery action: "
+        r"(?P<action>IPU_RESET|LINK_RESET|PARTITION_RESET|FULL_RESET)\]",
+        _hardware_fault,
+    ),
+    Case(
+        "no IPU hardware",
+        ("InvalidArgumentError",),
+        r"Target configuration failed: model disabled and no hardware IPU found",
+        _says(MissingError, "no IPU is visible to this process", _DOCTOR),
+    ),
+    Case(
+        "no device of that many IPUs",
+        ("FailedPreconditionError",),
+        r"Unsupported number of IPUs requested - could not find an IPU device with (?P<ipus>\d+) IPUs",
+        _says(
+            MissingError,
+            "there is no device of {ipus} IPUs here",
+            "use fewer replicas (evaluate: --validation-num-replicas) or stages, or a larger partition; "
+            + _DOCTOR,
+        ),
+    ),
+    Case(
+        "device busy",
+        ("InternalError",),
+        r"Could not find an available device for TensorFlow virtual device",
+        _busy,
+    ),
+    Case(
+        "waited for a device",
+        ("InternalError",),
+        r"Timed out trying to find an available device",
+        _says(
+            MissingError,
+            "no IPUs became free in the time that --on-demand waits",
+            "gc-monitor shows who uses them; TF_POPLAR_FLAGS=--on_demand_device_timeout=MILLISECONDS waits longer",
+        ),
+    ),
+    Case(
+        "no matching device",
+        ("InvalidArgumentError",),
+        r"No device matches the requested configuration",
+        _no_match,
+    ),
+    Case(
+        "driver closed",
+        ("InternalError",),
+        r"Unable to open Poplar device",
+        _says(MissingError, "the IPU driver cannot be opened", f"is its service running? {_DOCTOR}"),
+    ),
+    Case(
+        "no cache for compiling alone",
+        ("FailedPreconditionError",),
+        r"'executable_cache_path' in 'TF_POPLAR_FLAGS' has not been set",
+        _says(
+            ConfigurationError,
+            "compiling without IPUs needs a folder for what is compiled",
+            "export TF_POPLAR_FLAGS=--executable_cache_path=FOLDER",
+        ),
+    ),
+    Case(
+        "pipeline depth",
+        ("FailedPreconditionError",),
+        r"The number of iterations of the pipeline must be (?P<kind>a multiple of|at least) (?P<base>\d+)"
+        r"(, but it is (?P<given>\d+))?",
+        _depth,
+    ),
+    Case(
+        "IPUs not divisible by shards",
+        ("InternalError",),
+        r"Trying to compile a graph for an IPU device with (?P<ipus>\d+) IPUs and (?P<shards>\d+) shards",
+        _says(
+            ConfigurationError,
+            "a device of {ipus} IPUs cannot be divided into replicas of {shards}",
+            "use a number of IPUs that is a multiple of {shards}: --num-replicas",
+        ),
+    ),
+    Case(
+        "distributed batch norm group",
+        ("InternalError",),
+        r"must be divisible by distributed_batch_norm_replica_group_size",
+        _says(
+            ConfigurationError,
+            "--dbn-replica-group-size does not divide the number of replicas",
+            "use a divisor of --num-replicas, or 1",
+        ),
+    ),
+    Case(
+        "unsupported feed",
+        ("FailedPreconditionError",),
+        r"Unsupported datatype (?P<dtype>\w+) on index (?P<index>\d+) of feed operation",
+        _says(
+            DataError,
+            "IPUs take no {dtype} data (component {index} of the data set)",
+            "the types they take are int32, float32, float16, bool, int8 and uint8",
+        ),
+    ),
+    Case(
+        "NaN constant",
+        ("FailedPreconditionError",),
+        r"Detected a NaN constant instruction",
+        _says(
+            ConfigurationError,
+            "the network has a constant that is not a number",
+            "look for it in the weights or the data that it starts from; TF_POPLAR_FLAGS=--allow_nans lets it pass",
+        ),
+    ),
+    # XLA's own text (tf2xla/xla_compiler.cc); what TensorFlow says of the CPU's XLA differs in the device's name.
+    Case(
+        "unsupported operation",
+        ("InvalidArgumentError", "UnimplementedError"),
+        r"[Dd]etected unsupported operations when trying to compile graph .* on XLA_IPU",
+        _unsupported,
+    ),
+    Case(
+        "SDK not enabled: libraries",
+        _IMPORT,
+        r"(?P<what>lib(?:pop|gcl|gcipuinfo|pva|pvti)[\w.+-]*): cannot open shared object file",
+        _not_enabled,
+    ),
+    Case(
+        "SDK not enabled: modules",
+        ("ImportError",),
+        r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b",
+        _not_enabled,
+    ),
+    Case(
+        "not the SDK's TensorFlow",
+        ("ImportError",),
+        r"(?:No module named '|cannot import name ')"
+        r"(?P<what>tensorflow\.python\.ipu|tensorflow\.compiler\.plugin\.poplar|keras\.ipu|ipu_tensorflow_addons|ipu\b)",
+        _says(
+            MissingError,
+            "this is not the Poplar SDK's TensorFlow and Keras: {what} is missing",
+            "install the SDK's tensorflow, keras and ipu_tensorflow_addons wheels (docs/ipu.md)",
+        ),
+    ),
+    Case(
+        "wrong NumPy",
+        ("ImportError", "RuntimeError", "ValueError", "AttributeError"),
+        r"module compiled against (?:API|ABI) version 0x\w+ but this version of numpy is"
+        r"|numpy\.\w+ size changed, may indicate binary incompatibility"
+        r"|numpy\.core\.\w+ failed to import"
+        r"|module 'numpy' has no attribute '(?:bool|int|float|object|str|typeDict|complex)'",
+        _says(
+            MissingError,
+            "this NumPy is not the one that the Poplar SDK's TensorFlow was built with",
+            "python -m pip install 'numpy==1.19.5'",
+        ),
+    ),
+    Case(
+        "wrong Python",
+        _IMPORT,
+        r"Python version mismatch: module was compiled for Python 3\.8, but the interpreter version is"
+        r"|undefined symbol: _?Py\w+",
+        _says(
+            MissingError,
+            "the Poplar SDK's TensorFlow is built for Python 3.8, and this is another Python",
+            "make the environment with it: python3.8 -m venv ENV (docs/ipu.md)",
+        ),
+    ),
+    # What follows ends the process with SIGABRT and a line on stderr.
+    Case(
+        "data set failed on the device",
+        (),
+        r"An infeed dataset iterator has failed with status|Infeed dataset iterator out of range",
+        _says(
+            DataError,
+            "the data set failed or ended while the IPUs were running, which ends the process",
+            "`ipucnn train --device cpu` shows the error itself",
+        ),
+    ),
+)
 
 
 def recognise(text: str, classes: Tuple[str, ...]) -> Optional[Tuple[Case, Match]]:

@@ -1,11 +1,17 @@
-"""Logits from IPUs: a model without training, for batches of any number of samples."""
+"""Forward passes without training on IPUs: logits of batches of any number of samples, and batch norm's statistics."""
 
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.compat import KerasModel, Tensor, TfDataset, TfVariable
+from ipucnn.config.options import RunConfig
+from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.model import DeviceModel, copy_weights
+from ipucnn.sessions.poplar.training import training_batches, transfer_type
+from ipucnn.sessions.session import Batch
+from ipucnn.training.program import Program
 
 # What one execution should have at least: starting one takes as long as some hundreds of small images.
 _SAMPLES = 1024
@@ -32,12 +38,12 @@ class Predictor:
 
     def __init__(
         self,
-        device: Any,
+        device: Device,
         build: Callable[[int], DeviceModel],
         micro_batch_size: int,
         num_replicas: int,
-        prepare: Optional[Callable[[Any], None]] = None,
-        program: Any = None,
+        prepare: Optional[Callable[[KerasModel], None]] = None,
+        program: Optional[Program] = None,
     ) -> None:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
@@ -49,17 +55,17 @@ class Predictor:
                 prepare(self._made.model)
         self._largest = self._largest_steps()
 
-    def take_weights(self, weights: Mapping[str, Any]) -> None:
+    def take_weights(self, weights: Mapping[str, TfVariable]) -> None:
         """Copies weights from another model."""
         copy_weights(weights, self._made.weights)
 
-    def logits(self, batches: Iterable[Tuple[Any, ...]]) -> Iterator[Tuple[Tuple[Any, ...], Any]]:
+    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Each batch with its float32 logits [n, ...], in order; some batches are taken ahead.
 
         Args:
             batches: tuples that begin with images [n, height, width, channels].
         """
-        held: List[Tuple[Any, ...]] = []
+        held: List[Batch] = []
         waiting = 0
         for batch in batches:
             held.append(batch)
@@ -70,7 +76,7 @@ class Predictor:
         if held:
             yield from zip(held, self._run([b[0] for b in held]))
 
-    def _run(self, parts: List[Any]) -> List[Any]:
+    def _run(self, parts: List[Tensor]) -> List[np.ndarray]:
         """The logits of some batches of images."""
         images = np.concatenate([np.asarray(part) for part in parts])
         dtype = tf.as_dtype(self._made.model.inputs[0].dtype).as_numpy_dtype
@@ -86,7 +92,7 @@ class Predictor:
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             found.append(np.asarray(logits, np.float32)[: len(part)])
-        ends: Any = np.cumsum([len(part) for part in parts])[:-1]
+        ends: np.ndarray = np.cumsum([len(part) for part in parts])[:-1]
         return np.split(np.concatenate(found), ends)
 
     def _choose_steps(self, count: int) -> None:
@@ -109,8 +115,61 @@ class Predictor:
         return -(-steps // self._depth) * self._depth
 
 
-def _depth(program: Any) -> int:
+def _depth(program: Optional[Program]) -> int:
     """What the micro-batches of an execution must be a multiple of: a pipeline is filled once per stage."""
     if program is None or program.pipeline_schedule == "Sequential":
         return 1
     return int(program.num_stages)
+
+
+_MOVING = ("moving_mean", "moving_variance")
+
+
+class StatisticsNetwork:
+    """Batch norm's statistics over training batches, by a forward pass that returns those of each micro-batch.
+
+    It is the network of a training run, with statistics as outputs.
+
+    Args:
+        device: where.
+        config: the options that only IPUs act on.
+        program: whose batches are taken.
+        build: makes the model, options that the SDK wants included; called inside the scope.
+        num_updates: weight updates whose batches are taken.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        config: RunConfig,
+        program: Program,
+        build: Callable[[], DeviceModel],
+        num_updates: int,
+    ) -> None:
+        self._device, self._config, self._program = device, config, program
+        self._steps = num_updates * program.gradient_accumulation_count
+        with device.scope():
+            self._made = build()
+            self._made.model.compile(steps_per_execution=self._steps)
+
+    def measure(self, weights: Mapping[str, TfVariable], dataset: TfDataset) -> Dict[str, np.ndarray]:
+        """float32 [channels] of each ``<layer>/moving_mean`` and ``/moving_variance``: means over all micro-batches.
+
+        Args:
+            weights: to be used.
+            dataset: training batches of this instance.
+        """
+        p, made, instances = self._program, self._made, self._device.instances
+        copy_weights(weights, made.weights)
+        transfer = transfer_type(self._config, self._device.preprocess)
+        batches = training_batches(dataset, p, 0, made.takes_seeds, transfer, instances)
+        inputs = batches.map(lambda images, *rest: (images,))
+        with self._device.running(training=False):
+            found = made.model.predict(
+                inputs, steps=self._steps * (p.num_replicas // instances.count), verbose=0
+            )
+        means = [np.asarray(values, np.float64).mean(axis=0) for values in found[: 2 * len(made.norms)]]
+        sizes: np.ndarray = np.cumsum([len(values) for values in means])[:-1]
+        together = self._device.mean_over_instances(np.concatenate(means))
+        names = [f"{norm}/{moving}" for norm in made.norms for moving in _MOVING]
+        return {name: part.astype(np.float32) for name, part in zip(names, np.split(together, sizes))}

@@ -6,20 +6,158 @@ so the network is read as a blueprint and built again, with a fixed micro-batch:
 - batch norm becomes Keras' own, which Poplar's library computes in one piece (on Keras 2; see ``_batch_norm``);
 - group norm and dropout become those of ``ipu_tensorflow_addons``;
 - depthwise convolutions become Keras' own: what makes them fast on a CPU has no place on an IPU.
+
+Some layers only a model on IPUs has: seeded dropout, preprocessing, batch statistics as outputs.  Last, each layer is
+given the stage of the pipeline in which it runs.
 """
 
+import zlib
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
+import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.compat import KERAS_3, tf_variable
+from ipucnn.compat import KERAS_3, KerasLayer, KerasModel, Tensor, TfVariable, tf_variable
 from ipucnn.models import layers as ours
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
 from ipucnn.models.names import INPUT_NAME, named_weights
-from ipucnn.sessions.poplar.layers import SEEDS_NAME, BatchStatistics, Preprocess, SeededDropout
+from ipucnn.sessions.poplar.device import Api, Preprocessing
 
+if TYPE_CHECKING:
+    from ipucnn.datasets.preprocessing import ChannelAffine
+
+SEEDS_NAME = "micro_batch_seeds"
 TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"
+
+
+class SeededDropout(keras.layers.Layer):
+    """The masks of ``ipucnn.models.layers.Dropout``, with the micro-batch's seeds as a second input.
+
+    Inside ``fit`` nobody says which micro-batch is under way, so that comes with the data.  The host draws the same
+    masks: the layer's name and the micro-batch's number are the seed.
+
+    Args:
+        rate: probability of zeroing.
+        noise_shape: as for the host's layer.
+        micro_batch_size: samples of a micro-batch; the input may hold several, as in distributed batch norm.
+        always: drop outside of training, too (for the statistics of a training forward pass).
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        noise_shape: Optional[Sequence[Optional[int]]],
+        micro_batch_size: int,
+        always: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.rate = float(rate)
+        self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+        self.micro_batch_size = int(micro_batch_size)
+        self.always = bool(always)
+
+    def call(self, inputs: Sequence[Tensor], training: Optional[bool] = None) -> Tensor:
+        x, seeds = inputs
+        if not (training or self.always) or self.rate == 0:
+            return x
+        size = self.micro_batch_size
+        parts = (x.shape[0] or size) // size
+        wanted = self.noise_shape or (None,) * len(x.shape)
+        shape = [size if wanted[0] is None else wanted[0]]
+        shape += [int(x.shape[i]) if n is None else n for i, n in enumerate(wanted) if i]
+        # The first draw of this layer in a micro-batch; see ipucnn.models.layers.Dropout.
+        own = zlib.crc32(f"{self.name}/0".encode()) & 0x7FFFFFFF
+        drawn = []
+        for part in range(parts):
+            seed = seeds[part * size] + tf.constant([own, 0], tf.int32)
+            noise = tf.random.stateless_uniform(shape, seed=seed)
+            drawn.append(tf.repeat(noise, size // shape[0], axis=0) if shape[0] != size else noise)
+        noise = tf.concat(drawn, axis=0) if parts > 1 else drawn[0]
+        keep = tf.cast(noise >= self.rate, x.dtype)
+        return x * (keep * tf.cast(1.0 / (1.0 - self.rate), x.dtype))
+
+    def compute_output_shape(self, input_shape: Sequence[Sequence[int]]) -> Sequence[int]:
+        return input_shape[0]
+
+    def get_config(self) -> Dict[str, Any]:
+        own = {"rate": self.rate, "noise_shape": self.noise_shape}
+        own.update(micro_batch_size=self.micro_batch_size, always=self.always)
+        return {**super().get_config(), **own}
+
+
+class Preprocess(keras.layers.Layer):
+    """The network's input range from pixels 0 to 255, on the IPU.
+
+    Args:
+        affine: what is done to each channel.
+        fused: ``ipu.image_ops.normalise_image``, which does it in one operation; or None.
+        compute: type of the result.
+    """
+
+    def __init__(
+        self, affine: "ChannelAffine", fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._affine, self._fused, self._compute = affine, fused, compute
+
+    def call(self, inputs: Tensor) -> Tensor:
+        affine = self._affine
+        if self._fused is not None:
+            offsets = tf.constant(affine.offsets, self._compute)
+            factors = tf.constant(affine.factors, self._compute)
+            # The operation pads three channels to four, and makes 16 bits of 8.
+            return tf.cast(self._fused(inputs, offsets, factors, affine.scale)[..., :3], self._compute)
+        images = tf.cast(inputs, tf.float32)
+        if affine.reverse:
+            images = tf.reverse(images, axis=[-1])
+        images = (images * affine.scale - tf.constant(affine.offsets)) * tf.constant(affine.factors)
+        return tf.cast(images, self._compute)
+
+    def compute_output_shape(self, input_shape: Sequence[int]) -> Sequence[int]:
+        return input_shape
+
+
+class BatchStatistics(keras.layers.Layer):
+    """Batch norm by the statistics of its input, which it returns too: (normalised, mean, variance).
+
+    Mean and unbiased variance are float32 (1, channels), so that ``predict`` stacks those of all micro-batches.
+    """
+
+    def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
+
+    def build(self, input_shape: Sequence[int]) -> None:
+        channels = (int(input_shape[-1]),)
+        self.gamma = self.add_weight(name="gamma", shape=channels, initializer="ones") if self.scale else None
+        self.beta = self.add_weight(name="beta", shape=channels, initializer="zeros") if self.center else None
+        super().build(input_shape)
+
+    def call(self, inputs: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        x = tf.cast(inputs, tf.float32)
+        axes = list(range(len(x.shape) - 1))
+        mean, variance = tf.nn.moments(x, axes)
+        factor = tf.math.rsqrt(variance + self.epsilon)
+        if self.gamma is not None:
+            factor = factor * tf.cast(tf.convert_to_tensor(self.gamma), tf.float32)
+        offset = -mean * factor
+        if self.beta is not None:
+            offset = offset + tf.cast(tf.convert_to_tensor(self.beta), tf.float32)
+        count = 1.0
+        for axis in axes:
+            count *= float(x.shape[axis])
+        unbiased = variance * (count / max(count - 1.0, 1.0))
+        return tf.cast(x * factor + offset, inputs.dtype), mean[None], unbiased[None]
+
+    def compute_output_shape(self, input_shape: Sequence[int]) -> Tuple[Sequence[int], ...]:
+        channels = input_shape[-1]
+        return input_shape, (1, channels), (1, channels)
+
+    def get_config(self) -> Dict[str, Any]:
+        own = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
+        return {**super().get_config(), **own}
 
 
 @dataclass(frozen=True)
@@ -32,14 +170,14 @@ class Shape:
             statistics).
         precision: "16.16", "16.32" or "32.32".
         stateless_dropout: masks as on the host; else the IPU's own generator.
-        preprocess: (affine, fused, transfer type) of a :class:`Preprocess` layer, or None.
+        preprocess: on the IPU, by a :class:`Preprocess` layer; None: on the host.
     """
 
     micro_batch_size: int
     purpose: str
     precision: str = "32.32"
     stateless_dropout: bool = False
-    preprocess: Optional[Tuple[Any, Any, str]] = None
+    preprocess: Optional[Preprocessing] = None
 
 
 @dataclass
@@ -52,8 +190,8 @@ class DeviceModel:
         norms: names of the batch norms, in the order of a STATISTICS model's outputs (mean, variance of each).
     """
 
-    model: Any
-    weights: Dict[str, Any]
+    model: KerasModel
+    weights: Dict[str, TfVariable]
     takes_seeds: bool
     norms: List[str] = field(default_factory=list)
 
@@ -75,7 +213,7 @@ def _policy(precision: str) -> Any:
     return compute_type(precision)
 
 
-def _batch_norm(config: Mapping[str, Any], common: Dict[str, Any]) -> Any:
+def _batch_norm(config: Mapping[str, Any], common: Dict[str, Any]) -> KerasLayer:
     own = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
     if KERAS_3 and common["dtype"] == "float32":
         # Keras 3 moves its variance by the biased estimate; the SDK, which never has Keras 3, by the unbiased one.
@@ -83,23 +221,24 @@ def _batch_norm(config: Mapping[str, Any], common: Dict[str, Any]) -> Any:
     return keras.layers.BatchNormalization(**own, **common)
 
 
-def _plain(layer_class: Any, step: Step, common: Dict[str, Any]) -> Any:
+def _plain(layer_class: Optional[Type[KerasLayer]], step: Step, common: Dict[str, Any]) -> KerasLayer:
     """Any other layer.  Its initial weights do not count: the network's are copied."""
     config = {key: "zeros" if key.endswith("_initializer") else value for key, value in step.config.items()}
     config.pop("dtype", None)
+    assert layer_class is not None  # bare operations were edited away
     return layer_class.from_config({**config, **common})
 
 
 class _Builder:
     """Builds one model; a method per kind of layer that is exchanged."""
 
-    def __init__(self, api: Any, shape: Shape) -> None:
+    def __init__(self, api: Api, shape: Shape) -> None:
         self.api, self.shape = api, shape
-        self.seeds: Any = None
-        self.statistics: List[Any] = []
+        self.seeds: Optional[Tensor] = None
+        self.statistics: List[Tensor] = []
         self.norms: List[str] = []
 
-    def layer(self, step: Step, inputs: Any) -> Any:
+    def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """The output of a step."""
         common = {"name": step.name, "dtype": _policy(self.shape.precision)}
         kind = step.layer_class
@@ -123,7 +262,7 @@ class _Builder:
             return _plain(keras.layers.DepthwiseConv2D, step, common)(inputs)
         return _plain(kind, step, common)(inputs)
 
-    def _normalised(self, step: Step, inputs: Any, common: Dict[str, Any]) -> Any:
+    def _normalised(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:
         self.norms.append(step.name)
         if self.shape.purpose != STATISTICS:
             return _batch_norm(step.config, common)(inputs)
@@ -132,7 +271,7 @@ class _Builder:
         self.statistics += [mean, variance]
         return output
 
-    def _dropped(self, step: Step, inputs: Any, common: Dict[str, Any]) -> Any:
+    def _dropped(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:
         rate, noise = step.config["rate"], step.config["noise_shape"]
         if self.shape.purpose == PREDICTION or rate == 0:
             return keras.layers.Activation("linear", **common)(inputs)
@@ -151,7 +290,7 @@ class _Builder:
         )
 
 
-def build_for_ipus(api: Any, network: Any, shape: Shape, name: str) -> DeviceModel:
+def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> DeviceModel:
     """Builds a network for IPUs, with its weights; call it inside the strategy's scope.
 
     Args:
@@ -191,9 +330,9 @@ def build_for_ipus(api: Any, network: Any, shape: Shape, name: str) -> DeviceMod
     return made
 
 
-def _weights(model: Any, network: Any) -> Dict[str, Any]:
+def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
     """The model's variables by the network's names; the addons' group norm is read by attribute."""
-    found: Dict[str, Any] = {}
+    found: Dict[str, TfVariable] = {}
     norms = {layer.name for layer in network.layers if isinstance(layer, ours.GroupNormalization)}
     plain = _Flat([layer for layer in model.layers if layer.name not in norms])
     found.update(named_weights(plain))
@@ -208,10 +347,10 @@ def _weights(model: Any, network: Any) -> Dict[str, Any]:
 class _Flat:
     """Some layers, as :func:`named_weights` wants them."""
 
-    layers: List[Any]
+    layers: List[KerasLayer]
 
 
-def copy_weights(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariable]) -> None:
     """Copies weights of the same names; a model for statistics lacks the moving ones."""
     for name, variable in target.items():
         value = source[name]
@@ -219,7 +358,43 @@ def copy_weights(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
         variable.assign(value.astype(variable.dtype.as_numpy_dtype))
 
 
-def layer_order(network: Any) -> List[str]:
+def layer_order(network: KerasModel) -> List[str]:
     """Names of the network's steps in order: what splits refer to."""
     blueprint: Blueprint = read_blueprint(network)
     return [step.name for step in blueprint.steps]
+
+
+def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
+    """The stage of each layer of the network: a split opens the next one.
+
+    Args:
+        order: names of the layers in the order in which they run.
+        splits: layers that open stages 1, 2, ...
+
+    Raises:
+        ValueError: a split that is no layer of the network, or out of order.
+    """
+    stages, stage = {}, 0
+    remaining = list(splits)
+    for name in order:
+        if remaining and name == remaining[0]:
+            stage += 1
+            remaining.pop(0)
+        stages[name] = stage
+    if remaining:
+        raise ValueError(f"split {remaining[0]} is no layer of the network, or out of order")
+    return stages
+
+
+def assign_stages(model: KerasModel, order: Sequence[str], splits: Sequence[str]) -> None:
+    """Tells the SDK which layer runs in which stage.
+
+    Layers that only the model on IPUs has stay with the layer before them: preprocessing opens the first stage.
+    """
+    stages = stages_by_layer(order, splits)
+    assignment = model.get_pipeline_stage_assignment()
+    stage = 0
+    for entry in assignment:
+        stage = stages.get(entry.layer.name, stage)
+        entry.pipeline_stage = stage
+    model.set_pipeline_stage_assignment(assignment)

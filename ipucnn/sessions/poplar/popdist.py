@@ -6,7 +6,7 @@ them writes checkpoints and logs.
 
 import os
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 from ipucnn.errors import ConfigurationError
 
@@ -85,33 +85,3 @@ def _number(env: Mapping[str, str], name: str, default: Optional[int]) -> int:
         return int(text)
     except ValueError:
         raise ConfigurationError(f"{_PREFIX}{name}={text!r} is no number", _HINT) from None
-
-
-def check_layout(instances: Instances, program: Any, config: Any) -> None:
-    """Refuses a Program that is not what ``poprun`` was started for.
-
-    Raises:
-        ConfigurationError: naming both numbers.
-    """
-    if not instances.is_distributed:
-        return
-    if instances.total_replicas != program.num_replicas:
-        raise ConfigurationError(
-            f"poprun has {instances.total_replicas} replica(s), the program {program.num_replicas}",
-            f"use --num-replicas {instances.total_replicas}, or poprun --num-replicas {program.num_replicas}",
-        )
-    if instances.ipus_per_replica != program.ipus_per_replica:
-        raise ConfigurationError(
-            f"poprun has {instances.ipus_per_replica} IPU(s) per replica, the program {program.ipus_per_replica}",
-            f"use poprun --ipus-per-replica {program.ipus_per_replica}",
-        )
-    if config.select_ipu is not None:
-        raise ConfigurationError(
-            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
-        )
-    if program.dbn_replica_group_size > 1 and instances.count > 1:
-        raise ConfigurationError(
-            "distributed batch norm over several instances: which replicas form a group depends on how the data is "
-            "shared out",
-            "use --dbn-replica-group-size 1, or poprun --num-instances 1",
-        )

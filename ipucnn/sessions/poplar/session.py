@@ -2,49 +2,49 @@
 
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from ipucnn.compat import KerasModel, Tensor, TfDataset
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
-from ipucnn.models.counts import count_macs
-from ipucnn.models.names import named_weights
-from ipucnn.sessions.poplar.device import Device
-from ipucnn.sessions.poplar.evaluation import Predictor
+from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
+from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
+from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
 from ipucnn.sessions.poplar.model import (
     PREDICTION,
     STATISTICS,
     TRAINING,
     DeviceModel,
     Shape,
+    assign_stages,
     build_for_ipus,
     compute_type,
     layer_order,
 )
-from ipucnn.sessions.poplar.pipelining import accumulation_options, assign_stages, pipelining_options
-from ipucnn.sessions.poplar.statistics import StatisticsNetwork
 from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.poplar.validation import check_num_ipus, check_program, evaluation_replicas
 from ipucnn.sessions.session import (
-    STATISTICS_UPDATES,
+    Batch,
     CompilationReport,
     DeviceInfo,
-    Event,
-    ExecutionFinished,
     MakeDataset,
-    NotFiniteError,
-    Progress,
     Session,
     Stopped,
+    TrainedPart,
     TrainState,
-    execution_events,
-    recomputes_statistics,
 )
+from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
+from ipucnn.training.schedules import Schedule
+
+if TYPE_CHECKING:
+    from ipucnn.datasets.preprocessing import ChannelAffine
 
 # Generation whose tiles and memory are reported; Bow has the same.
 _IPU = "mk2"
@@ -58,23 +58,26 @@ class PoplarSession(Session):
 
     Args:
         device: the SDK, its modules and this process' place among others.
-        config: ``RunConfig``: the options that only IPUs act on.
+        config: the options that only IPUs act on.
     """
 
-    def __init__(self, device: Device, config: Any) -> None:
+    _has_loss_of_each_update = False
+
+    def __init__(self, device: Device, config: RunConfig) -> None:
         self._device, self._config = device, config
         self.device = DeviceInfo("ipu", "IPU", 0, 0)
         self.state = TrainState()
         self.program: Optional[Program] = None
         self.compilation: Optional[CompilationReport] = None
-        self._network: Any = None
+        self._precision = config.precision
+        self._network: KerasModel = None
         self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
         self._statistics: Optional[StatisticsNetwork] = None
-        self._loss: Any = None
+        self._loss: Optional[LossFunction] = None
 
-    def take_preprocessing(self, affine: Any) -> bool:
-        """Whether IPUs bring images to the network's range: under 8-bit transfer or preprocessing on the accelerator.
+    def take_preprocessing(self, affine: "ChannelAffine") -> bool:
+        """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
 
         Raises:
             ConfigurationError: the SDK's fused operation cannot do this.
@@ -89,21 +92,21 @@ class PoplarSession(Session):
             )
         fused = self._device.api.ipu.image_ops.normalise_image if config.fused_preprocessing else None
         transfer = "uint8" if config.eight_bit_transfer else compute_type(config.precision)
-        self._device.preprocess = (affine, fused, transfer)
+        self._device.preprocess = Preprocessing(affine, fused, transfer)
         return True
 
     # --- building --------------------------------------------------------------------------------------
 
     def compile(
         self,
-        model: Any,
+        model: KerasModel,
         program: Program,
         optimizer: OptimizerSettings,
-        loss: Any,
-        schedule: Callable[[Any], Any],
+        loss: LossFunction,
+        schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Builds what IPUs train.  Poplar compiles it in the first execution; see ``compilation`` afterwards.
+        """Builds the network for IPUs.  Poplar compiles it in the first execution; see ``compilation`` afterwards.
 
         Raises:
             ConfigurationError: the SDK cannot run the program.
@@ -115,6 +118,7 @@ class PoplarSession(Session):
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.would_fit = self.would_fit
         self.program, self._loss, self._network = program, loss, model
+        self._schedule = schedule
         self._attach(program.num_ipus // instances.count, program)
         started = time.perf_counter()
         with self._device.scope():
@@ -148,7 +152,7 @@ class PoplarSession(Session):
             assign_stages(made.model, layer_order(self._network), p.pipeline_splits)
         return made
 
-    def _set_options(self, model: Any, training: bool) -> None:
+    def _set_options(self, model: KerasModel, training: bool) -> None:
         """The SDK's options of a model; they have to be given again to every model that is built or loaded."""
         p, config = self.program, self._config
         assert p is not None
@@ -160,28 +164,10 @@ class PoplarSession(Session):
         if training and p.num_replicas > 1 and p.num_stages == 1 and self._device.api.reduces_metrics:
             model.set_replication_options(replicated_metric_reduction_method="MEAN")
 
-    def _report(self, model: Any, trace_s: float, fused: int) -> CompilationReport:
-        from ipucnn.compat import tf_variable
-
-        weights = named_weights(model)
-        trainable = {id(tf_variable(v)) for v in model.trainable_weights}
-        sizes = {name: int(np.prod(v.shape)) for name, v in weights.items()}
-        return CompilationReport(
-            device=self.device,
-            num_layers=len(model.layers),
-            num_parameters=sum(sizes.values()),
-            num_trainable_parameters=sum(sizes[k] for k, v in weights.items() if id(v) in trainable),
-            macs_per_sample=count_macs(model),
-            num_graph_operations=0,
-            trace_s=trace_s,
-            first_update_s=0.0,
-            fused_micro_batches=fused,
-        )
-
     def compile_ahead(
-        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Any]]
+        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Batch]]
     ) -> CompilationReport:
-        """Starts the programs of training and evaluation once each, on a connection that compiles and executes nothing.
+        """Starts each program once, on a connection that compiles and executes nothing.
 
         Raises:
             InfeasibleError: the program does not fit.
@@ -200,74 +186,33 @@ class PoplarSession(Session):
 
     # --- training --------------------------------------------------------------------------------------
 
-    def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """Runs the Program from ``state`` on.  Between two events lies a whole execution; what compiles is not timed.
+    def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
+        """Runs whole executions, each on a data set of its own; the first one compiles, and is not timed."""
+        p = self.program
+        assert p is not None
+        size = p.micro_batch_size
 
-        Raises:
-            NotFiniteError: the loss is NaN or infinite; the weights are then those after that execution.
-            InfeasibleError: the program does not fit.
-        """
-        p, trained = self.program, self._trained
-        if p is None or trained is None:
-            raise RuntimeError("compile() comes before train()")
-        state, per_execution = self.state, p.weight_updates_per_execution
-        while state.weight_updates - len(state.losses) < p.num_weight_updates:
-            execution = (state.weight_updates - len(state.losses)) // per_execution
-            end = (execution + 1) * per_execution
-            busy_s, images_per_s = 0.0, 0.0
-            if state.weight_updates < end:
-                first, is_compiled = state.weight_updates, self.first_update_s > 0
-                loss, hit, spent_s = self._execute(make_dataset(first, p.micro_batch_size), end - first)
-                state.losses.extend([loss] * (end - first))
-                state.hits.extend([hit] * (end - first))
-                state.weight_updates = end
-                if is_compiled:
-                    busy_s = spent_s
-                    images_per_s = (p.samples_before(end) - p.samples_before(first)) / spent_s
-                _require_finite(loss, first, end, trained.rate(end - 1))
-                yield Progress(end, loss, hit, images_per_s)
-            finished = ExecutionFinished(
-                execution=execution,
-                weight_updates=end,
-                samples=p.samples_before(end),
-                epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": float(np.mean(state.losses)), "accuracy": float(np.mean(state.hits))},
-                learning_rate=trained.rate(end - 1),
-                wall_s=busy_s,
-                images_per_s=images_per_s,
-            )
-            yield from execution_events(p, finished)[state.events_done :]
-            state.losses, state.hits, state.events_done = [], [], 0
+        def run(end: int) -> TrainedPart:
+            first, is_compiled = self.state.weight_updates, self.first_update_s > 0
+            part = self._run(make_dataset(first, size), end - first)
+            return part if is_compiled else replace(part, timed_s=0.0)
 
-    def feed(self, dataset: Any) -> Any:
-        """The data set as it is: ``fit`` takes no iterator."""
+        return run
+
+    def feed(self, dataset: TfDataset) -> TfDataset:
+        """The data set itself, which ``fit`` wants."""
         return dataset
 
-    def execute(self, batches: Any, num_weight_updates: int) -> List[float]:
-        """Runs weight updates as one execution, whose mean loss is given once for each of them.
-
-        Raises:
-            NotFiniteError: the loss is NaN or infinite.
-        """
-        trained = self._trained
-        assert trained is not None
-        first = self.state.weight_updates
-        loss, _, _ = self._execute(batches, num_weight_updates)
-        last = first + num_weight_updates
-        self.state.weight_updates = last
-        _require_finite(loss, first, last, trained.rate(last - 1))
-        return [loss] * num_weight_updates
-
-    def _execute(self, dataset: Any, count: int) -> Tuple[float, float, float]:
-        """One execution of ``count`` weight updates from the state's position on: (loss, accuracy, seconds)."""
+    def _run(self, batches: TfDataset, num_weight_updates: int) -> TrainedPart:
+        """One execution; its mean loss and accuracy are told of each of its weight updates."""
         assert self._trained is not None
         started = time.perf_counter()
-        loss, hit, compiled = self._trained.execute(dataset, self.state.weight_updates, count)
+        loss, hit, compiled = self._trained.execute(batches, self.state.weight_updates, num_weight_updates)
         spent_s = time.perf_counter() - started
         self._note_compilation(spent_s, compiled)
-        return loss, hit, spent_s
+        return TrainedPart([loss] * num_weight_updates, [hit] * num_weight_updates, spent_s)
 
-    def _note_compilation(self, spent_s: float, modules: Sequence[Any]) -> None:
+    def _note_compilation(self, spent_s: float, modules: Sequence[CompiledModule]) -> None:
         """Keeps what the first execution's compiling took."""
         if self.first_update_s or self.compilation is None:
             return
@@ -281,25 +226,24 @@ class PoplarSession(Session):
         )
 
     def any_instance(self, flag: bool) -> bool:
-        """Whether a flag is set on any of the instances, told by its mean over them."""
+        """Whether it is set on any instance of ``poprun``: all of them have to ask."""
         return bool(self._device.mean_over_instances([float(flag)])[0] > 0)
 
-    def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """Takes the moving statistics from a forward pass over training batches on IPUs, pipelined like training."""
+    def _has_batch_norm(self) -> bool:
+        """Whether the network in training has moving statistics."""
+        return self._trained is not None and bool(self._trained.made.norms)
+
+    def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+        """A forward pass on IPUs, pipelined like training."""
         p, trained = self.program, self._trained
-        if p is None or trained is None:
-            raise RuntimeError("compile() comes before recompute_statistics()")
-        if not trained.made.norms or not recomputes_statistics(p, self._config.precision):
-            return 0
-        updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
+        assert p is not None and trained is not None
         if self._statistics is None:
             self._statistics = StatisticsNetwork(
-                self._device, self._config, p, self._build_statistics, updates
+                self._device, self._config, p, self._build_statistics, num_updates
             )
         batches = make_dataset(self.state.weight_updates, p.micro_batch_size)
         for name, value in self._statistics.measure(trained.made.weights, batches).items():
             self.state.weights[name].assign(value)
-        return updates
 
     def _build_statistics(self) -> DeviceModel:
         assert self.program is not None
@@ -309,15 +253,15 @@ class PoplarSession(Session):
 
     # --- prediction ------------------------------------------------------------------------------------
 
-    def compile_prediction(self, model: Any, batch_shape: Sequence[int]) -> CompilationReport:
-        """Builds what :meth:`predict` runs.  Poplar compiles it in the first call."""
+    def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
+        """Builds the network for IPUs.  Poplar compiles it in the first call of :meth:`predict`."""
         started = time.perf_counter()
         self.prepare_evaluation(model, None)
         self.compilation = self._report(model, time.perf_counter() - started, 1)
         return self.compilation
 
-    def prepare_evaluation(self, model: Any, loss: Any) -> None:
-        """Prepares an evaluation without a pipeline, on the IPUs that the replicas of validation need."""
+    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+        """Takes as many IPUs as the configuration's replicas of validation need; there is no pipeline."""
         config = self._config
         self._network, self._loss = model, loss
         self._device.would_fit = self.would_fit
@@ -350,19 +294,21 @@ class PoplarSession(Session):
             self._predictor.take_weights(self._trained.made.weights)
         return self._predictor
 
-    def _pipeline_validation(self, model: Any) -> None:
+    def _pipeline_validation(self, model: KerasModel) -> None:
         p = self.program
         assert p is not None
         assign_stages(model, layer_order(self._network), p.pipeline_splits)
         self._set_options(model, training=False)
 
-    def evaluate(self, dataset: Any, stop: Optional[Callable[[], bool]] = None) -> Dict[str, float]:
-        """Metrics of logits from IPUs, added up on the host; every sample of weight 1 counts exactly once.
+    def evaluate(
+        self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
+    ) -> Dict[str, float]:
+        """IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
 
         Every instance evaluates the whole data set.
         """
 
-        def unless_stopped() -> Iterator[Any]:
+        def unless_stopped() -> Iterator[Batch]:
             for batch in dataset:
                 if stop is not None and self.any_instance(stop()):
                     raise Stopped
@@ -372,22 +318,15 @@ class PoplarSession(Session):
         for (_, labels, weights), found in self.logits(unless_stopped()):
             with tf.device("/CPU:0"):
                 logits = tf.constant(found)
+                assert self._loss is not None
                 losses = self._loss(logits, labels, int(logits.shape[0]))
                 totals.add(batch_sums(logits, labels, weights, losses))
         return totals.result()
 
-    def logits(self, batches: Iterable[Tuple[Any, ...]]) -> Iterator[Tuple[Tuple[Any, ...], Any]]:
-        """Each batch with its logits, in order; several batches are one execution."""
+    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
+        """Several batches are one execution."""
         return self._validation().logits(batches)
 
-    def predict(self, dataset: Iterable[Any]) -> List[Any]:
-        """Logits of every element of a data set of images, one array per element."""
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
+        """Logits of each element; several elements are one execution."""
         return [found for _, found in self.logits((images,) for images in dataset)]
-
-
-def _require_finite(loss: float, first: int, end: int, rate: float) -> None:
-    if not np.isfinite(loss):
-        raise NotFiniteError(
-            f"the loss became {loss} in the execution of weight updates {first + 1} to {end}",
-            f"lower the learning rate (it was {rate:.4g}); checkpoints written before are kept",
-        )

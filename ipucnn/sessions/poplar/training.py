@@ -1,23 +1,327 @@
-"""A network in training on IPUs: built, configured and compiled; one execution is one ``fit`` of one epoch.
+"""A network in training on IPUs: its batches, loss and optimizer; one execution is one ``fit`` of one epoch.
 
-Its data set begins at its first weight update: data order is a pure function of the position, so nothing is lost
-between two executions, and events happen at the same places as on the host.  The SDK keeps the compiled program from
-one ``fit`` to the next.
+The data set of an execution begins at its first weight update: data order is a pure function of the position, so
+nothing is lost between two executions, and events happen at the same places as on the host.  The SDK keeps the
+compiled program from one ``fit`` to the next.
+
+- Batches are static micro-batches of int32 labels, accumulation step by accumulation step, replica by replica, as on
+  the host.
+- Loss and metrics are Keras' classes over this program's formulas.  Keras' own reductions are passed by: the loss is
+  the mean over a micro-batch, in float32, times the loss scale; the metrics are means over the samples of an execution
+  that count.
+- Optimizers are Keras' as well, so that the SDK can accumulate and offload around them.  The arithmetic is that of
+  :class:`ipucnn.training.optimizers.Optimizer`; state is kept there, by weight name, and goes into the same
+  checkpoints.  The learning rate is read from a table that is filled before each execution: every weight update of an
+  execution has its own rate, without a program of its own on the IPU.
 """
 
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import tensorflow as tf
+from tensorflow import keras
 
-from ipucnn.sessions.poplar.device import Device
-from ipucnn.sessions.poplar.feeding import training_batches, transfer_type
-from ipucnn.sessions.poplar.float32 import portable
-from ipucnn.sessions.poplar.model import DeviceModel
-from ipucnn.sessions.poplar.objective import MicroBatchLoss, make_metrics
-from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
+from ipucnn.compat import KERAS_3, Tensor, TfDataset, TfVariable, tf_variable
+from ipucnn.config.options import RunConfig
+from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
+from ipucnn.sessions.poplar.model import DeviceModel, compute_type
+from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.training.losses import LossFunction
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
+from ipucnn.training.schedules import Schedule
+
+SEED_MASK = 0x7FFFFFFF
+# Of a tensor, the mean over replicas.
+_Mean = Callable[[Tensor], Tensor]
+
+
+def transfer_type(config: RunConfig, preprocess: Optional[Preprocessing]) -> str:
+    """Type of images on the way to the IPU."""
+    return compute_type(config.precision) if preprocess is None else preprocess.transfer
+
+
+def _micro_batches(dataset: TfDataset, size: int) -> TfDataset:
+    """A data set in elements of ``size`` samples."""
+    first = tf.nest.flatten(dataset.element_spec)[0]
+    if first.shape[0] == size:
+        return dataset
+    return dataset.unbatch().batch(size, drop_remainder=True)
+
+
+def training_batches(
+    dataset: TfDataset,
+    program: Program,
+    first_update: int,
+    takes_seeds: bool,
+    transfer: str,
+    instances: Instances,
+) -> TfDataset:
+    """What ``fit`` is given.
+
+    Args:
+        dataset: (images, labels[, weights 0 or 1]) of this instance, from a weight update on.
+        program: whose micro-batches they are.
+        first_update: that weight update.
+        takes_seeds: the model's second input is the seeds of the micro-batch.
+        transfer: type of the images on the way to the IPU.
+        instances: whose micro-batches these are: every ``count``-th of all, from ``index`` on.
+
+    Returns:
+        (images or (images, seeds), labels[, weights]): the weights of the last weight update of an epoch are raised
+        so that a mean over all its samples is one over those that count.
+    """
+    p, size = program, program.micro_batch_size
+    run_seed = tf.constant(p.seed & SEED_MASK, tf.int32)
+    real = p.global_batch_size - p.samples_padded_per_epoch
+    raised = p.global_batch_size / max(real, 1)
+
+    def prepare(index: Any, element: Any) -> Any:
+        images, labels, *weights = element
+        number = first_update * p.num_micro_batches + index * instances.count + instances.index
+        images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
+        images = tf.ensure_shape(images, [size, *images.shape[1:]])
+        labels = tf.ensure_shape(tf.cast(labels, tf.int32), [size, *labels.shape[1:]])
+        inputs = images
+        if takes_seeds:
+            seed = tf.stack([run_seed, tf.cast(number % SEED_MASK, tf.int32)])
+            inputs = (images, tf.tile(seed[None], [size, 1]))
+        if not weights:
+            return inputs, labels
+        counts = tf.ensure_shape(tf.cast(weights[0], tf.float32), [size])
+        if p.gradient_accumulation_reduction_method != "sum":
+            update = number // p.num_micro_batches
+            is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
+            counts = counts * tf.where(is_last, tf.constant(raised, tf.float32), 1.0)
+        return inputs, labels, counts
+
+    def call(index: Any, *element: Any) -> Any:
+        return prepare(index, element[0] if len(element) == 1 else element)
+
+    prepared = (
+        _micro_batches(dataset, size)
+        .enumerate()
+        .map(tf.autograph.experimental.do_not_convert(call), num_parallel_calls=2, deterministic=True)
+    )
+    return prepared.prefetch(4)
+
+
+def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
+    """Labels as the losses take them: Keras 2.6 makes (n, 1) of (n,)."""
+    return tf.cast(tf.reshape(labels, logits.shape[:-1]), tf.int32)
+
+
+class MicroBatchLoss(keras.losses.Loss):
+    """``make_loss``'s function of one micro-batch.
+
+    Args:
+        function: (logits, labels, 1[, weights]) -> (1,).
+        scale: what the loss is multiplied by; the optimizer divides the gradients by it.
+    """
+
+    def __init__(self, function: LossFunction, scale: float) -> None:
+        # Keras divides other reductions by the strategy's replicas: 1 with IPUStrategy, all under PopDist.
+        super().__init__(reduction="sum", name="objective")
+        self._own, self._scale = function, scale
+
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Optional[Tensor] = None) -> Tensor:
+        labels = _like_logits(y_true, y_pred)
+        weights = [] if sample_weight is None else [tf.reshape(sample_weight, [-1])]
+        return self._own(y_pred, labels, 1, *weights)[0] * self._scale
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        return self(y_true, y_pred)
+
+
+class SampleMean(keras.metrics.Metric):
+    """Mean of a figure over the samples whose weight is not 0.
+
+    Args:
+        figure: (labels, logits, weights 0 or 1) -> the mean over the micro-batch's samples that count.
+        name: of the metric.
+        mean: over replicas, of the result; None: each replica has its own.
+    """
+
+    def __init__(
+        self,
+        figure: Callable[[Tensor, Tensor, Optional[Tensor]], Tensor],
+        name: str,
+        mean: Optional[_Mean] = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._figure, self._mean = figure, mean
+        self._total = self.add_weight(name="total", shape=(), initializer="zeros")
+        self._count = self.add_weight(name="count", shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Optional[Tensor] = None) -> None:
+        size = float(y_pred.shape[0])
+        if sample_weight is None:
+            counts, number = None, tf.constant(size)
+        else:
+            counts = tf.cast(tf.reshape(sample_weight, [-1]) > 0, tf.float32)
+            number = tf.reduce_sum(counts)
+        figure = self._figure(_like_logits(y_true, y_pred), y_pred, counts)
+        self._total.assign_add(tf.cast(figure, tf.float32) * number)
+        self._count.assign_add(number)
+
+    def result(self) -> Tensor:
+        result = tf.math.divide_no_nan(
+            tf.convert_to_tensor(self._total), tf.maximum(tf.convert_to_tensor(self._count), 1.0)
+        )
+        return result if self._mean is None else self._mean(result)
+
+    def reset_state(self) -> None:
+        self._total.assign(0.0)
+        self._count.assign(0.0)
+
+    reset_states = reset_state
+
+
+def make_metrics(loss: LossFunction, mean: Optional[_Mean] = None) -> List[SampleMean]:
+    """Loss and accuracy, as the host session reports them of an execution; ``mean`` is over replicas."""
+
+    def mean_loss(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
+        if counts is None:
+            return loss(logits, labels, 1)[0]
+        size = float(logits.shape[0])
+        return loss(logits, labels, 1, counts)[0] * (size / tf.maximum(tf.reduce_sum(counts), 1.0))
+
+    def accuracy(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
+        right = tf.reduce_mean(tf.reshape(right, [int(logits.shape[0]), -1]), axis=1)
+        if counts is None:
+            return tf.reduce_mean(right)
+        return tf.reduce_sum(right * counts) / tf.maximum(tf.reduce_sum(counts), 1.0)
+
+    return [SampleMean(mean_loss, "mean_loss", mean), SampleMean(accuracy, "accuracy", mean)]
+
+
+def underlying(variable: TfVariable) -> TfVariable:
+    """What a variable and its guises have in common.
+
+    A layer of 16 bits has its 32-bit weights in Keras' AutoCastVariable; under PopDist an update is given the part of a
+    mirrored variable.
+    """
+    variable = getattr(variable, "_variable", variable)
+    reference = getattr(variable, "_distributed_container", None)
+    container = reference() if callable(reference) else None
+    return variable if container is None else container
+
+
+class WeightUpdate:
+    """What both kinds of Keras optimizers do with one weight's gradient.
+
+    Args:
+        optimizer: the arithmetic and its state.
+        num_rates: weight updates of an execution.
+        scale: what the gradients are multiplied by: the loss scale, and the number of replicas, because Keras'
+            optimizers sum over replicas and ``IPUStrategy`` counts as one of them (``num_replicas_in_sync``), so
+            that nothing divides.
+        averaged: moving statistics, to be averaged over replicas once per weight update.
+        mean: the mean of a tensor over replicas.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        num_rates: int,
+        scale: float,
+        averaged: Sequence[TfVariable],
+        mean: _Mean,
+    ) -> None:
+        self._optimizer, self._scale = optimizer, scale
+        self._averaged, self._mean = list(averaged), mean
+        self._index = {id(underlying(v)): index for index, v in enumerate(optimizer.variables)}
+        self.resize(num_rates)
+
+    def resize(self, num_rates: int) -> None:
+        """Makes the table anew, for so many weight updates; what was compiled with the former one is void."""
+        self.num_rates = num_rates
+        self.rates = tf.Variable(tf.zeros([num_rates], tf.float32), trainable=False, name="learning_rates")
+
+    def set_rates(self, first: int, rates: Iterable[float]) -> None:
+        """Fills the table for the weight updates from number ``first`` on."""
+        table = [0.0] * self.num_rates
+        for offset, rate in enumerate(rates):
+            table[(first + offset) % self.num_rates] = float(rate)
+        self.rates.assign(table)
+
+    def apply(self, gradient: Tensor, variable: TfVariable, iterations: Tensor) -> List[Tensor]:
+        """Updates one weight; the first one takes the moving statistics along.
+
+        Each replica has moving statistics of its own.  Their recursion is linear, so averaging them once per weight
+        update is the same as averaging the statistics of every micro-batch, and the host session's formula.
+        """
+        count = tf.cast(iterations, tf.float32)
+        rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
+        index = self._index[id(underlying(variable))]
+        # Not in 16 bits: what the loss scale kept from underflowing would be lost again.
+        gradient = tf.cast(gradient, tf.float32)
+        if self._scale != 1.0:
+            gradient = gradient / self._scale
+        done = self._optimizer.apply_one(index, gradient, rate, count)
+        if index == 0:
+            done += [moving.assign(self._mean(moving)) for moving in self._averaged]
+        return done
+
+
+if KERAS_3:
+
+    class DeviceOptimizer(keras.optimizers.Optimizer):
+        """Keras 3, for the double."""
+
+        def __init__(self, update: WeightUpdate) -> None:
+            super().__init__(learning_rate=1.0, name="device_optimizer")
+            self._update = update
+
+        def update_step(self, gradient: Tensor, variable: TfVariable, learning_rate: Tensor) -> None:
+            self._update.apply(tf.convert_to_tensor(gradient), tf_variable(variable), self.iterations.value)
+
+        def get_config(self) -> Dict[str, Any]:
+            raise NotImplementedError("state is kept by weight name, in the session")
+
+else:
+
+    class DeviceOptimizer(keras.optimizers.Optimizer):  # type: ignore[no-redef]
+        """Keras 2.6: only the hooks that every subclass has; ``minimize`` is left alone, as the SDK demands."""
+
+        def __init__(self, update: WeightUpdate) -> None:
+            super().__init__(name="device_optimizer")
+            self._update = update
+
+        def _create_slots(self, var_list: Sequence[TfVariable]) -> None:
+            pass
+
+        def _resource_apply_dense(
+            self, grad: Tensor, var: TfVariable, apply_state: Optional[Dict[Any, Any]] = None
+        ) -> Tensor:
+            return tf.group(*self._update.apply(grad, var, self.iterations))
+
+        def get_config(self) -> Dict[str, Any]:
+            raise NotImplementedError("state is kept by weight name, in the session")
+
+
+class Float32View:
+    """A variable of another type that reads and takes float32."""
+
+    def __init__(self, variable: TfVariable) -> None:
+        self._variable = variable
+        self.shape = variable.shape
+
+    def numpy(self) -> np.ndarray:
+        """float32 values."""
+        return self._variable.numpy().astype(np.float32)
+
+    def assign(self, values: Union[Tensor, np.ndarray]) -> None:
+        """Rounds to the variable's type."""
+        values = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
+        self._variable.assign(values.astype(self._variable.dtype.as_numpy_dtype))
+
+
+def portable(variable: TfVariable) -> Union[TfVariable, Float32View]:
+    """The variable itself if it is float32, else a view of it that is."""
+    return variable if variable.dtype.name == "float32" else Float32View(variable)
 
 
 class TrainedNetwork:
@@ -25,7 +329,7 @@ class TrainedNetwork:
 
     Args:
         device: where.
-        config: ``RunConfig``.
+        config: the options that only IPUs act on.
         program: what runs.
         made: the network, built for training; options that the SDK wants are set already.
         optimizer: checked settings.
@@ -36,12 +340,12 @@ class TrainedNetwork:
     def __init__(
         self,
         device: Device,
-        config: Any,
+        config: RunConfig,
         program: Program,
         made: DeviceModel,
         optimizer: OptimizerSettings,
-        loss: Any,
-        schedule: Callable[[Any], Any],
+        loss: LossFunction,
+        schedule: Schedule,
     ) -> None:
         self._device, self._config, self._program = device, config, program
         self._loss, self._schedule = loss, schedule
@@ -58,20 +362,16 @@ class TrainedNetwork:
             self._compile(program.steps_per_execution)
 
     @property
-    def weights(self) -> Dict[str, Any]:
+    def weights(self) -> Dict[str, Union[TfVariable, Float32View]]:
         """float32 variables, or views, by canonical name."""
         return {name: portable(v) for name, v in self.made.weights.items()}
 
     @property
-    def slots(self) -> Dict[str, Any]:
+    def slots(self) -> Dict[str, Union[TfVariable, Float32View]]:
         """The optimizer's state likewise."""
         return {name: portable(v) for name, v in self._optimizer.slots.items()}
 
-    def rate(self, weight_update: int) -> float:
-        """The learning rate of one weight update."""
-        return float(self._schedule(np.arange(weight_update, weight_update + 1))[0])
-
-    def _averaged(self) -> List[Any]:
+    def _averaged(self) -> List[TfVariable]:
         """Moving statistics that replicas keep apart; those of a pipeline are recomputed instead."""
         p = self._program
         if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1:
@@ -81,7 +381,7 @@ class TrainedNetwork:
 
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
-        mean: Optional[Callable[[Any], Any]] = None
+        mean: Optional[_Mean] = None
         if self._config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
             # Metrics that the IPUs reduce themselves; stages of a pipeline cannot.
             mean = self._device.mean_over_replicas
@@ -93,7 +393,9 @@ class TrainedNetwork:
         )
         self._steps = steps_per_execution
 
-    def execute(self, dataset: Any, first: int, count: int) -> Tuple[float, float, List[Any]]:
+    def execute(
+        self, dataset: TfDataset, first: int, count: int
+    ) -> Tuple[float, float, List[CompiledModule]]:
         """One execution.
 
         Args:
@@ -135,8 +437,6 @@ class TrainedNetwork:
 
 
 def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer:
-    from ipucnn.compat import tf_variable
-
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
     names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
     return Optimizer(settings, [made.weights[name] for name in names], names)

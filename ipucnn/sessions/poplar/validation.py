@@ -1,9 +1,8 @@
 """What IPUs refuse of a Program, found before TensorFlow is imported."""
 
-from typing import Any
-
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.poplar.popdist import Instances, check_layout
+from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program, validation_replicas
 
@@ -33,12 +32,12 @@ def check_num_ipus(num_ipus: int, what: str, options: str = "--num-replicas, or 
         )
 
 
-def check_program(program: Program, config: Any, instances: Instances = Instances()) -> None:
+def check_program(program: Program, config: RunConfig, instances: Instances = Instances()) -> None:
     """Refuses what the SDK would refuse while compiling, minutes or hours later.
 
     Args:
         program: from ``make_program``.
-        config: ``RunConfig``.
+        config: the options that only IPUs act on.
         instances: of ``poprun``, that share its replicas.
 
     Raises:
@@ -83,15 +82,45 @@ def check_program(program: Program, config: Any, instances: Instances = Instance
     _check_validation(program, config, num_instances)
 
 
-def evaluation_replicas(program: Program, config: Any, num_instances: int = 1) -> int:
+def evaluation_replicas(program: Program, config: RunConfig, num_instances: int = 1) -> int:
     """Replicas of the validation model on the IPUs that training has, in one process."""
     return validation_replicas(config, program.num_replicas, program.ipus_per_replica, num_instances)
 
 
-def _check_validation(program: Program, config: Any, num_instances: int) -> None:
+def _check_validation(program: Program, config: RunConfig, num_instances: int) -> None:
     wanted, there = config.validation_num_replicas, evaluation_replicas(program, config, num_instances)
     if wanted is not None and wanted != there:
         raise ConfigurationError(
             f"--validation-num-replicas {wanted}: validation runs on the IPUs of training, which hold {there}",
             f"use --validation-num-replicas {there}, or drop it",
+        )
+
+
+def check_layout(instances: Instances, program: Program, config: RunConfig) -> None:
+    """Refuses a Program that is not what ``poprun`` was started for.
+
+    Raises:
+        ConfigurationError: naming both numbers.
+    """
+    if not instances.is_distributed:
+        return
+    if instances.total_replicas != program.num_replicas:
+        raise ConfigurationError(
+            f"poprun has {instances.total_replicas} replica(s), the program {program.num_replicas}",
+            f"use --num-replicas {instances.total_replicas}, or poprun --num-replicas {program.num_replicas}",
+        )
+    if instances.ipus_per_replica != program.ipus_per_replica:
+        raise ConfigurationError(
+            f"poprun has {instances.ipus_per_replica} IPU(s) per replica, the program {program.ipus_per_replica}",
+            f"use poprun --ipus-per-replica {program.ipus_per_replica}",
+        )
+    if config.select_ipu is not None:
+        raise ConfigurationError(
+            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
+        )
+    if program.dbn_replica_group_size > 1 and instances.count > 1:
+        raise ConfigurationError(
+            "distributed batch norm over several instances: which replicas form a group depends on how the data is "
+            "shared out",
+            "use --dbn-replica-group-size 1, or poprun --num-instances 1",
         )

@@ -1,0 +1,92 @@
+"""What this machine has and leaves to this process."""
+
+import pytest
+
+from ipucnn import machine
+from ipucnn.machine import ControlGroup, control_groups
+
+
+def test_the_system_says_what_linux_files_say():
+    facts = {}
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                name, _, rest = line.partition(":")
+                facts[name] = int(rest.split()[0]) * 1024
+    except OSError:
+        pytest.skip("this system has no /proc/meminfo")
+    assert machine.host_memory_bytes() == facts["MemTotal"]
+    assert machine.swap_bytes()[0] == facts["SwapTotal"]
+    assert 0.5 < machine.free_bytes() / facts["MemAvailable"] < 2
+    assert 0 < machine.available_bytes() <= machine.host_memory_bytes()
+
+
+def test_a_system_that_tells_nothing(monkeypatch):
+    psutil = pytest.importorskip("psutil")
+
+    def unknown():
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", unknown)
+    monkeypatch.setattr(psutil, "swap_memory", unknown)
+    monkeypatch.setattr(machine, "control_groups", lambda: [])
+    assert (machine.host_memory_bytes(), machine.free_bytes(), machine.swap_bytes()) == (0, None, (0, 0))
+    assert machine.available_bytes() == 4 * 2**30
+
+
+VERSIONS = [
+    ("0::/a/b", "", ("memory.max", "memory.current"), "anon 5\ninactive_file 600\n"),
+    (
+        "5:cpu:/x\n4:memory:/a/b",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        "inactive_file 1\ntotal_inactive_file 600\n",
+    ),
+]
+
+
+@pytest.fixture(params=VERSIONS, ids=["version 2", "version 1"])
+def group(request, tmp_path):
+    """Writes a group's files: (folder below the top, limit, used); and asks for the groups of a process in a/b."""
+    line, top, (limit, used), stat = request.param
+    process = tmp_path / "cgroup"
+    process.write_text(line + "\n")
+
+    def write(folder, limit_text, used_bytes):
+        place = tmp_path / "sys" / top / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / limit).write_text(limit_text)
+        (place / used).write_text(f"{used_bytes}\n")
+        (place / "memory.stat").write_text(stat)
+
+    return write, lambda: list(control_groups(process, tmp_path / "sys"))
+
+
+def test_pages_of_files_count_as_free_memory_of_a_control_group(group):
+    """A container that has read much data is full of them, and the system gives them up."""
+    write, ask = group
+    assert ask() == []
+    write(".", "1000\n", 900)
+    assert ask() == [ControlGroup(1000, 300)] and ask()[0].available_bytes == 700
+    write(".", "max\n", 900)
+    assert ask() == []
+
+
+def test_groups_inside_one_another_all_limit(group, monkeypatch):
+    """Free memory is what the tightest of them leaves; the file system's topmost group alone does not say it."""
+    write, ask = group
+    write("a/b", "5000", 700)
+    write("a", "2000", 1000)
+    write(".", "9000", 600)
+    assert [found.limit_bytes for found in ask()] == [5000, 2000, 9000]
+    monkeypatch.setattr(machine, "control_groups", ask)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 8000)
+    assert machine.available_bytes() == 1600
+    monkeypatch.setattr(machine, "free_bytes", lambda: 900)
+    assert machine.available_bytes() == 900
+
+
+def test_a_process_in_no_group_has_no_limit(tmp_path):
+    assert list(control_groups(tmp_path / "absent", tmp_path)) == []
+    (tmp_path / "cgroup").write_text("no colons\n\n")
+    assert list(control_groups(tmp_path / "cgroup", tmp_path)) == []
