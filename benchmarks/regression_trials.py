@@ -39,7 +39,7 @@ def make_side(model, training):
     """The benchmark's own side and yardstick for a network on generated data."""
     from ipucnn.benchmarking.making import compile_sides
     from ipucnn.benchmarking.report import BenchmarkReport
-    from ipucnn.benchmarking.run import Benchmark
+    from ipucnn.benchmarking.benchmark import Benchmark
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.benchmarking.yardstick import Yardstick
     from ipucnn.config.resolve import resolve

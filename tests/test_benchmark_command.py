@@ -15,7 +15,7 @@ import yaml
 
 from ipucnn import cli
 from ipucnn.benchmarking import making
-from ipucnn.benchmarking import run as benchmarking
+from ipucnn.benchmarking import benchmark as benchmarking
 from ipucnn.benchmarking.measure import Limits
 from ipucnn.benchmarking.report import SCHEMA, read_report
 from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
@@ -143,7 +143,7 @@ def resolved(model="lenet", **flags):
 def test_the_session_computes_what_keras_does():
     """Both sides of a comparison run the same network: logits of the same images agree."""
     work = benchmarking.Benchmark(resolved("cifar_resnet8", micro_batch_size="2"), measured())
-    from ipucnn.benchmarking import sides
+    from ipucnn.benchmarking import contenders as sides
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
 
@@ -275,7 +275,7 @@ def test_a_least_time_that_nobody_gave_is_at_most_the_most_time(given, least):
 
 
 def test_what_keras_does_not_do_is_told():
-    from ipucnn.benchmarking.sides import keras_optimizer
+    from ipucnn.benchmarking.contenders import keras_optimizer
     from ipucnn.training.optimizers import make_settings as optimizer
 
     def of(name, is_keras_3, **more):
@@ -295,7 +295,7 @@ def test_what_keras_does_not_do_is_told():
 
 def test_an_execution_without_results_does_not_count():
     """Neither no logits at all, nor fewer than there are images."""
-    from ipucnn.benchmarking.sides import SessionInference
+    from ipucnn.benchmarking.contenders import SessionInference
 
     class Lazy:
         def predict(self, batches):

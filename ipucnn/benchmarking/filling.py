@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Tuple
 from ipucnn.benchmarking.measure import Measurement
 from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, measured_figures
 from ipucnn.benchmarking.settings import DATA, END_TO_END
-from ipucnn.benchmarking.stages import data_share
+from ipucnn.benchmarking.input_pipeline import data_share
 from ipucnn.benchmarking.statistics import paired_ratio, throughput
 
 
@@ -81,7 +81,7 @@ def fill(
 
 
 def _fill_stages(work: Any, result: BenchmarkReport, measurements: List[Measurement]) -> None:
-    from ipucnn.benchmarking.stages import pipeline_figures
+    from ipucnn.benchmarking.input_pipeline import pipeline_figures
     from ipucnn.datasets.pipeline import parallel_calls
 
     ordered = measurements[::-1]

@@ -32,7 +32,7 @@ def make_sides(
 
 def _stages(work: Any, samples_per_element: int) -> List[Any]:
     """The input pipeline up to each of its stages."""
-    from ipucnn.benchmarking.stages import PipelineStage, stage_names
+    from ipucnn.benchmarking.input_pipeline import PipelineStage, stage_names
 
     augment = work.resolved.config.augment and work.settings.training
     buffered = _buffered(work, samples_per_element)
@@ -53,7 +53,7 @@ def compile_sides(
     work: Any, session: Any, model: Any, result: BenchmarkReport
 ) -> Tuple[List[Any], Optional[Tuple[str, str]]]:
     """The sides to measure, and (name, description) of the one that the session is compared with."""
-    from ipucnn.benchmarking import sides
+    from ipucnn.benchmarking import contenders as sides
 
     started = time.perf_counter()
     if work.settings.training:
@@ -114,7 +114,7 @@ def _lead(work: Any, samples_per_element: int) -> int:
 
 def _constant(work: Any, session: Any, samples_per_element: int) -> Any:
     """The session's work on a constant batch, without input pipeline."""
-    from ipucnn.benchmarking import sides
+    from ipucnn.benchmarking import contenders as sides
 
     batch = sides.constant_batch(work.pipeline(samples_per_element))
     if work.settings.training:
@@ -139,7 +139,7 @@ def fused_in_inference(work: Any, session: Any, model: Any) -> int:
 
 
 def keras_side(work: Any, model: Any) -> Tuple[Any, str]:
-    from ipucnn.benchmarking import sides
+    from ipucnn.benchmarking import contenders as sides
 
     p, config = work.program, work.resolved.config
     compiled, accumulated, description = sides.keras_model(

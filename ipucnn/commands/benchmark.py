@@ -210,7 +210,7 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
         return
     from ipucnn.benchmarking.folder import check_folder, write_folder
     from ipucnn.benchmarking.regression import LEAST_EXECUTIONS, is_too_short
-    from ipucnn.benchmarking.run import Benchmark
+    from ipucnn.benchmarking.benchmark import Benchmark
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import note

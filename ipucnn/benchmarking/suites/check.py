@@ -2,9 +2,9 @@
 
 from typing import Any, Optional, Tuple, Union
 
-from ipucnn.benchmarking.run import Benchmark
+from ipucnn.benchmarking.benchmark import Benchmark
 from ipucnn.benchmarking.suites.file import FIT
-from ipucnn.benchmarking.suites.fit import Fit
+from ipucnn.benchmarking.fit import Fit
 from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import InfeasibleError, UserError

@@ -136,11 +136,11 @@ def run_here(row: PlannedRow, update: Update, verbose: bool = False) -> Dict[str
 
     try:
         if row.mode == FIT:
-            from ipucnn.benchmarking.suites.fit import Fit
+            from ipucnn.benchmarking.fit import Fit
 
             fit = Fit(row.resolved, row.engine, verbose, row.settings.system)
             return {"report": fit.run(update), "exit_code": 0}
-        from ipucnn.benchmarking.run import run_benchmark
+        from ipucnn.benchmarking.benchmark import run_benchmark
 
         report = run_benchmark(row.resolved, row.settings, report=update, verbose=verbose)
         return {"report": report.to_dict(), "exit_code": report.exit_code}

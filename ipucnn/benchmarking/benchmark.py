@@ -242,7 +242,7 @@ class Benchmark:
 
     def dataset(self, first_update: int, samples_per_element: int) -> Any:
         """Infinite training batches, for the session; without order or augmentation in inference."""
-        from ipucnn.benchmarking.sides import constant_batch
+        from ipucnn.benchmarking.contenders import constant_batch
 
         batches = self.pipeline(samples_per_element)
         return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches

@@ -210,7 +210,7 @@ class Fit:
         import numpy as np
         from tensorflow import keras
 
-        from ipucnn.benchmarking import sides
+        from ipucnn.benchmarking import contenders as sides
 
         rate = float(self.schedule(np.arange(1))[0])
         copy, _, description = sides.keras_model(
