@@ -5,6 +5,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow import keras
 
+# What annotations call the objects of TensorFlow and Keras, whose own types differ between the versions.
+KerasLayer = Any
+KerasModel = Any
+Tensor = Any
+TfDataset = Any
+TfIterator = Any
+
 KERAS_VERSION = tuple(int(p) for p in keras.__version__.split(".")[:2])
 KERAS_3 = KERAS_VERSION >= (3, 0)
 

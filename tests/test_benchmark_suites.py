@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from ipucnn import cli
 from ipucnn.benchmarking.suites import file as files
 from ipucnn.benchmarking.suites import process
-from ipucnn.benchmarking.suites.check import check_rows
-from ipucnn.benchmarking.suites.plan import plan_suite
-from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, totals
+from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
+from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, speedups, totals
 from ipucnn.benchmarking.suites.run import SuiteRun, _difference, suite_folder
-from ipucnn.benchmarking.suites.speedup import speedups
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.reports.figures.speedup import draw_speedups

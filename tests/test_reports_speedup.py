@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.benchmarking.suites.speedup import Point, Speedups
+from ipucnn.benchmarking.suites.result import Point, Speedups
 from ipucnn.models.counts import MACS, PARAMETERS
 from ipucnn.reports.figures.labels import overlap_area, place_labels
 from ipucnn.reports.figures.speedup import draw_speedups

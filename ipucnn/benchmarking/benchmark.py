@@ -1,69 +1,72 @@
-"""One benchmark from configuration to report: data, build, compile, warm-up, measured executions, prediction."""
+"""One benchmark from configuration to report: data, network, compiling, warm-up, measured executions, prediction.
 
+:class:`Benchmark` is the whole story.  Constructing it checks all that can be checked without TensorFlow.  Its
+:meth:`~Benchmark.run` builds the network, makes the contenders (what is timed: the session, the input pipeline, and
+Keras where it is asked for), has ``measure`` time them in turns, and writes what was found into a report.
+"""
+
+from __future__ import annotations
+
+import functools
 import random
 import time
 from dataclasses import asdict, replace
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.benchmarking import regression
-from ipucnn.benchmarking.baseline import check_same_machine, check_same_request, compared_options
-from ipucnn.benchmarking.filling import fill
-from ipucnn.benchmarking.making import make_sides
-from ipucnn.benchmarking.measure import Limits, Measurement, Reference, Report, measure
-from ipucnn.benchmarking.report import BenchmarkReport, execution_rows, read_report
+from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
+from ipucnn.benchmarking.input_pipeline import (
+    PipelinePart,
+    constant_batch,
+    data_share,
+    images_only,
+    part_names,
+    pipeline_figures,
+    random_source,
+)
+from ipucnn.benchmarking.measure import Contender, Measurement, Reference, Report, ignore_progress, measure
+from ipucnn.benchmarking.report import (
+    BenchmarkReport,
+    comparison_figures,
+    execution_rows,
+    measured_figures,
+    read_report,
+    void_on_error,
+)
 from ipucnn.benchmarking.settings import (
     DATA,
     DATA_KINDS,
     DEVICE_GENERATED,
+    END_TO_END,
+    KERAS,
     REAL,
     BenchmarkSettings,
     check_data,
     data_kind,
 )
-from ipucnn.benchmarking.void import void_on_error
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import (
-    ConfigurationError,
-    DataError,
-    InfeasibleError,
-    UserError,
-)
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.runs.splits import check_named_splits, settle_splits
 from ipucnn.runs.without_effect import check_effects
-from ipucnn.training.batching import divisors
+from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
 
-# Random images are as many as fit in here, at least as many as ``_LEAST_IMAGES``: drawing them takes time.
-_RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
+if TYPE_CHECKING:
+    from ipucnn.benchmarking.contenders import SessionInference, SessionTraining
+    from ipucnn.benchmarking.machine import MatmulPeak
+    from ipucnn.compat import KerasModel, TfDataset
+    from ipucnn.sessions.session import CompilationReport, DeviceInfo, Session
 
+# Micro-batches per replica from which inference may fuse, where executions are not prescribed.
+_OPEN_STEPS = 64
+# On IPUs every length of an execution is a program of its own, compiled for minutes: one length, long enough.
+_IPU_UPDATES = 32
 
-def _silent(phase: str, done: int, of: int, figures: str) -> None:
-    pass
-
-
-def run_benchmark(
-    resolved: Resolved,
-    settings: BenchmarkSettings,
-    *,
-    report: Report = _silent,
-    verbose: bool = False,
-) -> BenchmarkReport:
-    """Runs one benchmark; what goes wrong on the device makes its report void, and does not raise.
-
-    Args:
-        resolved: the configuration.
-        settings: what to measure.
-        report: told of progress.
-        verbose: let TensorFlow speak.
-
-    Raises:
-        UserError: the configuration or the data are wrong; raised before anything is measured.
-    """
-    return Benchmark(resolved, settings, verbose).run(report)
+Rival = Optional[Tuple[str, str]]
+"""(name, description) of the contender that the session is compared with; None where there is none."""
 
 
 class Benchmark:
@@ -73,7 +76,7 @@ class Benchmark:
         resolved: the configuration.
         settings: what to measure.
         verbose: let TensorFlow speak.
-        dry: only validate, with as few generated images as that takes.
+        dry: only validate, without pixels of generated images.
 
     Raises:
         UserError: whatever is wrong with the configuration, the baseline or the data.
@@ -87,7 +90,7 @@ class Benchmark:
         from ipucnn.sessions.poplar.validation import check_program
 
         refuse_instances("benchmark")
-        self.settings, self.verbose, self.dry = settings, verbose, dry
+        self.settings, self.verbose = settings, verbose
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
             config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -112,9 +115,12 @@ class Benchmark:
         self._check_fused()
         self.baseline = read_report(settings.baseline) if settings.baseline is not None else None
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
-        self.learning_rate = self._learning_rate()
+        self.learning_rate = self._first_learning_rate()
         started = time.perf_counter()
-        self.setup = run_setup.prepare(resolved, self.seed, source=self._random_source())
+        source = None
+        if self.kind != REAL:
+            source = random_source(resolved, self.seed, self.program.micro_batch_size, blank=dry)
+        self.setup = run_setup.prepare(resolved, self.seed, source=source)
         self.data_s = time.perf_counter() - started
         run_setup.build_options(self.setup)
         self._check_baseline()
@@ -174,8 +180,6 @@ class Benchmark:
         if updates is None:
             updates = 1
             if self.settings.training and self.steps is not None:
-                from ipucnn.training.batching import updates_from_steps_per_execution
-
                 count = batch.gradient_accumulation_count
                 updates = updates_from_steps_per_execution(self.steps, batch, max(1, self.steps // count), 1)
         config = replace(
@@ -190,7 +194,8 @@ class Benchmark:
         )
         return make_program(config, updates * batch.global_batch_size, seed=self.seed)
 
-    def _learning_rate(self) -> float:
+    def _first_learning_rate(self) -> float:
+        """What the schedule begins with, without warm-up: it stays the same while updates are measured."""
         import numpy as np
 
         config = self.resolved.config
@@ -205,50 +210,15 @@ class Benchmark:
         )
         return float(schedule(np.arange(1))[0])
 
-    def _random_source(self) -> Any:
-        """Few random images where the images are random; None where they are not."""
-        if self.kind == REAL:
-            return None
-        from ipucnn.datasets.random_data import open_random
-        from ipucnn.models.shapes import validate_input_shape
+    # -- what is timed --------------------------------------------------------------------------------------------
 
-        config, record = self.resolved.config, self.resolved.record
-        shape: Tuple[int, int, int] = record.input_shape
-        if config.image_size is not None:
-            shape = (*config.image_size, record.input_shape[2])
-            validate_input_shape(record, shape)
-        pixels = shape[0] * shape[1] * shape[2]
-        number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
-        self._check_memory(shape, number)
-        classes = record.num_classes or (2 if record.task == "segmentation" else 10)
-        if self.dry:
-            # Only what the set is called, its shape and its classes count: no pixels are drawn.
-            tiny = open_random(1, 1, shape[2], classes, record.task, self.seed, num_train=1, num_eval=1)
-            return replace(tiny, info=replace(tiny.info, image_shape=shape))
-        return open_random(*shape, classes, record.task, self.seed, num_train=number, num_eval=1)
-
-    def _check_memory(self, shape: Tuple[int, int, int], number: int) -> None:
-        """Refuses images that cannot fit: the random ones, a byte per value, and one micro-batch of floats."""
-        from ipucnn.sessions.session import host_memory_bytes
-
-        values, batch = shape[0] * shape[1] * shape[2], self.program.micro_batch_size
-        needed, memory = values * (number + 1 + 4 * batch), host_memory_bytes()
-        if memory and needed > memory:
-            raise InfeasibleError(
-                f"{number} random images and a micro-batch of {batch} of {shape[0]}x{shape[1]}x{shape[2]} take "
-                f"{needed / 2**30:.3g} GiB, and this machine has {memory / 2**30:.3g}",
-                "use a smaller --image-size" + (" or --micro-batch-size" if batch > 1 else ""),
-            )
-
-    def dataset(self, first_update: int, samples_per_element: int) -> Any:
+    def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
         """Infinite training batches, for the session; without order or augmentation in inference."""
-        from ipucnn.benchmarking.contenders import constant_batch
-
         batches = self.pipeline(samples_per_element)
         return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
 
-    def pipeline(self, samples_per_element: int, until: str = "batch") -> Any:
-        """The input pipeline up to a stage."""
+    def pipeline(self, samples_per_element: int, until: str = "batch") -> TfDataset:
+        """The input pipeline up to one of its parts."""
         from ipucnn.datasets.pipeline import train_batches
 
         config = self.resolved.config
@@ -266,8 +236,155 @@ class Benchmark:
             until=until,
         )
 
-    def run(self, report: Report = _silent) -> BenchmarkReport:
-        """Builds, compiles, measures, predicts."""
+    def _buffered(self, samples_per_element: int) -> int:
+        """Elements that the input pipeline has ready or under way at most."""
+        from ipucnn.datasets.pipeline import buffered_elements
+
+        config = self.resolved.config
+        return buffered_elements(samples_per_element, self.setup.input_shape, config.pipeline_num_parallel)
+
+    def _pipeline_parts(self, samples_per_element: int) -> List[PipelinePart]:
+        """The input pipeline up to each of its parts."""
+        buffered = self._buffered(samples_per_element)
+        make = functools.partial(self.pipeline, samples_per_element)
+        names = part_names(self.resolved.config.augment and self.settings.training)
+        return [PipelinePart(name, make, buffered) for name in names]
+
+    def contenders(
+        self, session: Session, model: KerasModel, result: BenchmarkReport
+    ) -> Tuple[List[Contender], Rival]:
+        """What is timed, and which of it the session is compared with.
+
+        Compiling completes the Program, and puts what it says of itself into the report.
+        """
+        if self.settings.scope == DATA:
+            # The whole pipeline comes first: progress, and how long to measure, go by the first contender.
+            return [*reversed(self._pipeline_parts(self.program.micro_batch_size))], None
+        started = time.perf_counter()
+        compile_ = self._compile_training if self.settings.training else self._compile_inference
+        compilation, own = compile_(session, model)
+        result.device = asdict(session.device)
+        result.program = self.program.to_dict()
+        left_out = ("device", "first_update_s", "stages_s")
+        result.compilation = {
+            **{key: value for key, value in compilation.to_dict().items() if key not in left_out},
+            "first_execution_s": None,
+            "cached": None,  # TensorFlow keeps no executables
+            "predicted_memory": [
+                {"system": p["system"], "precision": p["precision"], "ipus": p["memory"]}
+                for p in result.predicted
+            ],
+        }
+        result.phases["trace_s"] = compilation.trace_s
+        result.phases["prepare_s"] = time.perf_counter() - started
+        found: List[Contender] = [own]
+        rival: Rival = None
+        if self.settings.compare_with is not None:
+            keras, description = self.keras_contender(model)
+            found.append(keras)
+            rival = (KERAS, description)
+        if self.settings.scope == END_TO_END:
+            element = self.program.fused_micro_batches * self.program.micro_batch_size
+            found += [self._on_constant_batch(session, element), self._pipeline_parts(element)[-1]]
+        return found, rival
+
+    def _compile_training(
+        self, session: Session, model: KerasModel
+    ) -> Tuple[CompilationReport, SessionTraining]:
+        from ipucnn.benchmarking.contenders import SessionTraining, compile_session
+        from ipucnn.training.losses import make_loss
+
+        loss = make_loss(self.loss_name, self.resolved.config.label_smoothing)
+        compilation = compile_session(
+            session, model, self.program, self.optimizer, loss, self.learning_rate, self.dataset
+        )
+        assert session.program is not None
+        self.program = session.program
+        element = self.program.fused_micro_batches * self.program.micro_batch_size
+        fixed = None if self.steps is None else self.program.weight_updates_per_execution
+        if fixed is None and session.device.kind == "ipu":
+            fixed = _IPU_UPDATES
+        batches = self.dataset(0, element)
+        return compilation, SessionTraining(session, batches, fixed, lead=self._lead(element))
+
+    def _compile_inference(
+        self, session: Session, model: KerasModel
+    ) -> Tuple[CompilationReport, SessionInference]:
+        from ipucnn.benchmarking.contenders import SessionInference
+
+        self.program = self.program.with_fused(self.fused_in_inference(session, model))
+        p = self.program
+        element = p.fused_micro_batches * p.micro_batch_size
+        compilation = session.compile_prediction(model, (element, *self.setup.input_shape))
+        own = SessionInference(
+            session,
+            images_only(self.dataset(0, element)),
+            p.micro_batch_size,
+            p.fused_micro_batches,
+            None if self.steps is None else self.steps * p.num_replicas,
+            lead=self._lead(element),
+        )
+        return replace(compilation, fused_micro_batches=p.fused_micro_batches), own
+
+    def fused_in_inference(self, session: Session, model: KerasModel) -> int:
+        """Micro-batches that inference computes as one: as asked for, else as many as suit the memory."""
+        from ipucnn.sessions.host.fusion import activation_bytes_per_sample, choose_fused
+
+        if self.fused is not None:
+            return self.fused
+        p = self.program
+        micro_batches = p.num_replicas * (self.steps or _OPEN_STEPS)
+        memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
+        return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
+
+    def _lead(self, samples_per_element: int) -> int:
+        """Elements to compute off the clock: while others have their turn, the pipeline fills its buffers."""
+        alone = self.settings.scope != END_TO_END and self.settings.compare_with is None
+        return 0 if alone or self.kind == DEVICE_GENERATED else self._buffered(samples_per_element)
+
+    def _on_constant_batch(self, session: Session, samples_per_element: int) -> Contender:
+        """The session's work on a constant batch, without input pipeline."""
+        from ipucnn.benchmarking import contenders
+
+        batch, p = constant_batch(self.pipeline(samples_per_element)), self.program
+        own: Contender
+        if self.settings.training:
+            own = contenders.SessionTraining(session, batch)
+        else:
+            images = images_only(batch)
+            own = contenders.SessionInference(session, images, p.micro_batch_size, p.fused_micro_batches)
+        own.name = "constant batch"
+        return own
+
+    def keras_contender(self, model: KerasModel) -> Tuple[Contender, str]:
+        """Plain Keras at the same work, and what that is, in words."""
+        from ipucnn.benchmarking import contenders
+
+        p, smoothing = self.program, self.resolved.config.label_smoothing
+        compiled, accumulated, description = contenders.keras_model(
+            model, self.optimizer, self.learning_rate, self.loss_name, smoothing, p.num_micro_batches
+        )
+        batches = self.dataset(0, p.micro_batch_size)
+        if self.settings.training:
+            micro_batches = p.num_micro_batches if accumulated > 1 else 1
+            return contenders.KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
+        description = f"Keras {description.split()[1]} predict"
+        return contenders.KerasInference(compiled, images_only(batches), p.micro_batch_size), description
+
+    # -- from building the network to the report ------------------------------------------------------------------
+
+    def run(self, report: Report = ignore_progress) -> BenchmarkReport:
+        """Builds, compiles, measures, predicts.
+
+        Args:
+            report: told of progress.
+
+        Returns:
+            The report; what goes wrong on the device makes it void, and raises nothing.
+
+        Raises:
+            UserError: the device is not there, or the baseline is another machine's.
+        """
         from ipucnn.benchmarking import machine
         from ipucnn.sessions.factory import create_session
 
@@ -280,82 +397,92 @@ class Benchmark:
         from ipucnn.runs.provenance import environment
 
         result = self._empty_report(session.device, environment())
+        gate: Optional[Gate] = None
         if self.baseline is not None:
-            check_same_machine(self.baseline, str(self.settings.baseline), result.device)
-        gate = self._gate()
+            where = str(self.settings.baseline)
+            check_same_machine(self.baseline, where, result.device)
+            gate = Gate(self.baseline, where, self.settings.max_regression, self.seed)
         machine.reset_peak_memory()
         with void_on_error(result), data_errors():
-            report("building the network", 0, 0, "")
-            started = time.perf_counter()
-            model = run_setup.build(self.setup)
-            result.phases["build_s"] = time.perf_counter() - started
-            self.program = settle_splits(self.program, model, self.resolved, None)
-            result.program = self.program.to_dict()
-            self._predict(model, result)
-            # The host's matrix products are no measure of what IPUs do.
-            has_peak = self.settings.scope != DATA and session.device.kind != "ipu"
-            peak = machine.MatmulPeak(session.place) if has_peak else None
-            session.would_fit = self._would_fit(model)
-            report("compiling", 0, 0, "")
-            sides, rival = make_sides(self, session, model, result)
-            if self.baseline is not None:
-                sides[0].fixed_units = self.baseline["execution"]["samples"] // sides[0].samples_per_unit
-            yardstick = self._yardstick(session.place)
-            occupation = machine.Occupation()
-
-            def is_decided(measurements: Sequence[Measurement]) -> bool:
-                if gate is None:
-                    return True
-                return gate.is_decided(execution_rows(measurements[0].executions), occupation.others_share())
-
-            measured = measure(
-                sides,
-                self.settings.limits,
-                report,
-                yardstick,
-                started=began,
-                is_decided=is_decided,
-            )
-            if session.compilation is not None and result.compilation is not None:
-                result.compilation["cached"] = session.compilation.cached
-            result.interrupted = measured.interrupted
-            others_share = occupation.others_share()
-            fill(self, result, measured.measurements, rival, peak, others_share)
-            if result.execution is not None and yardstick is not None:
-                result.execution["reference_repetitions"] = yardstick.repetitions
-            if gate is not None and result.measured is not None:
-                result.regression = gate.compare(result.executions, others_share)
-            if measured.out_of_time:
-                done, wanted = len(result.executions), self.settings.limits.min_executions
-                if done < wanted:
-                    result.notes.append(
-                        f"{done} executions instead of {wanted}: --max-time "
-                        f"{self.settings.limits.max_time_s:g} s was over"
-                    )
+            self._run(session, result, gate, began, report)
         return result
 
-    def _would_fit(self, model: Any) -> Ask:
+    def _run(
+        self, session: Session, result: BenchmarkReport, gate: Optional[Gate], began: float, report: Report
+    ) -> None:
+        """Fills the report; whatever this raises makes it void."""
+        from ipucnn.benchmarking import machine
+
+        report("building the network", 0, 0, "")
+        started = time.perf_counter()
+        model = run_setup.build(self.setup)
+        result.phases["build_s"] = time.perf_counter() - started
+        self.program = settle_splits(self.program, model, self.resolved, None)
+        result.program = self.program.to_dict()
+        self._predict(model, result)
+        # The host's matrix products are no measure of what IPUs do.
+        has_peak = self.settings.scope != DATA and session.device.kind != "ipu"
+        peak = machine.MatmulPeak(session.place) if has_peak else None
+        session.would_fit = self._would_fit(model)
+        report("compiling", 0, 0, "")
+        contenders, rival = self.contenders(session, model, result)
+        if self.baseline is not None:
+            own = contenders[0]
+            own.fixed_units = self.baseline["execution"]["samples"] // own.samples_per_unit
+        yardstick = self._yardstick(session.place)
+        occupation = machine.Occupation()
+
+        def is_decided(measurements: Sequence[Measurement]) -> bool:
+            if gate is None:
+                return True
+            return gate.is_decided(execution_rows(measurements[0].executions), occupation.others_share())
+
+        limits = self.settings.limits
+        measured = measure(contenders, limits, report, yardstick, started=began, is_decided=is_decided)
+        if session.compilation is not None and result.compilation is not None:
+            result.compilation["cached"] = session.compilation.cached
+        result.interrupted = measured.interrupted
+        others_share = occupation.others_share()
+        self._fill(result, measured.measurements, rival, peak, others_share)
+        if result.execution is not None and yardstick is not None:
+            result.execution["reference_repetitions"] = yardstick.repetitions
+        if gate is not None and result.measured is not None:
+            result.regression = gate.compare(result.executions, others_share)
+        done, wanted = len(result.executions), limits.min_executions
+        if measured.out_of_time and done < wanted:
+            result.notes.append(
+                f"{done} executions instead of {wanted}: --max-time {limits.max_time_s:g} s was over"
+            )
+
+    def _would_fit(self, model: KerasModel) -> Ask:
         name, config = self.resolved.record.name, self.resolved.config
         if self.settings.training:
             return would_fit(model, name, self.program, config)
         return prediction_would_fit(model, name, config, "benchmark")
 
     def _yardstick(self, place: str) -> Optional[Reference]:
-        from ipucnn.benchmarking.yardstick import Yardstick
+        """What tells how fast the machine is meanwhile: with a baseline the same work as there."""
+        from ipucnn.benchmarking.contenders import Yardstick
 
         if self.settings.scope == DATA:
             return None
         before = self.baseline["execution"]["reference_repetitions"] if self.baseline is not None else None
         return Yardstick(place, before)
 
-    def _gate(self) -> Optional[regression.Gate]:
-        if self.baseline is None:
-            return None
-        where, allowed = str(self.settings.baseline), self.settings.max_regression
-        return regression.Gate(self.baseline, where, allowed, self.seed)
+    def _predict(self, model: KerasModel, result: BenchmarkReport) -> None:
+        from ipucnn.benchmarking.prediction import Wanted, predict_columns
 
-    def _empty_report(self, device: Any, environment: Dict[str, Any]) -> BenchmarkReport:
-        info, limits = self.setup.source.info, self.settings.limits
+        settings = self.settings
+        wanted = Wanted(self.resolved.config, self.program, settings.training, self.steps, settings.system)
+        try:
+            result.predicted = predict_columns(model, result.model, wanted)
+        except UserError as error:
+            result.notes.append(f"nothing predicted: {error.message}")
+
+    # -- the report -----------------------------------------------------------------------------------------------
+
+    def _empty_report(self, device: DeviceInfo, environment: Dict[str, Any]) -> BenchmarkReport:
+        info = self.setup.source.info
         return BenchmarkReport(
             model=self.resolved.record.name,
             preset=self.resolved.preset,
@@ -371,7 +498,7 @@ class Benchmark:
                 "location": info.location,
                 "num_images": info.num_train,
             },
-            settings={**asdict(limits), "compare_with": self.settings.compare_with},
+            settings={**asdict(self.settings.limits), "compare_with": self.settings.compare_with},
             options=compared_options(self.resolved.config),
             program=self.program.to_dict(),
             device=asdict(device),
@@ -380,20 +507,91 @@ class Benchmark:
             notes=list(self.program.warnings),
         )
 
-    def _predict(self, model: Any, result: BenchmarkReport) -> None:
-        from ipucnn.benchmarking.prediction import Wanted, predict_ipu
-        from ipucnn.planning.keras_graph import graph_of
+    def _fill(
+        self,
+        result: BenchmarkReport,
+        measurements: List[Measurement],
+        rival: Rival,
+        peak: Optional[MatmulPeak],
+        others_share: Optional[float],
+    ) -> None:
+        """Puts what was measured into the report."""
+        from ipucnn.benchmarking import machine
 
-        config = self.resolved.config
-        try:
-            graph = graph_of(model, result.model)
-        except UserError as error:
-            result.notes.append(f"nothing predicted: {error.message}")
+        own = measurements[0]
+        executions = own.executions
+        if own.first_s:
+            if result.compilation is not None:
+                result.compilation["first_execution_s"] = own.first_s
+                result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
+            result.phases["first_execution_s"] = own.first_s
+            result.phases["warmup_s"] = own.warmup_s
+            result.warmup = {
+                "executions": own.warmup_executions,
+                "seconds": own.warmup_s,
+                "steady": own.steady,
+            }
+            if not own.steady and executions:
+                result.notes.append("warm-up ended by its time limit, before times were steady")
+        result.executions = execution_rows(executions)
+        if not executions:
             return
-        wanted = Wanted(config, self.program, self.settings.training, self.steps, self.settings.system)
-        # IPUs are mostly used in 16 bits, which this session does not do.
-        for precision in dict.fromkeys((config.precision, "16.16")):
-            result.predicted.append(predict_ipu(graph, wanted, precision))
+        result.phases["measured_s"] = sum(m.wall_s for each in measurements for m in each.executions)
+        macs = 0
+        if result.compilation is not None:
+            self._fill_program(result, own)
+            macs = result.compilation["macs_per_sample"]
+        training, p = self.settings.training, self.program
+        result.measured = measured_figures(
+            executions,
+            seed=self.seed,
+            # A weight update, or one micro-batch on each replica.
+            step_samples=p.global_batch_size if training else p.micro_batch_size * p.num_replicas,
+            # A training step counts as three forward passes: forward, and the products of the two gradients.
+            flop_per_image=2.0 * macs * (3 if training else 1) if macs else None,
+            peak=peak.measure() if peak is not None else None,
+            peak_memory_bytes=machine.peak_memory_bytes(),
+            device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
+            others_share=others_share,
+        )
+        if (result.measured["share_of_matmul_peak"] or 0.0) > 1.0:
+            result.notes.append(
+                "this is more arithmetic than the fastest matrix product does: something is wrong with one of the two"
+            )
+        if self.settings.scope == DATA:
+            self._fill_pipeline(result, measurements)
+        elif self.settings.scope == END_TO_END:
+            result.end_to_end = data_share([m.executions for m in measurements], self.seed)
+        elif rival is not None:
+            has_clock = result.device["kind"] == "cpu"
+            result.comparison = comparison_figures(own, measurements[1], rival, self.seed, by_cpu=has_clock)
 
+    def _fill_program(self, result: BenchmarkReport, own: Measurement) -> None:
+        """Program and execution as they were measured."""
+        units, p, training = own.units, self.program, self.settings.training
+        if training:
+            p = self.program_of(units).with_fused(p.fused_micro_batches)
+            if self.program.pipeline_splits:
+                p = p.with_splits(self.program.pipeline_splits)
+        result.program = p.to_dict()
+        result.execution = {
+            "weight_updates": units if training else None,
+            "micro_batches": units * p.num_micro_batches if training else units,
+            "samples": units * own.contender.samples_per_unit,
+            "fused_micro_batches": p.fused_micro_batches,
+        }
 
-__all__ = ["Benchmark", "Limits", "run_benchmark"]
+    def _fill_pipeline(self, result: BenchmarkReport, measurements: List[Measurement]) -> None:
+        """The input pipeline part by part; the whole of it was measured first."""
+        from ipucnn.datasets.pipeline import parallel_calls
+
+        ordered = measurements[::-1]
+        result.data_pipeline = pipeline_figures(
+            self.setup.source,
+            [m.contender.name for m in ordered],
+            [m.executions for m in ordered],
+            result.predicted,
+            batch_size=self.program.micro_batch_size,
+            num_parallel=parallel_calls(self.resolved.config.pipeline_num_parallel),
+            seed=self.seed,
+        )

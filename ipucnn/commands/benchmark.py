@@ -208,9 +208,9 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     if request.print_config:
         request.show(resolved, json_output)
         return
-    from ipucnn.benchmarking.folder import check_folder, write_folder
-    from ipucnn.benchmarking.regression import LEAST_EXECUTIONS, is_too_short
+    from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
     from ipucnn.benchmarking.benchmark import Benchmark
+    from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import note
@@ -247,7 +247,7 @@ def _end(report: Any, path: Path) -> None:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
     from ipucnn import interrupts
-    from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
+    from ipucnn.benchmarking.baseline import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
 

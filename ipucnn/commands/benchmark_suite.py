@@ -70,7 +70,7 @@ def benchmark_suite(
     if other is not None:
         _check_versus(run.result, other, str(versus))
     if run.result.pending:
-        from ipucnn.benchmarking.suites.check import check_rows
+        from ipucnn.benchmarking.suites.plan import check_rows
 
         check_rows(plan)
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
@@ -88,7 +88,7 @@ def _check_versus(result: Any, other: Any, source: str) -> None:
     Raises:
         DataError: none of them.
     """
-    from ipucnn.benchmarking.suites.speedup import counterparts
+    from ipucnn.benchmarking.suites.result import counterparts
     from ipucnn.errors import DataError
     from ipucnn.reports.console import note
 
@@ -145,9 +145,8 @@ def _run(run: Any, verbose: bool) -> bool:
 
 
 def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> None:
-    from ipucnn.benchmarking.suites.result import DONE
+    from ipucnn.benchmarking.suites.result import DONE, speedups
     from ipucnn.benchmarking.suites.run import FIGURE, RESULT
-    from ipucnn.benchmarking.suites.speedup import speedups
     from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_suite

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ipucnn.benchmarking.regression import QUIET_SHARE
+from ipucnn.benchmarking.baseline import QUIET_SHARE
 from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
 from ipucnn.reports import units
 from ipucnn.reports.console import console, is_interactive, note

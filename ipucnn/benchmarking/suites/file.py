@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ipucnn import documents
+from ipucnn.benchmarking.settings import INFERENCE, KERAS, SESSION, TRAINING
 from ipucnn.config import yaml_text
 from ipucnn.config.options import BY_KEY
 from ipucnn.config.request import matching
@@ -26,9 +27,8 @@ from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent
-INFERENCE, TRAINING, FIT = "inference", "training", "fit"
+FIT = "fit"
 MODES = (INFERENCE, TRAINING, FIT)
-SESSION, KERAS = "session", "keras"
 ENGINES = (SESSION, KERAS)
 # Keys of a row besides the options of a run: how it is measured; None for text.
 _MEASURING: Mapping[str, Optional[Number]] = {
