@@ -160,7 +160,7 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
         note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
     if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
-        from ipucnn.reports.figures.speedup import draw_speedups
+        from ipucnn.reports.speedup_figure import draw_speedups
 
         write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
         write_atomically(run.folder / f"{FIGURE}.svg", lambda path: draw_speedups(compared, path, ".svg"))

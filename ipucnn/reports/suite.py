@@ -1,15 +1,24 @@
 """What a suite shows: progress over its rows, one table, the time of an epoch of all of them."""
 
+from __future__ import annotations
+
+import json
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ipucnn.reports import units
-from ipucnn.reports.console import console, is_interactive, note
+from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
 from ipucnn.text import printable
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from ipucnn.benchmarking.suites.plan import SuitePlan
+    from ipucnn.benchmarking.suites.result import Speedups, SuiteResult
+
 _RATE = "measured\nimages/s"
-# Columns that a narrow terminal goes without, the first first; those that may tell rows apart if they do not.
+# Columns that a narrow terminal goes without, in the order in which they are left out.
 _SPARE = (
     "FLOP per\nparam.",
     "predicted\nimages/s",
@@ -21,6 +30,7 @@ _SPARE = (
     "stages",
     "GA",
 )
+# Of these, the ones that stay where they tell rows apart.
 _TELLING = ("size", "repl.", "stages", "GA")
 # Options with a column of their own.
 _COLUMN_OPTIONS = ("micro-batch-size", "gradient-accumulation-count", "num-replicas", "image-size")
@@ -39,10 +49,10 @@ class SuiteProgress:
     def __init__(self, done: int, total: int) -> None:
         self._done, self._first, self._total = done, done, total
         self._began = time.monotonic()
-        self._bar: Optional[Any] = None
-        self._task: Any = None
+        self._bar: Optional[Progress] = None
+        self._task: Optional[TaskID] = None
 
-    def __enter__(self) -> "SuiteProgress":
+    def __enter__(self) -> SuiteProgress:
         if is_interactive(sys.stderr) and self._done < self._total:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -65,7 +75,7 @@ class SuiteProgress:
 
     def update(self, what: str, done: int, of: int, figures: str) -> None:
         """Progress within a row."""
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=printable(f"{what} {figures}"))
 
     def row(self, done: int, total: int, row: Dict[str, Any]) -> None:
@@ -73,7 +83,7 @@ class SuiteProgress:
         self._done = done
         left = self._left()
         line = f"[{done}/{total}] {row['id']}: {_outcome(row)} ({units.duration(row['wall_s'])})"
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             from rich.text import Text
 
             self._bar.console.print(Text(printable(line)), soft_wrap=True)
@@ -107,13 +117,8 @@ def _predicted(row: Dict[str, Any], key: str) -> Optional[float]:
     return row["predicted"][0][key] if row["predicted"] else None
 
 
-def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
-    """Titles and rows of the table; columns in which no row has anything are left out.
-
-    Args:
-        result: ``SuiteResult``.
-        speedup: ``Speedups``.
-    """
+def columns(result: SuiteResult, speedup: Speedups) -> Tuple[List[str], List[List[str]]]:
+    """Titles and rows of the table; columns in which no row has anything are left out."""
     factors = {point.id: point.speedup for point in speedup.points}
     first = next((row["step_s"] for row in result.rows if row["step_s"] is not None), None)
     is_ladder = any(row["mode"] == "fit" for row in result.rows)
@@ -212,25 +217,15 @@ def _predicted_step(row: Dict[str, Any]) -> Optional[float]:
     return row["micro_batch_size"] / rate if rate else None
 
 
-def print_suite(result: Any, speedup: Any) -> None:
-    """The table and the sums on stdout.
-
-    Args:
-        result: ``SuiteResult``.
-        speedup: ``Speedups``.
-    """
-    from rich import box
-    from rich.table import Table
+def print_suite(result: SuiteResult, speedup: Speedups) -> None:
+    """The table and the sums on stdout."""
     from rich.text import Text
 
     out = console(sys.stdout)
     titles, rows = _fitting(*columns(result, speedup), out.width)
     fits = _width(titles, rows) <= out.width
     title = f"{result.suite}: {result.title}" if result.title not in ("", result.suite) else result.suite
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold",
-        padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    table = plain_table(title=title, padding=(0, 1, 0, 0))
     for index, name in enumerate(titles):
         # Where nothing more can be left out, what tells rows apart is broken, and no figure.
         whole = fits or index > 0
@@ -240,15 +235,10 @@ def print_suite(result: Any, speedup: Any) -> None:
     for cells in rows:
         table.add_row(*(Text(cell) for cell in cells))
     out.print(table)
-    details = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    details.add_column(no_wrap=True)
-    details.add_column(overflow="fold")
-    for name, value in facts(result, speedup):
-        details.add_row(Text(name, style="bold"), Text(printable(value)))
-    out.print(details)
+    out.print(fact_table((name, printable(value)) for name, value in facts(result, speedup)))
 
 
-def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
+def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
     """What the table is of, as (name, value)."""
     done = [row for row in result.rows if row["status"] == "done"]
     machine = result.machine
@@ -316,22 +306,18 @@ def _some(names: List[str], count: int = 2) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
-def print_plan(plan: Any, as_json: bool) -> None:
+def print_plan(plan: SuitePlan, as_json: bool) -> None:
     """The rows that would run, for ``--print-config``."""
-    import json
-
     if as_json:
         print(json.dumps({"suite": plan.suite.name, "rows": [row.identity() for row in plan.rows]}, indent=2))
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ipucnn.config.options import SPECS
     from ipucnn.config.show import value_text
 
     out = console(sys.stdout)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     short = max(len(row.id) for row in plan.rows) <= out.width // 2
     table.add_column("row", overflow="fold", no_wrap=short)
     table.add_column("mode", no_wrap=True)
