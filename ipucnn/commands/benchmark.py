@@ -1,13 +1,16 @@
 """``ipucnn benchmark``: measure throughput and time."""
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
+
+if TYPE_CHECKING:
+    from ipucnn.benchmarking.report import BenchmarkReport
 
 PANEL = "Measuring"
 MODE = typer.Option(
@@ -217,10 +220,10 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
-    work = Benchmark(resolved, settings, verbose)
+    one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
-    if work.baseline is not None and is_too_short(work.baseline):
-        note(f"{settings.baseline} has {len(work.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
+    if one.baseline is not None and is_too_short(one.baseline):
+        note(f"{settings.baseline} has {len(one.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
              "needed: whether this is slower will be inconclusive")  # fmt: skip
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
@@ -230,8 +233,8 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     for warning in device_warnings(resolved.config.device):
         note(f"warning: {warning}")
     with BenchmarkProgress() as progress:
-        report = work.run(progress.update)
-    path = write_folder(folder, work.resolved.config, report)
+        report = one.run(progress.update)
+    path = write_folder(folder, one.resolved.config, report)
     if json_output:
         print(report.to_json(), end="")
     else:
@@ -240,7 +243,7 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     _end(report, path)
 
 
-def _end(report: Any, path: Path) -> None:
+def _end(report: "BenchmarkReport", path: Path) -> None:
     """Raises what the exit code says, once the report is out.
 
     Raises:
