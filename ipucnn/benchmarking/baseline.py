@@ -47,7 +47,7 @@ _NEEDED: Tuple[Tuple[str, Any], ...] = (
     ("executions", list),
 )
 _EXECUTION = ("samples", "wall_s", "cpu_s", "reference_s", "reference_cpu_s")
-# What a Program says of the length of executions, which follows the baseline's, and of the seed.
+# Fields of a Program that are not compared: the length of executions is the baseline's anyway, and seeds may differ.
 _NOT_OF_PROGRAM = (
     "weight_updates_per_epoch",
     "samples_per_epoch",
@@ -252,7 +252,7 @@ class Gate:
         return None
 
     def is_decided(self, executions: List[Dict[str, Any]], others_share: Optional[float]) -> bool:
-        """Whether measuring may stop; looks only now and then, and does not wait for what can't come."""
+        """Whether measuring may stop: looks only now and then, and says yes if the baseline is too short to decide."""
         if is_too_short(self._baseline):
             return True
         if len(executions) < self._next_look:

@@ -461,7 +461,7 @@ class Benchmark:
         return prediction_would_fit(model, name, config, "benchmark")
 
     def _yardstick(self, place: str) -> Optional[Reference]:
-        """What tells how fast the machine is meanwhile: with a baseline the same work as there."""
+        """The work that tells how fast the machine is meanwhile, repeated as often as the baseline did."""
         from ipucnn.benchmarking.contenders import Yardstick
 
         if self.settings.scope == DATA:

@@ -260,7 +260,7 @@ class Fit:
 
 
 def _counted(model: KerasModel) -> Dict[str, Any]:
-    """What a session's compilation report says of a network."""
+    """The counts of a network that a session's compilation report would have."""
     from ipucnn.models.arithmetic import count_macs, count_parameters
 
     return {

@@ -26,7 +26,7 @@ _GROWTH = 8
 
 
 class Contender:
-    """What is measured.
+    """Something that can be timed.
 
     Attributes:
         name: "session", "keras" or what else tells it from the others.

@@ -34,7 +34,7 @@ class BenchmarkReport:
     """One benchmark; the attributes are the keys of ``report.json``, described in ``schema.json``.
 
     Attributes:
-        void: why the result does not count, None if it does; nothing is then in ``measured``.
+        void: why the result does not count, None if it does; a void report has nothing in ``measured``.
         hint: what to do about ``void``.
         exit_code: what the command ends with because of ``void``; not in the file.
     """

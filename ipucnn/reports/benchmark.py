@@ -314,7 +314,7 @@ def _end_to_end_rows(found: Dict[str, Any]) -> List[Tuple[str, str]]:
 
 
 def part_rows(found: Dict[str, Any]) -> List[List[str]]:
-    """Of each part of the input pipeline: name, images/s up to it, interval, own time per image, what it does."""
+    """A row for each part of the pipeline: its name, images/s up to it, interval, own time per image, what it does."""
     return [
         [
             part["name"],

@@ -252,7 +252,7 @@ def _timeline(plan: PipelinePlan, out: Console) -> None:
 
 
 def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
-    """What a stage is at, a character for each ``width``-th of the time; its micro-batch's number where it fits."""
+    """What a stage does, a character for each ``width``-th of the time; with the micro-batch's number where it fits."""
     from rich.text import Text
 
     cells: List[Tuple[str, str]] = [(".", "dim")] * width
@@ -437,7 +437,7 @@ def optimisations_json(
 
 
 def _outcome_json(outcome: Optional[Outcome]) -> Optional[Dict[str, Any]]:
-    """As the table has it: what does not fit has no speed."""
+    """An outcome as the table shows it: what does not fit has no speed."""
     if outcome is None:
         return None
     speed = None if outcome.verdict == "does not fit" else outcome.predicted_images_per_s

@@ -163,7 +163,7 @@ def columns(result: SuiteResult, speedup: Speedups) -> Tuple[List[str], List[Lis
 
 
 def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
-    """What a row is called in the table, by id: its name, and in lines below it what tells it from others of that name.
+    """What the table calls each row, by id: its name, and in lines below it what tells it from others of that name.
 
     These are the fewest options, shortest values first, that do, beside those that have a column of their own.
     """
@@ -202,7 +202,7 @@ def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List
 
 
 def _width(titles: List[str], rows: List[List[str]]) -> int:
-    """Of a table of which no cell is broken."""
+    """How wide a table is in which no cell is broken."""
     widest = [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(titles, *rows)]
     return sum(widest) + _GAP * len(widest)
 
@@ -212,7 +212,7 @@ def _above_one(number: Optional[int]) -> str:
 
 
 def _predicted_step(row: Dict[str, Any]) -> Optional[float]:
-    """Of one micro-batch, as the measured step of a fit."""
+    """The predicted time of one micro-batch, which is what the measured step of a fit is."""
     rate = _predicted(row, "images_per_s")
     return row["micro_batch_size"] / rate if rate else None
 

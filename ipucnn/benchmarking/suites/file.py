@@ -38,7 +38,7 @@ _MEASURING: Mapping[str, Optional[Number]] = {
     "system": None,
     "compare-with": None,
 }
-# Rows of a file once each for-each is written out: each is a benchmark of seconds at least.
+# The most rows that a file may have once each for-each is written out: each row takes seconds at least.
 MAX_ROWS = 10_000
 _ROW = ("model", "name", "mode", "engine", "for-each", *_MEASURING)
 _TOP = ("title", "about", "epoch-images", "defaults", "rows")

@@ -23,11 +23,11 @@ from ipucnn.models.shapes import nearest_legal_sizes
 
 # Flags that are about the suite, not about its rows.
 _OF_SUITE = ("run_dir", "overwrite", "model_name")
-# What does not decide about figures: where things are.
+# Options that only say where things are; they change no figures.
 _NOT_IDENTITY = (*_OF_SUITE, "dataset_path", "download", "resume")
-# What does not decide about the work either: where it is done, and by which random numbers.
+# Options that do not change the work either: on which device it is done, and with which random numbers.
 _NOT_WORK = (*_NOT_IDENTITY, "seed", "device", "on_demand", "select_ipu", "executable_cache")
-# What measures an execution; in mode fit whole epochs are timed.
+# Settings of how executions are measured; in mode fit whole epochs are timed instead.
 _OF_EXECUTIONS = ("executions", "min_time_s", "max_time_s", "compare_with")
 
 

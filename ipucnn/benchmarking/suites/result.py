@@ -261,7 +261,7 @@ def predicted_rate(row: Mapping[str, Any]) -> Optional[float]:
 
 
 def option_text(row: Mapping[str, Any], key: str) -> str:
-    """What an option of a row is, in few characters; ``options`` leaves out what has its default."""
+    """The value of a row's option, in few characters; an option that the row does not have is at its default."""
     from ipucnn.config.options import BY_KEY
 
     if key in row["options"]:
@@ -326,7 +326,7 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     return result
 
 
-# What two rows must have in common to be compared; what is not known before a row has run counts as the same.
+# Two rows are compared only where these are equal.  What is not known before a row has run is taken to be equal.
 _SAME = (
     "model",
     "mode",

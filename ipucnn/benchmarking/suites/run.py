@@ -35,7 +35,7 @@ from ipucnn.text import shown_value
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
 _FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
-# Of default folders; those of single benchmarks end in -benchmark.
+# What the names of default folders end with; those of single benchmarks end in -benchmark.
 _SUFFIX = "suite"
 RunRow = Callable[[PlannedRow, Path, Report], Dict[str, Any]]
 OnRow = Callable[[int, int, Dict[str, Any]], None]
@@ -86,7 +86,7 @@ def saved_seed(folder: Path) -> Optional[int]:
 
 
 def this_machine() -> Dict[str, Any]:
-    """What figures depend on and can be told without TensorFlow."""
+    """The facts about this machine that figures depend on and that are known without TensorFlow."""
     from importlib.metadata import PackageNotFoundError, version
 
     from ipucnn.sessions.session import cpu_name, host_memory_bytes
