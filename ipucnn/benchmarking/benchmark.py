@@ -13,7 +13,17 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
+from ipucnn.benchmarking.contenders import (
+    KerasInference,
+    KerasTraining,
+    SessionInference,
+    SessionTraining,
+    Yardstick,
+    compile_session,
+    keras_model,
+)
 from ipucnn.benchmarking.input_pipeline import (
     PipelinePart,
     constant_batch,
@@ -55,8 +65,6 @@ from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
-    from ipucnn.benchmarking.contenders import SessionInference, SessionTraining
-    from ipucnn.benchmarking.machine import MatmulPeak
     from ipucnn.compat import KerasModel, TfDataset
     from ipucnn.sessions.session import CompilationReport, DeviceInfo, Session
 
@@ -291,7 +299,6 @@ class Benchmark:
     def _compile_training(
         self, session: Session, model: KerasModel
     ) -> Tuple[CompilationReport, SessionTraining]:
-        from ipucnn.benchmarking.contenders import SessionTraining, compile_session
         from ipucnn.training.losses import make_loss
 
         loss = make_loss(self.loss_name, self.resolved.config.label_smoothing)
@@ -310,7 +317,6 @@ class Benchmark:
     def _compile_inference(
         self, session: Session, model: KerasModel
     ) -> Tuple[CompilationReport, SessionInference]:
-        from ipucnn.benchmarking.contenders import SessionInference
 
         self.program = self.program.with_fused(self.fused_in_inference(session, model))
         p = self.program
@@ -344,32 +350,28 @@ class Benchmark:
 
     def _on_constant_batch(self, session: Session, samples_per_element: int) -> Contender:
         """The session's work on a constant batch, without input pipeline."""
-        from ipucnn.benchmarking import contenders
-
         batch, p = constant_batch(self.pipeline(samples_per_element)), self.program
         own: Contender
         if self.settings.training:
-            own = contenders.SessionTraining(session, batch)
+            own = SessionTraining(session, batch)
         else:
             images = images_only(batch)
-            own = contenders.SessionInference(session, images, p.micro_batch_size, p.fused_micro_batches)
+            own = SessionInference(session, images, p.micro_batch_size, p.fused_micro_batches)
         own.name = "constant batch"
         return own
 
     def keras_contender(self, model: KerasModel) -> Tuple[Contender, str]:
         """Plain Keras at the same work, and what that is, in words."""
-        from ipucnn.benchmarking import contenders
-
         p, smoothing = self.program, self.resolved.config.label_smoothing
-        compiled, accumulated, description = contenders.keras_model(
+        compiled, accumulated, description = keras_model(
             model, self.optimizer, self.learning_rate, self.loss_name, smoothing, p.num_micro_batches
         )
         batches = self.dataset(0, p.micro_batch_size)
         if self.settings.training:
             micro_batches = p.num_micro_batches if accumulated > 1 else 1
-            return contenders.KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
+            return KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
         description = f"Keras {description.split()[1]} predict"
-        return contenders.KerasInference(compiled, images_only(batches), p.micro_batch_size), description
+        return KerasInference(compiled, images_only(batches), p.micro_batch_size), description
 
     # -- from building the network to the report ------------------------------------------------------------------
 
@@ -385,7 +387,6 @@ class Benchmark:
         Raises:
             UserError: the device is not there, or the baseline is another machine's.
         """
-        from ipucnn.benchmarking import machine
         from ipucnn.sessions.factory import create_session
 
         began = time.perf_counter()
@@ -411,8 +412,6 @@ class Benchmark:
         self, session: Session, result: BenchmarkReport, gate: Optional[Gate], began: float, report: Report
     ) -> None:
         """Fills the report; whatever this raises makes it void."""
-        from ipucnn.benchmarking import machine
-
         report("building the network", 0, 0, "")
         started = time.perf_counter()
         model = run_setup.build(self.setup)
@@ -462,8 +461,6 @@ class Benchmark:
 
     def _yardstick(self, place: str) -> Optional[Reference]:
         """The work that tells how fast the machine is meanwhile, repeated as often as the baseline did."""
-        from ipucnn.benchmarking.contenders import Yardstick
-
         if self.settings.scope == DATA:
             return None
         before = self.baseline["execution"]["reference_repetitions"] if self.baseline is not None else None
@@ -512,12 +509,10 @@ class Benchmark:
         result: BenchmarkReport,
         measurements: List[Measurement],
         rival: Rival,
-        peak: Optional[MatmulPeak],
+        peak: Optional[machine.MatmulPeak],
         others_share: Optional[float],
     ) -> None:
         """Puts what was measured into the report."""
-        from ipucnn.benchmarking import machine
-
         own = measurements[0]
         executions = own.executions
         if own.first_s:

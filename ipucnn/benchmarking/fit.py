@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+from ipucnn.benchmarking import machine
+from ipucnn.benchmarking.contenders import keras_model
 from ipucnn.benchmarking.measure import Report
 from ipucnn.benchmarking.settings import KERAS, data_kind
 from ipucnn.benchmarking.statistics import throughput
@@ -91,7 +93,6 @@ class Fit:
         Raises:
             UserError: NaN, or what the session cannot do.
         """
-        from ipucnn.benchmarking import machine
         from ipucnn.sessions.factory import create_session
 
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -144,8 +145,6 @@ class Fit:
         }
 
     def _measured(self, samples: int, seconds: List[float], compilation: Dict[str, Any]) -> Dict[str, Any]:
-        from ipucnn.benchmarking import machine
-
         speed = throughput([samples] * len(seconds), seconds, self.seed)
         flop = 6.0 * compilation["macs_per_sample"]
         return {
@@ -215,8 +214,6 @@ class Fit:
     def _keras(self, session: Session, model: KerasModel, loss: LossFunction, report: Report) -> Trained:
         import numpy as np
         from tensorflow import keras
-
-        from ipucnn.benchmarking.contenders import keras_model
 
         rate = float(self.schedule(np.arange(1))[0])
         copy, _, description = keras_model(
