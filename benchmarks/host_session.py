@@ -87,7 +87,7 @@ def keras_runner(name, batch, accumulate, norm_batch):
     _quiet_import()
     from tensorflow import keras
 
-    from ipucnn.benchmarking.stock import stock_copy
+    from ipucnn.benchmarking.contenders import stock_copy
 
     model = stock_copy(build(name, norm_batch))
     steps = accumulate if accumulate > 1 else None

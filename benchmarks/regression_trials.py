@@ -12,36 +12,35 @@ import os
 import statistics
 import time
 
+from ipucnn.benchmarking.baseline import Gate
 from ipucnn.benchmarking.machine import Occupation
-from ipucnn.benchmarking.measure import Limits, Reference, Side, measure
-from ipucnn.benchmarking.regression import Gate
+from ipucnn.benchmarking.measure import Contender, Limits, Reference, measure
 from ipucnn.benchmarking.report import execution_rows
 
 ALLOWED = 0.05
 
 
-class Slowed(Side):
+class Slowed(Contender):
     """A side that does ``extra`` percent more work in an execution than it reports."""
 
-    def __init__(self, side, extra, units=None):
-        self._side, self._extra = side, extra
-        self.name, self.samples_per_unit = side.name, side.samples_per_unit
-        self.granule, self.fixed_units = side.granule * 10, units
+    def __init__(self, contender, extra, units=None):
+        self._contender, self._extra = contender, extra
+        self.name, self.samples_per_unit = contender.name, contender.samples_per_unit
+        self.granule, self.fixed_units = contender.granule * 10, units
 
     def execute(self, num_units):
-        self._side.execute(num_units + num_units * self._extra // 100)
+        self._contender.execute(num_units + num_units * self._extra // 100)
 
     def check(self):
-        self._side.check()
+        self._contender.check()
 
 
-def make_side(model, training):
-    """The benchmark's own side and yardstick for a network on generated data."""
-    from ipucnn.benchmarking.making import compile_sides
+def make_contender(model, training):
+    """The benchmark's own contender and yardstick for a network on generated data."""
+    from ipucnn.benchmarking.benchmark import Benchmark
+    from ipucnn.benchmarking.contenders import Yardstick
     from ipucnn.benchmarking.report import BenchmarkReport
-    from ipucnn.benchmarking.run import Benchmark
     from ipucnn.benchmarking.settings import make_settings
-    from ipucnn.benchmarking.yardstick import Yardstick
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
@@ -51,7 +50,7 @@ def make_side(model, training):
     session = create_session("cpu")
     network = build(work.setup)
     report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {}, {})
-    return compile_sides(work, session, network, report)[0][0], Yardstick(session.place)
+    return work.contenders(session, network, report)[0][0], Yardstick(session.place)
 
 
 def text(ratio):
@@ -70,7 +69,7 @@ def main():
     parser.add_argument("--most", type=float, default=60.0, help="most time of an undecided one")
     parser.add_argument("--execution-s", type=float, default=0.05)
     arguments = parser.parse_args()
-    side, yardstick = make_side(arguments.model, not arguments.inference)
+    contender, yardstick = make_contender(arguments.model, not arguments.inference)
     limits = Limits(
         min_executions=arguments.executions, min_time_s=arguments.seconds, max_time_s=arguments.most, max_warmup_s=1.0,
         execution_s=arguments.execution_s,
@@ -85,7 +84,7 @@ def main():
             )
         # As `ipucnn benchmark --baseline` does: executions and yardstick are as long as the baseline's.
         units = None if gate is None else length[0]
-        done = measure([Slowed(side, extra, units)], limits, reference=Fixed() if gate else yardstick, **more)
+        done = measure([Slowed(contender, extra, units)], limits, reference=Fixed() if gate else yardstick, **more)
         length[0] = done.measurements[0].units
         return execution_rows(done.measurements[0].executions), occupied.others_share()
 

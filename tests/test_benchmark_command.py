@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from ipucnn import cli
-from ipucnn.benchmarking import making
-from ipucnn.benchmarking import run as benchmarking
+from ipucnn.benchmarking import benchmark as benchmarking
+from ipucnn.benchmarking import input_pipeline
 from ipucnn.benchmarking.measure import Limits
 from ipucnn.benchmarking.report import SCHEMA, read_report
 from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
@@ -141,16 +141,15 @@ def resolved(model="lenet", **flags):
 
 
 def test_the_session_computes_what_keras_does():
-    """Both sides of a comparison run the same network: logits of the same images agree."""
+    """Both contenders of a comparison run the same network: logits of the same images agree."""
     work = benchmarking.Benchmark(resolved("cifar_resnet8", micro_batch_size="2"), measured())
-    from ipucnn.benchmarking import sides
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
 
     session, model = create_session("cpu"), build(work.setup)
     session.compile_prediction(model, (2, *work.setup.input_shape))
-    rival, _ = making.keras_side(work, model)
-    batches = sides.images_only(work.dataset(0, 2)).take(3)
+    rival, _ = work.keras_contender(model)
+    batches = input_pipeline.images_only(work.dataset(0, 2)).take(3)
     own = np.concatenate(session.predict(batches))
     np.testing.assert_allclose(own, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
     assert type(rival._model.layers[2]).__module__.startswith("keras")
@@ -202,7 +201,7 @@ def test_not_finite_logits_void_inference(monkeypatch):
         return model
 
     monkeypatch.setattr(benchmarking.run_setup, "build", build)
-    report = benchmarking.run_benchmark(resolved(), measured())
+    report = benchmarking.Benchmark(resolved(), measured()).run()
     assert report.measured is None and "NaN" in report.void and report.images_per_s is None
     valid(report.to_dict())
 
@@ -216,7 +215,7 @@ def test_a_device_error_voids_the_result(monkeypatch):
         raise tf.errors.InternalError(None, None, "the device is gone\nsecond line")
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    report = benchmarking.run_benchmark(resolved(), measured())
+    report = benchmarking.Benchmark(resolved(), measured()).run()
     assert report.void == "InternalError: the device is gone" and report.exit_code == 1
     valid(report.to_dict())
 
@@ -237,7 +236,7 @@ def test_running_out_of_memory_is_told(monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, text)
 
     monkeypatch.setattr(HostSession, "predict", full)
-    report = benchmarking.run_benchmark(resolved(), measured())
+    report = benchmarking.Benchmark(resolved(), measured()).run()
     assert report.void == "out of memory: OOM when allocating tensor with shape[9,28,28,6] and type float"
     assert report.exit_code == 4 and "--micro-batch-size" in report.hint
     valid(report.to_dict())
@@ -260,7 +259,9 @@ def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch, d
 def test_validation_draws_no_pixels():
     """Of an image that fits in memory, and would take a while to draw."""
     work = benchmarking.Benchmark(resolved("resnet50-keras", image_size="4096"), measured(), dry=True)
-    assert work.setup.input_shape == (4096, 4096, 3) and work.setup.source.train.images.size < 10
+    images = work.setup.source.train.images
+    assert work.setup.input_shape == images.shape[1:] == (4096, 4096, 3)
+    assert not any(images.strides)  # all of them are one value in memory
     assert benchmarking.Benchmark(resolved(), measured(), dry=True).setup.input_shape == (28, 28, 1)
 
 
@@ -275,7 +276,7 @@ def test_a_least_time_that_nobody_gave_is_at_most_the_most_time(given, least):
 
 
 def test_what_keras_does_not_do_is_told():
-    from ipucnn.benchmarking.sides import keras_optimizer
+    from ipucnn.benchmarking.contenders import keras_optimizer
     from ipucnn.training.optimizers import make_settings as optimizer
 
     def of(name, is_keras_3, **more):
@@ -295,7 +296,7 @@ def test_what_keras_does_not_do_is_told():
 
 def test_an_execution_without_results_does_not_count():
     """Neither no logits at all, nor fewer than there are images."""
-    from ipucnn.benchmarking.sides import SessionInference
+    from ipucnn.benchmarking.contenders import SessionInference
 
     class Lazy:
         def predict(self, batches):
@@ -339,7 +340,7 @@ def against(report, settings=None, **flags):
 def test_executions_are_the_baselines(whole_baseline):
     """What it computed as one too: executions of 4 micro-batches would be none of the 64 that the host fuses."""
     work = against(whole_baseline)
-    assert making.fused_in_inference(work, None, None) == 2
+    assert work.fused_in_inference(None, None) == 2
     report = json.loads(whole_baseline)
     report["execution"]["samples"] = 20
     with pytest.raises(DataError, match="20 samples are no multiple of 8"):
@@ -462,7 +463,7 @@ def test_what_is_no_share(text):
 
 
 def test_folders_are_not_overwritten(tmp_path):
-    from ipucnn.benchmarking.folder import check_folder
+    from ipucnn.benchmarking.report import check_folder
 
     folder = tmp_path / "r"
     folder.mkdir()
@@ -522,7 +523,7 @@ def test_an_unexpected_error_voids_the_result(monkeypatch):
         raise ValueError("shapes do not match\nsecond line")
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    report = benchmarking.run_benchmark(resolved(), measured())
+    report = benchmarking.Benchmark(resolved(), measured()).run()
     assert report.void == "ValueError: shapes do not match" and report.exit_code == 1
     assert "def broken" not in report.traceback and "ValueError" in report.traceback
     valid(report.to_dict())
@@ -626,7 +627,7 @@ def test_a_slow_input_pipeline_is_seen(monkeypatch):
     monkeypatch.setattr(pipeline, "train_batches", slow)
     monkeypatch.setattr(pipeline, "buffered_elements", lambda *args: 4)
     settings = measured(mode="training", scope="end-to-end")
-    report = benchmarking.run_benchmark(resolved(micro_batch_size="2"), settings)
+    report = benchmarking.Benchmark(resolved(micro_batch_size="2"), settings).run()
     assert report.void is None, report.traceback
     assert report.end_to_end["data_share"]["value"] > 0.5
     assert report.end_to_end["pipeline"]["images_per_s"]["value"] <= 2 / 0.02

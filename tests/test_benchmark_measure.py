@@ -1,8 +1,8 @@
-"""Phases, rounds and limits of a measurement, with sides and a clock of the test's own."""
+"""Phases, rounds and limits of a measurement, with contenders and a clock of the test's own."""
 
 import pytest
 
-from ipucnn.benchmarking.measure import Limits, Reference, Side, measure
+from ipucnn.benchmarking.measure import Contender, Limits, Reference, measure
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-class Fake(Side):
+class Fake(Contender):
     """Takes ``cost(call, units)`` seconds; ``log`` lists every execution."""
 
     def __init__(self, clock, cost, name="session", samples=4, granule=1, fixed=None, log=None, raises=None):
@@ -40,9 +40,9 @@ def compiling(call, units):
 
 def test_compiling_warm_up_and_measuring_are_apart():
     clock = Clock()
-    side = Fake(clock, compiling)
+    contender = Fake(clock, compiling)
     result = measure(
-        [side], Limits(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
+        [contender], Limits(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
     ).measurements[0]
     assert result.first_s == pytest.approx(5.01)
     assert result.steady and result.warmup_executions >= 6
@@ -51,14 +51,14 @@ def test_compiling_warm_up_and_measuring_are_apart():
     assert all(e.wall_s == pytest.approx(0.01 * result.units) for e in result.executions)
     assert result.executions[0].wall_s >= 0.05
     assert all(e.samples == 4 * result.units for e in result.executions)
-    assert side.checked == side.calls
+    assert contender.checked == contender.calls
 
 
 def test_warm_up_goes_on_until_steady():
     clock = Clock()
-    side = Fake(clock, lambda call, units: 1.0 * (1 + 8 * 0.7**call))
+    contender = Fake(clock, lambda call, units: 1.0 * (1 + 8 * 0.7**call))
     result = measure(
-        [side], Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
+        [contender], Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
     ).measurements[0]
     assert result.steady and result.warmup_executions > 8
     times = [e.wall_s for e in result.executions]
@@ -68,10 +68,10 @@ def test_warm_up_goes_on_until_steady():
 @pytest.mark.parametrize("seconds, warm", [(30.0, 1), (4.0, None)])
 def test_warm_up_has_a_cap(seconds, warm):
     clock = Clock()
-    side = Fake(clock, lambda call, units: seconds * 0.8**call)
-    side.check = lambda: None
+    contender = Fake(clock, lambda call, units: seconds * 0.8**call)
+    contender.check = lambda: None
     limits = Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=10.0, execution_s=0)
-    result = measure([side], limits, clock=clock).measurements[0]
+    result = measure([contender], limits, clock=clock).measurements[0]
     assert not result.steady and (warm is None or result.warmup_executions == warm)
     assert result.warmup_s <= 10.0 or result.warmup_executions == 1
 
@@ -80,21 +80,21 @@ def test_prescribed_executions_and_granules():
     clock = Clock()
     fixed = Fake(clock, compiling, fixed=7)
     grained = Fake(clock, compiling, granule=16)
-    for side in (fixed, grained):
-        measure([side], Limits(min_time_s=0, max_time_s=1e9), clock=clock)
+    for contender in (fixed, grained):
+        measure([contender], Limits(min_time_s=0, max_time_s=1e9), clock=clock)
     assert {units for _, units in fixed.log} == {7}
     assert all(units % 16 == 0 for _, units in grained.log)
 
 
 def test_an_execution_that_does_not_hold_whole_granules_is_no_execution():
-    side = Fake(Clock(), compiling, granule=64, fixed=100)
+    contender = Fake(Clock(), compiling, granule=64, fixed=100)
     with pytest.raises(ValueError, match="100 units are no multiple of 64"):
-        measure([side], Limits(min_time_s=0))
-    assert side.calls == 0
+        measure([contender], Limits(min_time_s=0))
+    assert contender.calls == 0
 
 
-def test_the_least_time_is_that_of_the_first_side():
-    """Neither the other side nor the reference count, both of which take far longer."""
+def test_the_least_time_is_that_of_the_first_contender():
+    """Neither the other contender nor the reference count, both of which take far longer."""
     clock = Clock()
 
     class Slow(Reference):
@@ -102,40 +102,40 @@ def test_the_least_time_is_that_of_the_first_side():
             clock.now += 50.0
             return 50.0, 50.0
 
-    sides = [Fake(clock, lambda c, u: 1.0, "a"), Fake(clock, lambda c, u: 9.0, "b")]
+    contenders = [Fake(clock, lambda c, u: 1.0, "a"), Fake(clock, lambda c, u: 9.0, "b")]
     limits = Limits(min_executions=3, min_time_s=7.0, max_time_s=1e9)
-    result = measure(sides, limits, reference=Slow(), clock=clock)
+    result = measure(contenders, limits, reference=Slow(), clock=clock)
     assert [len(m.executions) for m in result.measurements] == [7, 7]
 
 
-def test_sides_take_turns_in_alternating_order():
+def test_contenders_take_turns_in_alternating_order():
     clock, log = Clock(), []
-    sides = [Fake(clock, lambda c, u: 1.0, "a", log=log), Fake(clock, lambda c, u: 2.0, "b", log=log)]
-    result = measure(sides, Limits(min_executions=4, min_time_s=0, max_time_s=1e9), clock=clock)
+    contenders = [Fake(clock, lambda c, u: 1.0, "a", log=log), Fake(clock, lambda c, u: 2.0, "b", log=log)]
+    result = measure(contenders, Limits(min_executions=4, min_time_s=0, max_time_s=1e9), clock=clock)
     assert [name for name, _ in log][-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert [[e.wall_s for e in m.executions] for m in result.measurements] == [[1.0] * 4, [2.0] * 4]
 
 
 def test_least_time_and_most_time():
     clock = Clock()
-    side = Fake(clock, lambda c, u: 1.0)
-    side.check = lambda: None
-    long = measure([side], Limits(min_executions=3, min_time_s=30.0), clock=clock)
+    contender = Fake(clock, lambda c, u: 1.0)
+    contender.check = lambda: None
+    long = measure([contender], Limits(min_executions=3, min_time_s=30.0), clock=clock)
     assert len(long.measurements[0].executions) == 30 and not long.out_of_time
     clock = Clock()
-    side = Fake(clock, lambda c, u: 20.0)
-    side.check = lambda: None
-    short = measure([side], Limits(max_time_s=100.0), clock=clock)
+    contender = Fake(clock, lambda c, u: 20.0)
+    contender.check = lambda: None
+    short = measure([contender], Limits(max_time_s=100.0), clock=clock)
     assert 3 <= len(short.measurements[0].executions) < 10 and short.out_of_time
     assert clock.now <= 100.0
     clock = Clock()
-    side = Fake(clock, lambda c, u: 500.0 if c == 1 else 5.0)
-    side.check = lambda: None
-    late = measure([side], Limits(max_time_s=90.0), clock=clock)
+    contender = Fake(clock, lambda c, u: 500.0 if c == 1 else 5.0)
+    contender.check = lambda: None
+    late = measure([contender], Limits(max_time_s=90.0), clock=clock)
     assert len(late.measurements[0].executions) == 6  # compiling leaves a third of the time
     clock = Clock()
-    side = Fake(clock, lambda c, u: 200.0)
-    slow = measure([side], Limits(max_time_s=100.0), clock=clock)
+    contender = Fake(clock, lambda c, u: 200.0)
+    slow = measure([contender], Limits(max_time_s=100.0), clock=clock)
     assert len(slow.measurements[0].executions) == 3  # whatever they take
 
 
@@ -154,10 +154,10 @@ def test_the_reference_is_timed_around_each_round():
             clock.now += spent
             return spent, 10 * spent
 
-    side, reference = Fake(clock, lambda c, u: 1.0), Counting()
+    contender, reference = Fake(clock, lambda c, u: 1.0), Counting()
     limits = Limits(min_executions=3, min_time_s=0, max_time_s=1e9)
     result = measure(
-        [side], limits, reference=reference, clock=clock, cpu_clock=lambda: 2 * clock.now
+        [contender], limits, reference=reference, clock=clock, cpu_clock=lambda: 2 * clock.now
     )  # fmt: skip
     rows = result.measurements[0].executions
     assert [e.reference_s for e in rows] == [1.5, 2.5, 3.5]
@@ -166,27 +166,27 @@ def test_the_reference_is_timed_around_each_round():
     assert reference.suited == 1.0
 
 
-def test_what_a_side_prepares_is_off_the_clock():
+def test_what_a_contender_prepares_is_off_the_clock():
     clock = Clock()
-    side = Fake(clock, lambda c, u: 1.0)
+    contender = Fake(clock, lambda c, u: 1.0)
     prepared = []
 
     def prepare(units):
         clock.now += 50.0
         prepared.append(units)
 
-    side.prepare = prepare
-    result = measure([side], Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=1e9), clock=clock)
+    contender.prepare = prepare
+    result = measure([contender], Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=1e9), clock=clock)
     assert {e.wall_s for e in result.measurements[0].executions} == {1.0}
-    assert len(prepared) == side.calls and prepared == [units for _, units in side.log]
+    assert len(prepared) == contender.calls and prepared == [units for _, units in contender.log]
 
 
 def test_warm_up_leaves_the_time_that_the_executions_need():
     """Executions of 12 s: one to warm up, and ten measured, within 150 s; not six to see whether times are steady."""
     clock = Clock()
-    side = Fake(clock, lambda c, u: 16.0 if c == 1 else 12.0)
-    side.check = lambda: None
-    result = measure([side], Limits(max_warmup_s=1e9), clock=clock)
+    contender = Fake(clock, lambda c, u: 16.0 if c == 1 else 12.0)
+    contender.check = lambda: None
+    result = measure([contender], Limits(max_warmup_s=1e9), clock=clock)
     own = result.measurements[0]
     assert own.warmup_executions == 1 and len(own.executions) == 10 and clock.now <= 150.0
     assert not own.steady
@@ -195,15 +195,15 @@ def test_warm_up_leaves_the_time_that_the_executions_need():
 @pytest.mark.parametrize("decides_at, count", [(0, 10), (25, 25), (10**9, 80)])
 def test_measuring_goes_on_until_decided_or_out_of_time(decides_at, count):
     clock, asked = Clock(), []
-    side = Fake(clock, lambda c, u: 1.0)
-    side.check = lambda: None
+    contender = Fake(clock, lambda c, u: 1.0)
+    contender.check = lambda: None
 
     def is_decided(measurements):
         asked.append(len(measurements[0].executions))
         return asked[-1] >= decides_at
 
     limits = Limits(min_time_s=0, max_time_s=90.0, max_warmup_s=8.0)
-    result = measure([side], limits, clock=clock, is_decided=is_decided)
+    result = measure([contender], limits, clock=clock, is_decided=is_decided)
     assert abs(len(result.measurements[0].executions) - count) <= 5 * (count == 80)
     assert asked[0] == 10 and clock.now <= 90.0 and not result.out_of_time
 
@@ -221,17 +221,17 @@ def test_an_interrupt_keeps_whole_rounds(call, finished):
     assert finished == 0 or counts[0] == second.calls - 1 - 1 - result.measurements[1].warmup_executions
 
 
-def test_what_a_side_raises_comes_out():
+def test_what_a_contender_raises_comes_out():
     clock = Clock()
-    side = Fake(clock, lambda c, u: 1.0, raises={3: ValueError("broken")})
+    contender = Fake(clock, lambda c, u: 1.0, raises={3: ValueError("broken")})
     with pytest.raises(ValueError, match="broken"):
-        measure([side], Limits(), clock=clock)
+        measure([contender], Limits(), clock=clock)
 
 
 def test_progress_is_told():
     clock, told = Clock(), []
-    side = Fake(clock, lambda c, u: 1.0)
-    measure([side], Limits(min_time_s=0, max_time_s=1e9), lambda *event: told.append(event), clock=clock)
+    contender = Fake(clock, lambda c, u: 1.0)
+    measure([contender], Limits(min_time_s=0, max_time_s=1e9), lambda *event: told.append(event), clock=clock)
     phases = [phase for phase, done, of, _ in told if done == of]
     assert phases == ["session: first execution", "session: warm-up", "measured"]
     assert [done for phase, done, _, _ in told if phase == "measured"] == list(range(1, 11))

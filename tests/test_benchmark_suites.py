@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from ipucnn import cli
 from ipucnn.benchmarking.suites import file as files
 from ipucnn.benchmarking.suites import process
-from ipucnn.benchmarking.suites.check import check_rows
-from ipucnn.benchmarking.suites.plan import plan_suite
-from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, totals
+from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
+from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, speedups, totals
 from ipucnn.benchmarking.suites.run import SuiteRun, _difference, suite_folder
-from ipucnn.benchmarking.suites.speedup import speedups
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.reports.figures.speedup import draw_speedups
+from ipucnn.reports.speedup_figure import draw_speedups
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parents[1]
@@ -577,7 +575,7 @@ class Fake(process.RowProcess):
 def fake(monkeypatch):
     monkeypatch.setattr(process, "RowProcess", Fake)
     monkeypatch.setattr(Fake, "ran", [])
-    monkeypatch.setattr("ipucnn.reports.figures.speedup.draw_speedups", lambda _, path, suffix: path.touch())
+    monkeypatch.setattr("ipucnn.reports.speedup_figure.draw_speedups", lambda _, path, suffix: path.touch())
     Path("my.yml").write_text(SMALL)
     return Fake
 
@@ -589,7 +587,7 @@ def call(capsys, *args):
 
 
 def test_a_whole_suite(fake, capsys, monkeypatch):
-    monkeypatch.setattr("ipucnn.reports.figures.speedup.draw_speedups", draw_speedups)
+    monkeypatch.setattr("ipucnn.reports.speedup_figure.draw_speedups", draw_speedups)
     code, out, err = call(capsys, "--suite", "my.yml", "--image-size", "40")
     assert code == 0, err
     folder = Path("runs/my-suite")
@@ -603,7 +601,7 @@ def test_a_whole_suite(fake, capsys, monkeypatch):
     assert saved["options"] == {"image-size": "40"} and saved["seed"] == 3
     assert (folder / "speedup.png").stat().st_size > 5000
     # Resuming what is finished runs nothing, and compares.
-    monkeypatch.setattr("ipucnn.reports.figures.speedup.draw_speedups", lambda _, path, suffix: path.touch())
+    monkeypatch.setattr("ipucnn.reports.speedup_figure.draw_speedups", lambda _, path, suffix: path.touch())
     code, out, err = call(
         capsys, "--suite", "my.yml", "--image-size", "40", "--resume", "--versus", folder, "--json"
     )

@@ -20,10 +20,9 @@ from ipucnn.planning.plan import assemble, compare
 from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_layers
-from ipucnn.reports.markup import Markup, element, nice_ticks
+from ipucnn.reports.plan import command_line
+from ipucnn.reports.plan_figures import Markup, element, nice_ticks
 from ipucnn.reports.plan_html import render
-from ipucnn.reports.plan_style import STYLE
-from ipucnn.reports.plan_units import command_line
 from ipucnn.reports.units import milliseconds, percent
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -483,15 +482,20 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def style_sheet() -> str:
+    return re.search("<style>(.*)</style>", render(make_plan(1)), re.DOTALL).group(1)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_can_be_told_apart_in_both_modes(dark):
-    light_rules, dark_rules = STYLE.split("@media (prefers-color-scheme: dark)")
+    sheet = style_sheet()
+    light_rules, dark_rules = sheet.split("@media (prefers-color-scheme: dark)")
     dark_rules = dark_rules[: dark_rules.index("} }")]
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light_rules[: light_rules.index("}")]))
     inside = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", dark_rules))
     assert set(inside) == set(colours)
     colours = inside if dark else colours
-    used = set(re.findall(r"var\(--([\w-]+)\)", STYLE))
+    used = set(re.findall(r"var\(--([\w-]+)\)", sheet))
     assert used == set(colours)
     for background in ("page", "panel"):
         for name in ("text", "muted", "good", "doubt", "bad"):
@@ -505,7 +509,7 @@ def test_colours_can_be_told_apart_in_both_modes(dark):
 
 
 def test_every_class_of_a_mark_has_a_style():
-    known = set(re.findall(r"\.([a-z][\w-]*)", STYLE))
+    known = set(re.findall(r"\.([a-z][\w-]*)", style_sheet()))
     used = set()
     for name in PLANS:
         for mark in parsed(render(PLANS[name]())).iter():
@@ -517,7 +521,7 @@ def test_every_class_of_a_mark_has_a_style():
 
 
 def test_markup_escapes_all_but_itself():
-    assert element("b", "<i>", Markup("<br/>"), title='"&') == '<b title="&quot;&amp;">&lt;i&gt;<br/></b>'
+    assert element("b", "<i>", Markup("<br/>"), title='"&') == '<b title="&#34;&amp;">&lt;i&gt;<br/></b>'
     assert element("path", stroke_width=1.005, class_="x", id=None) == '<path stroke-width="1" class="x"/>'
     assert element("p", "\x00\x1b\ud800\uffff ok\n") == "<p>\ufffd\ufffd\ufffd\ufffd ok\n</p>"
 

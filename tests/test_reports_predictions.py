@@ -5,8 +5,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from ipucnn import cli
-from ipucnn.reports.contact_sheet import GREY
-from ipucnn.reports.predictions import FALSE, MISSED, RIGHT, dice, save_predictions
+from ipucnn.reports.sheets import FALSE, GREY, MISSED, RIGHT, dice, save_predictions
 from ipucnn.runs.pictures import Picture
 
 

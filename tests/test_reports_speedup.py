@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.benchmarking.suites.speedup import Point, Speedups
+from ipucnn.benchmarking.suites.result import Point, Speedups
 from ipucnn.models.counts import registered_counts
-from ipucnn.reports.figures.labels import overlap_area, place_labels
-from ipucnn.reports.figures.speedup import draw_speedups
+from ipucnn.reports.speedup_figure import _overlap, draw_speedups, place_labels
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "ipu" / "published_throughput.json"
 FRAME = (0.0, 0.0, 800.0, 600.0)
+
+
+def overlap_area(a, b):
+    """Area that two boxes share, as the placing of labels computes it."""
+    return float(_overlap(np.asarray([a]), np.asarray([b]))[0, 0])
 
 
 def naive_overlap(a, b):
@@ -120,7 +124,7 @@ PUBLISHED = {
 )
 def test_the_published_figure(tmp_path, monkeypatch):
     """The tutorial's own points: every label is there and covers neither another label nor a point."""
-    from ipucnn.reports.figures import speedup as figure
+    from ipucnn.reports import speedup_figure as figure
 
     rows = [row for row in json.loads(DATA.read_text())["rows"] if "figure_label" in row]
     points = []

@@ -509,7 +509,7 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
 
 
 def test_formulas_are_no_class_names(tmp_path):
-    from ipucnn.reports.evaluate_plot import draw_evaluation
+    from ipucnn.reports.evaluate import draw_evaluation
 
     totals = EvaluationTotals(2)
     totals.add(np.eye(2), np.array([0, 1]))

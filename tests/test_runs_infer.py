@@ -320,7 +320,7 @@ def test_the_contact_sheet(trained, run, images, tmp_path):
 def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_path, monkeypatch):
     from PIL import ImageDraw
 
-    from ipucnn.reports.contact_sheet import ContactSheet
+    from ipucnn.reports.sheets import ContactSheet
 
     written = []
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, place, text, **_: written.append(text))
@@ -342,7 +342,7 @@ def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_p
 
 
 def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
-    from ipucnn.reports.contact_sheet import GREEN, ContactSheet
+    from ipucnn.reports.sheets import GREEN, ContactSheet
 
     sheet = ContactSheet()
     sheet.expect(250)

@@ -11,7 +11,7 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.datasets.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
-from ipucnn.reports.panel_sheet import PanelSheet
+from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.infer_masks import foreground_probability
 from ipucnn.runs.mask_inputs import file_pages
 from ipucnn.runs.mask_outputs import overlay, plan_files
@@ -357,7 +357,7 @@ def test_the_table_of_an_evaluation(trained, run):
 
 
 def test_differences_are_coloured_by_their_kind():
-    from ipucnn.reports.evaluate_masks import FALSE_BACKGROUND, FALSE_FOREGROUND, difference
+    from ipucnn.reports.evaluate import FALSE_BACKGROUND, FALSE_FOREGROUND, difference
 
     drawn = difference(np.array([[0, 0, 1, 1]]), np.array([[0, 1, 0, 1]]))
     assert drawn.tolist() == [[[0, 0, 0], list(FALSE_FOREGROUND), list(FALSE_BACKGROUND), [255, 255, 255]]]

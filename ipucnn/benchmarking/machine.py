@@ -94,26 +94,14 @@ def reset_peak_memory() -> bool:
     return True
 
 
-def _status_bytes(name: str) -> Optional[int]:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def memory_bytes() -> Optional[int]:
-    """Resident memory of the process now; None where the system does not tell."""
-    return _status_bytes("VmRSS")
-
-
 def peak_memory_bytes() -> Optional[int]:
     """The most resident memory of the process since it began or :func:`reset_peak_memory`."""
-    mark = _status_bytes("VmHWM")
-    if mark is not None:
-        return mark
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass  # not Linux
     try:
         import resource
     except ImportError:

@@ -1,7 +1,7 @@
-"""Runs sides in turns and keeps every time: first execution, warm-up until steady, measured rounds.
+"""Runs contenders in turns and keeps every time: first execution, warm-up until steady, measured rounds.
 
-A side is something that can execute work: the session, or plain Keras.  Several sides take turns, round by
-round in alternating order, so that what slows the machine down for a while slows down all of them.
+A contender is something that can execute work: the session, plain Keras, or the input pipeline.  Several contenders
+take turns, round by round in alternating order, so that what slows the machine down for a while slows down all of them.
 """
 
 import math
@@ -12,15 +12,21 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 from ipucnn.benchmarking.statistics import is_steady
 
 Report = Callable[[str, int, int, str], None]
-"""(phase, done, of how many, figures): called after each execution, and at each phase's end with done = of."""
+"""(phase, executions done, of how many, figures): called after each execution, and at the end of each phase, when as
+many are done as there are.  0 as the second number means that nobody knows yet how many there will be."""
+
+
+def ignore_progress(phase: str, done: int, of: int, figures: str) -> None:
+    """A ``Report`` that tells nobody."""
+
 
 MIN_ROUNDS = 3
 # An execution is made longer by at most this factor at a time: the first ones are slower than those that follow.
 _GROWTH = 8
 
 
-class Side:
-    """What is measured.
+class Contender:
+    """Something that can be timed.
 
     Attributes:
         name: "session", "keras" or what else tells it from the others.
@@ -72,10 +78,10 @@ class Limits:
 
     Attributes:
         min_executions, min_time_s: both are reached, if ``max_time_s`` allows; the time is the sum of the first
-            side's executions, without what other sides and the reference take.
+            contender's executions, without what other contenders and the reference take.
         max_time_s: of everything, from ``started`` on.  A third of it is kept for the measured executions,
             however long compiling takes, and at least ``MIN_ROUNDS`` of them are made whatever they take.
-        max_warmup_s: of each side, after which warm-up ends, steady or not; at least one execution is made.
+        max_warmup_s: of each contender, after which warm-up ends, steady or not; at least one execution is made.
             It also ends when the measured executions need what is left of ``max_time_s``.
         execution_s: what an execution is made to last, if one unit takes less.
     """
@@ -106,7 +112,7 @@ class Execution:
 
 @dataclass
 class Measurement:
-    """What one side did.
+    """What one contender did.
 
     Attributes:
         first_s: time of its first execution, of one granule of units, which may compile.
@@ -116,7 +122,7 @@ class Measurement:
         executions: measured ones.
     """
 
-    side: Side
+    contender: Contender
     first_s: float = 0.0
     warmup_s: float = 0.0
     warm_s: float = 0.0
@@ -127,8 +133,8 @@ class Measurement:
 
 
 @dataclass
-class Session:
-    """The measurements of all sides; ``interrupted`` if the user stopped them."""
+class Measured:
+    """The measurements of all contenders; ``interrupted`` if the user stopped them."""
 
     measurements: List[Measurement]
     interrupted: bool = False
@@ -136,19 +142,19 @@ class Session:
 
 
 def measure(
-    sides: Sequence[Side],
+    contenders: Sequence[Contender],
     limits: Limits,
-    report: Report = lambda phase, done, of, figures: None,
+    report: Report = ignore_progress,
     reference: Optional[Reference] = None,
     clock: Callable[[], float] = time.perf_counter,
     cpu_clock: Callable[[], float] = time.process_time,
     started: Optional[float] = None,
     is_decided: Callable[[Sequence[Measurement]], bool] = lambda measurements: True,
-) -> Session:
-    """Warms the sides up one by one, then measures them in turns.
+) -> Measured:
+    """Warms the contenders up one by one, then measures them in turns.
 
     Args:
-        sides: at least one.
+        contenders: at least one.
         limits: how long.
         report: told of progress.
         reference: called before, between and after rounds.
@@ -160,30 +166,32 @@ def measure(
         What was measured; an interrupt (KeyboardInterrupt) ends it with the finished rounds.
 
     Raises:
-        ValueError: a side's prescribed execution is no multiple of its granule.
-        Exception: whatever a side raises.
+        ValueError: a contender's prescribed execution is no multiple of its granule.
+        Exception: whatever a contender raises.
     """
-    session = Session([Measurement(side) for side in sides])
+    measured = Measured([Measurement(contender) for contender in contenders])
     began = clock() if started is None else started
     try:
-        for measurement in session.measurements:
-            _warm_up(measurement, limits, report, clock, limits.max_time_s - (clock() - began), len(sides))
+        for measurement in measured.measurements:
+            _warm_up(
+                measurement, limits, report, clock, limits.max_time_s - (clock() - began), len(contenders)
+            )
         if reference is not None:
-            reference.suit(sum(m.warm_s for m in session.measurements))
+            reference.suit(sum(m.warm_s for m in measured.measurements))
         left_s = max(limits.max_time_s - (clock() - began), limits.max_time_s / 3)
-        _rounds(session, limits, report, reference, (clock, cpu_clock), left_s, is_decided)
+        _rounds(measured, limits, report, reference, (clock, cpu_clock), left_s, is_decided)
     except KeyboardInterrupt:
-        session.interrupted = True
-    return session
+        measured.interrupted = True
+    return measured
 
 
-def _time(side: Side, units: int, clocks: Sequence[Callable[[], float]]) -> List[float]:
+def _time(contender: Contender, units: int, clocks: Sequence[Callable[[], float]]) -> List[float]:
     """What an execution took by each of the clocks."""
-    side.prepare(units)
+    contender.prepare(units)
     before = [clock() for clock in clocks]
-    side.execute(units)
+    contender.execute(units)
     spent = [clock() - start for clock, start in zip(clocks, before)]
-    side.check()
+    contender.check()
     return spent
 
 
@@ -197,43 +205,45 @@ def _warm_up(
     report: Report,
     clock: Callable[[], float],
     left_s: float,
-    num_sides: int,
+    num_contenders: int,
 ) -> None:
-    """Ends after ``max_warmup_s``, or when the executions of ``num_sides`` sides need what is left of ``left_s``."""
-    side = m.side
+    """Ends after ``max_warmup_s``, or when the executions of ``num_contenders`` need what is left of ``left_s``."""
+    contender = m.contender
     began = clock()
-    m.units = side.fixed_units or side.granule
-    if m.units % side.granule:
-        raise ValueError(f"{side.name}: {m.units} units are no multiple of {side.granule}")
-    report(f"{side.name}: first execution", 0, 1, "")
-    m.first_s = _time(side, m.units, [clock])[0]
-    report(f"{side.name}: first execution", 1, 1, f"{m.first_s:.2f} s, compiling included")
+    m.units = contender.fixed_units or contender.granule
+    if m.units % contender.granule:
+        raise ValueError(f"{contender.name}: {m.units} units are no multiple of {contender.granule}")
+    report(f"{contender.name}: first execution", 0, 1, "")
+    m.first_s = _time(contender, m.units, [clock])[0]
+    report(f"{contender.name}: first execution", 1, 1, f"{m.first_s:.2f} s, compiling included")
     started, spent = clock(), 0.0
     costs: List[float] = []
 
     def has_time() -> bool:
-        needed = limits.min_executions * num_sides * spent
+        needed = limits.min_executions * num_contenders * spent
         ends = clock() + spent - began + needed <= left_s
         return m.warmup_s + spent <= limits.max_warmup_s and ends
 
     while not m.steady and (not costs or has_time()):
-        spent = _time(side, m.units, [clock])[0]
+        spent = _time(contender, m.units, [clock])[0]
         m.warmup_executions += 1
         m.warm_s = spent
         costs.append(spent / m.units)
-        if side.fixed_units is None and spent < limits.execution_s / 2:
+        if contender.fixed_units is None and spent < limits.execution_s / 2:
             grown = m.units * min(_GROWTH, limits.execution_s / max(spent, 1e-9))
-            m.units = _whole(math.ceil(grown), side.granule)
+            m.units = _whole(math.ceil(grown), contender.granule)
         else:
             m.steady = is_steady(costs)
         m.warmup_s = clock() - started
-        report(f"{side.name}: warm-up", m.warmup_executions, 0, "")
+        report(f"{contender.name}: warm-up", m.warmup_executions, 0, "")
     how = "steady" if m.steady else "not steady yet"
-    report(f"{side.name}: warm-up", m.warmup_executions, m.warmup_executions, f"{m.warmup_s:.1f} s, {how}")
+    report(
+        f"{contender.name}: warm-up", m.warmup_executions, m.warmup_executions, f"{m.warmup_s:.1f} s, {how}"
+    )
 
 
 def _rounds(
-    session: Session,
+    measured: Measured,
     limits: Limits,
     report: Report,
     reference: Optional[Reference],
@@ -241,7 +251,7 @@ def _rounds(
     left_s: float,
     is_decided: Callable[[Sequence[Measurement]], bool],
 ) -> None:
-    count, clock = len(session.measurements), clocks[0]
+    count, clock = len(measured.measurements), clocks[0]
     began = clock()
     rounds: int = 0
     before = reference() if reference is not None else None
@@ -250,35 +260,35 @@ def _rounds(
         turn: List[Any] = [None] * count
         order = range(count) if rounds % 2 == 0 else range(count - 1, -1, -1)
         for i in order:
-            m = session.measurements[i]
-            turn[i] = (m.units * m.side.samples_per_unit, *_time(m.side, m.units, clocks))
+            m = measured.measurements[i]
+            turn[i] = (m.units * m.contender.samples_per_unit, *_time(m.contender, m.units, clocks))
         after = reference() if reference is not None else None
         around: List[Optional[float]] = [None, None]
         if before is not None and after is not None:
             around = [(a + b) / 2 for a, b in zip(before, after)]
-        # Only whole rounds count, so that sides stay paired.
-        for m, times in zip(session.measurements, turn):
+        # Only whole rounds count, so that contenders stay paired.
+        for m, times in zip(measured.measurements, turn):
             m.executions.append(Execution(*times, *around))
         before = after
         rounds += 1
         spent_s, round_s = clock() - began, clock() - start
-        own = session.measurements[0].executions
+        own = measured.measurements[0].executions
         measured_s = sum(e.wall_s for e in own)
         enough = rounds >= limits.min_executions and measured_s >= limits.min_time_s
-        session.out_of_time = spent_s + round_s > left_s and rounds >= MIN_ROUNDS
+        measured.out_of_time = spent_s + round_s > left_s and rounds >= MIN_ROUNDS
         left_rounds = math.ceil((limits.min_time_s - measured_s) / max(own[-1].wall_s, 1e-9))
         left = max(limits.min_executions - rounds, left_rounds, 1)
-        if session.out_of_time or (enough and is_decided(session.measurements)):
-            session.out_of_time = not enough
-            report("measured", rounds, rounds, _speeds(session))
+        if measured.out_of_time or (enough and is_decided(measured.measurements)):
+            measured.out_of_time = not enough
+            report("measured", rounds, rounds, _speeds(measured))
             return
-        report("measured", rounds, rounds + left, _speeds(session))
+        report("measured", rounds, rounds + left, _speeds(measured))
 
 
-def _speeds(session: Session) -> str:
+def _speeds(measured: Measured) -> str:
     parts = []
-    for m in session.measurements:
+    for m in measured.measurements:
         total = sum(e.wall_s for e in m.executions)
         rate = sum(e.samples for e in m.executions) / total
-        parts.append(f"{m.side.name} {rate:.4g} images/s")
+        parts.append(f"{m.contender.name} {rate:.4g} images/s")
     return ", ".join(parts)

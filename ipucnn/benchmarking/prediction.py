@@ -1,7 +1,9 @@
 """What the cost and memory model predicts of IPUs for the program that is measured here.  Nothing of it is measured."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
@@ -11,6 +13,9 @@ from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidate
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
 from ipucnn.training.batching import next_power_of_two, overlap_length
 from ipucnn.training.program import Program
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel
 
 # Micro-batches per execution that an inference pipeline is filled for, unless --steps-per-execution says otherwise:
 # what the public U-Net application's benchmark commands give.
@@ -36,6 +41,20 @@ class Wanted:
     training: bool
     steps: Optional[int] = None
     system: Optional[str] = None
+
+
+def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Dict[str, Any]]:
+    """The predicted columns of a report: of the run's precision, and of 16.16.
+
+    IPUs are mostly used in 16 bits, which the host session does not do.
+
+    Raises:
+        UserError: the network has no layer graph.
+    """
+    from ipucnn.planning.graphs.keras_graph import graph_of
+
+    graph = graph_of(model, name)
+    return [predict_ipu(graph, wanted, each) for each in dict.fromkeys((wanted.config.precision, "16.16"))]
 
 
 def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, Any]:

@@ -1,21 +1,32 @@
-"""The result of a benchmark as a value and as ``report.json``, whose schema is ``schema.json`` beside this file."""
+"""The result of a benchmark: its figures as a value, void if anything went wrong, and the folder it is written to.
 
+The schema of ``report.json`` is ``schema.json`` beside this file.
+"""
+
+import contextlib
 import json
+import re
+import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from ipucnn import interrupts
 from ipucnn.benchmarking import statistics
 from ipucnn.benchmarking.baseline import check_whole
-from ipucnn.benchmarking.measure import Execution
+from ipucnn.benchmarking.measure import Execution, Measurement
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import Resolved
 from ipucnn.documents import read_record
-from ipucnn.errors import DataError
-from ipucnn.filesystem import is_folder
+from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, ConfigurationError, DataError, UserError
+from ipucnn.filesystem import check_makeable, entries, expand, is_folder, make_folder, write_text
+from ipucnn.runs.folder import CONFIG, ELSEWHERE, PROGRAM, REPORT, claim_default, default_run_dir
 from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 3
 KIND = "ipucnn benchmark"
 SCHEMA = Path(__file__).with_name("schema.json")
+_FILES = (CONFIG, PROGRAM, REPORT)
 
 
 @dataclass
@@ -23,7 +34,7 @@ class BenchmarkReport:
     """One benchmark; the attributes are the keys of ``report.json``, described in ``schema.json``.
 
     Attributes:
-        void: why the result does not count, None if it does; nothing is then in ``measured``.
+        void: why the result does not count, None if it does; a void report has nothing in ``measured``.
         hint: what to do about ``void``.
         exit_code: what the command ends with because of ``void``; not in the file.
     """
@@ -81,7 +92,7 @@ def read_report(path: Path) -> Dict[str, Any]:
     Raises:
         DataError: the file is not there, damaged, of another kind or version, or void.
     """
-    path = path / "report.json" if is_folder(path, "--baseline") else path
+    path = path / REPORT if is_folder(path, "--baseline") else path
     data = read_record(path, "--baseline", "give the report.json of a benchmark")
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise DataError(
@@ -144,3 +155,110 @@ def measured_figures(
 def execution_rows(executions: List[Execution]) -> List[Dict[str, Any]]:
     """``executions`` of a report."""
     return [asdict(execution) for execution in executions]
+
+
+def comparison_figures(
+    own: Measurement, other: Measurement, rival: Tuple[str, str], seed: int, *, by_cpu: bool
+) -> Dict[str, Any]:
+    """``comparison`` of a report: the session's speed over the rival's, round by round.
+
+    Args:
+        own, other: of the session and the rival, with as many executions.
+        rival: name and description of the other.
+        seed: of the bootstrap.
+        by_cpu: both computed on the processors, so that processor times can be compared too.
+    """
+    both = own.executions, other.executions
+    samples = [e.samples for e in both[0]], [e.samples for e in both[1]]
+    seconds = [e.wall_s for e in both[0]], [e.wall_s for e in both[1]]
+    on_cpu = [e.cpu_s for e in both[0]], [e.cpu_s for e in both[1]]
+    return {
+        "with": rival[0],
+        "description": rival[1],
+        "executions": execution_rows(other.executions),
+        "steady": other.steady,
+        "images_per_s": statistics.throughput(samples[1], seconds[1], seed).to_dict(),
+        "ratio": statistics.paired_ratio(samples, seconds, seed).to_dict(),
+        "ratio_by_processor_time": statistics.paired_ratio(samples, on_cpu, seed).to_dict()
+        if by_cpu
+        else None,
+    }
+
+
+def _without_nodes(text: str) -> str:
+    """The line of a TensorFlow message that says what could not be allocated, without names of graph nodes."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    line = next((line for line in lines if re.search("OOM|allocat", line)), lines[0])
+    line = re.sub(r"\{\{[^{}]*\}\}|\[\[.*?\]\]|\[Op:[^\]]*\]", "", line)
+    line = re.sub(r" on /job:\S+ by allocator \S+", "", line)
+    return " ".join(line.split())
+
+
+@contextlib.contextmanager
+def void_on_error(result: BenchmarkReport) -> Iterator[None]:
+    """Turns whatever goes wrong from here on into a void report."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except UserError as error:
+        result.void, result.exit_code = error.message, error.exit_code
+        # Sessions speak of the checkpoints of a training run, which a benchmark does not write.
+        result.hint = error.hint.split("; checkpoints")[0] if error.hint else None
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        what = _without_nodes(str(getattr(error, "message", error)))
+        result.void, result.exit_code = f"out of memory: {what}", EXIT_INFEASIBLE
+        result.hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
+    except Exception as error:
+        # What a library made of an interruption says nothing about the benchmark.
+        interrupts.check()
+        text = str(error.message if isinstance(error, tf.errors.OpError) else error)
+        lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
+        result.void, result.exit_code = f"{type(error).__name__}: {lines[0].strip()}", EXIT_BUG
+        result.traceback = traceback.format_exc()
+    if result.void is not None:
+        result.measured = result.comparison = result.regression = None
+        result.data_pipeline = result.end_to_end = None
+
+
+def check_folder(resolved: Resolved) -> Path:
+    """The folder the report will go to, checked before anything is measured.
+
+    Raises:
+        ConfigurationError: it is taken, or ``--overwrite`` would destroy something else.
+        DataError: it is a file.
+    """
+    config = resolved.config
+    if config.run_dir is None:
+        return default_run_dir(resolved.record.name, "benchmark")
+    path = expand(config.run_dir, "--run-dir")
+    check_makeable(path, "--run-dir", ELSEWHERE)
+    found = [p.name for p in entries(path, "--run-dir")]
+    foreign = [name for name in found if name not in _FILES]
+    if foreign:
+        raise ConfigurationError(
+            f"{path} is no folder of a benchmark: it holds {foreign[0]}", "choose another --run-dir"
+        )
+    if found and not config.overwrite:
+        raise ConfigurationError(
+            f"--run-dir {path} already exists", "--overwrite replaces it; or use another --run-dir"
+        )
+    return path
+
+
+def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Path:
+    """Writes the three files; returns the path of ``report.json``.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    claim = claim_default(config.model_name, "benchmark") if config.run_dir is None else None
+    if claim is not None:
+        folder = claim.path  # what check_folder named may be another benchmark's by now
+    make_folder(folder, "", ELSEWHERE)
+    write_text(folder / CONFIG, config.to_yaml())
+    write_text(folder / PROGRAM, json.dumps(report.program, indent=2) + "\n")
+    write_text(folder / REPORT, report.to_json())
+    if claim is not None:
+        claim.unlock()
+    return folder / REPORT

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
 from ipucnn.config import values
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
@@ -13,7 +14,8 @@ from ipucnn.text import shown_value
 TRAINING, INFERENCE = "training", "inference"
 SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
 MODES = (TRAINING, INFERENCE, DATA, END_TO_END)
-RIVALS = ("keras",)
+KERAS = "keras"
+RIVALS = (KERAS,)
 # A call of Keras' fit takes some 50 ms whatever it does: executions long enough that this hardly counts.
 COMPARED_EXECUTION_S = 2.0
 HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
@@ -53,7 +55,7 @@ class BenchmarkSettings:
         return self.mode == TRAINING
 
 
-def data_kind(config: Any) -> str:
+def data_kind(config: RunConfig) -> str:
     """Where a run's images come from: a key of ``DATA_KINDS``."""
     if config.device_generated_data:
         return DEVICE_GENERATED
@@ -108,7 +110,7 @@ def make_settings(
     if compare_with is not None and compare_with.lower() not in RIVALS:
         raise ConfigurationError(
             f"--compare-with {shown_value(compare_with)}: there is no such rival",
-            did_you_mean(compare_with, RIVALS) or "use --compare-with keras",
+            did_you_mean(compare_with, RIVALS) or f"use --compare-with {KERAS}",
         )
     if system is not None:
         from ipucnn.hardware import get_system

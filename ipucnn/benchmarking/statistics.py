@@ -1,6 +1,7 @@
 """What may be said of a few timed executions: intervals, percentiles, steadiness, regressions.
 
-NumPy alone.  Times are never clipped or averaged as rates: throughput is total samples over total time.
+NumPy, and SciPy's distributions.  Times are never clipped or averaged as rates: throughput is total samples over total
+time.
 """
 
 import math
@@ -41,31 +42,18 @@ def samples_for_percentile(percent: float, confidence: float = PERCENTILE_CONFID
     return math.ceil(math.log(1.0 - confidence) / math.log(percent / 100.0))
 
 
-def _binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(at most k of n independent events of probability 0 < p < 1)."""
-    if k >= n:
-        return 1.0
-    logs = [
-        math.lgamma(n + 1)
-        - math.lgamma(i + 1)
-        - math.lgamma(n - i + 1)
-        + i * math.log(p)
-        + (n - i) * math.log1p(-p)
-        for i in range(k + 1)
-    ]
-    return min(1.0, math.fsum(math.exp(log) for log in logs))
-
-
 def percentile_bound_rank(num_samples: int, percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
-    """The smallest rank (from 1) whose order statistic is above the quantile with this confidence; 0: none is.
+    """The smallest rank (from 1) whose order statistic is above the quantile with this confidence, or 0 if none is.
 
     The r-th smallest of n samples is below the quantile p when at least r samples are, P = 1 - CDF(r - 1).
     """
+    # Of SciPy's distributions ``scipy.special`` has the functions alone: ``scipy.stats`` takes a second to import.
+    from scipy.special import bdtr
+
     p = percent / 100.0
-    for rank in range(math.ceil(num_samples * p), num_samples + 1):
-        if rank >= 1 and _binomial_cdf(rank - 1, num_samples, p) >= confidence:
-            return rank
-    return 0
+    ranks = np.arange(max(1, math.ceil(num_samples * p)), num_samples + 1)
+    sure = ranks[bdtr(ranks - 1, num_samples, p) >= confidence]
+    return int(sure[0]) if len(sure) else 0
 
 
 def percentiles(seconds: Sequence[float]) -> List[Dict[str, Any]]:
@@ -87,19 +75,10 @@ def percentiles(seconds: Sequence[float]) -> List[Dict[str, Any]]:
     return rows
 
 
-def _bounds(values: Any, confidence: float = CONFIDENCE) -> Tuple[float, float]:
+def _bounds(values: np.ndarray, confidence: float = CONFIDENCE) -> Tuple[float, float]:
     tail = 50.0 * (1.0 - confidence)
     lower, upper = np.percentile(values, [tail, 100.0 - tail])
     return float(lower), float(upper)
-
-
-def _student_quantile(degrees: float) -> float:
-    """The 97.5 % quantile of Student's t, by Cornish and Fisher's expansion; right to 3 % from 2 degrees on."""
-    z = 1.959963984540054
-    first = (z**3 + z) / 4.0
-    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
-    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0
-    return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def expanded_confidence(num: int) -> float:
@@ -109,12 +88,14 @@ def expanded_confidence(num: int) -> float:
     scatter is, for which there is Student's t (Hesterberg 2015, What Teachers Should Know About the Bootstrap,
     "expanded percentile").  The pieces are the blocks here: 5 of 10 executions.
     """
+    from scipy.special import stdtrit
+
     blocks = num / block_length(num)
-    wide = math.sqrt(blocks / (blocks - 1.0)) * _student_quantile(blocks - 1.0)
-    return math.erf(wide / math.sqrt(2.0))
+    student = stdtrit(blocks - 1.0, (1.0 + CONFIDENCE) / 2.0)
+    return math.erf(math.sqrt(blocks / (blocks - 1.0)) * student / math.sqrt(2.0))
 
 
-def _interval(value: float, num: int, seed: int, statistic: Callable[[Any], Any]) -> Interval:
+def _interval(value: float, num: int, seed: int, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
     """Expanded percentile bootstrap over blocks of executions.
 
     Args:
@@ -155,7 +136,7 @@ def paired_ratio(
     t: List[Any] = [np.asarray(side, float) for side in seconds]
     value = float(n[0].sum() / t[0].sum() / (n[1].sum() / t[1].sum()))
 
-    def ratio(picks: Any) -> Any:
+    def ratio(picks: np.ndarray) -> np.ndarray:
         first, second = (n[i][picks].sum(axis=1) / t[i][picks].sum(axis=1) for i in (0, 1))
         return first / second
 
@@ -179,16 +160,17 @@ def paired_difference(
     seconds: Tuple[Sequence[float], Optional[Sequence[float]]],
     seed: int = 0,
 ) -> Interval:
-    """Seconds per sample of the first side less those of the second, measured in turns; of None: less nothing.
+    """Seconds per sample of the first side minus those of the second, measured in turns.
 
-    Total over total, and a bootstrap over rounds, as in :func:`paired_ratio`.  May be negative by chance.
+    Where the second side is None, nothing is subtracted: the result is what the first side takes.  Total over total,
+    and a bootstrap over rounds, as in :func:`paired_ratio`.  The difference may be negative by chance.
     """
     n: List[Any] = [np.asarray(side, float) for side in samples if side is not None]
     t: List[Any] = [np.asarray(side, float) for side in seconds if side is not None]
     signs = (1.0, -1.0)
     value = sum(sign * float(b.sum() / a.sum()) for sign, a, b in zip(signs, n, t))
 
-    def cost(picks: Any) -> Any:
+    def cost(picks: np.ndarray) -> np.ndarray:
         return sum(sign * (b[picks].sum(axis=1) / a[picks].sum(axis=1)) for sign, a, b in zip(signs, n, t))
 
     return _interval(value, len(n[0]), seed, cost)
@@ -247,7 +229,7 @@ def block_length(num: int) -> int:
     return max(1, round(num ** (1.0 / 3.0)))
 
 
-def _block_resamples(num: int, seed: int) -> Any:
+def _block_resamples(num: int, seed: int) -> np.ndarray:
     """int [resamples, num]: runs of neighbours, the first following the last."""
     length = block_length(num)
     starts = np.random.RandomState(seed % 2**32).randint(0, num, size=(NUM_RESAMPLES, -(-num // length)))

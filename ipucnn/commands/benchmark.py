@@ -1,13 +1,16 @@
 """``ipucnn benchmark``: measure throughput and time."""
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
+
+if TYPE_CHECKING:
+    from ipucnn.benchmarking.report import BenchmarkReport
 
 PANEL = "Measuring"
 MODE = typer.Option(
@@ -208,19 +211,19 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     if request.print_config:
         request.show(resolved, json_output)
         return
-    from ipucnn.benchmarking.folder import check_folder, write_folder
-    from ipucnn.benchmarking.regression import LEAST_EXECUTIONS, is_too_short
-    from ipucnn.benchmarking.run import Benchmark
+    from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
+    from ipucnn.benchmarking.benchmark import Benchmark
+    from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import note
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
-    work = Benchmark(resolved, settings, verbose)
+    one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
-    if work.baseline is not None and is_too_short(work.baseline):
-        note(f"{settings.baseline} has {len(work.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
+    if one.baseline is not None and is_too_short(one.baseline):
+        note(f"{settings.baseline} has {len(one.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
              "needed: whether this is slower will be inconclusive")  # fmt: skip
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
@@ -230,8 +233,8 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     for warning in device_warnings(resolved.config.device):
         note(f"warning: {warning}")
     with BenchmarkProgress() as progress:
-        report = work.run(progress.update)
-    path = write_folder(folder, work.resolved.config, report)
+        report = one.run(progress.update)
+    path = write_folder(folder, one.resolved.config, report)
     if json_output:
         print(report.to_json(), end="")
     else:
@@ -240,14 +243,14 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     _end(report, path)
 
 
-def _end(report: Any, path: Path) -> None:
+def _end(report: "BenchmarkReport", path: Path) -> None:
     """Raises what the exit code says, once the report is out.
 
     Raises:
         UserError: the result is void, interrupted, or slower than the baseline.
     """
     from ipucnn import interrupts
-    from ipucnn.benchmarking.regression import INCONCLUSIVE, LEAST_EXECUTIONS
+    from ipucnn.benchmarking.baseline import INCONCLUSIVE, LEAST_EXECUTIONS
     from ipucnn.errors import EXIT_SIGINT, ThresholdError, UserError
     from ipucnn.reports.console import note
 

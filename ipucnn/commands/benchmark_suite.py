@@ -1,10 +1,17 @@
 """``ipucnn benchmark`` with a suite, or with a wildcard as MODEL."""
 
+from __future__ import annotations
+
 import shlex
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ipucnn.config.request import RunRequest
+
+if TYPE_CHECKING:
+    from ipucnn.benchmarking.suites.plan import SuitePlan
+    from ipucnn.benchmarking.suites.result import SuiteResult
+    from ipucnn.benchmarking.suites.run import SuiteRun
 
 
 def benchmark_suite(
@@ -70,7 +77,7 @@ def benchmark_suite(
     if other is not None:
         _check_versus(run.result, other, str(versus))
     if run.result.pending:
-        from ipucnn.benchmarking.suites.check import check_rows
+        from ipucnn.benchmarking.suites.plan import check_rows
 
         check_rows(plan)
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
@@ -82,13 +89,13 @@ def benchmark_suite(
     _end(run, interrupted, _again(request, suite, mode, measuring, rows, run.folder, versus))
 
 
-def _check_versus(result: Any, other: Any, source: str) -> None:
+def _check_versus(result: SuiteResult, other: SuiteResult, source: str) -> None:
     """Says before the first row runs which rows will have nothing to compare with.
 
     Raises:
         DataError: none of them.
     """
-    from ipucnn.benchmarking.suites.speedup import counterparts
+    from ipucnn.benchmarking.suites.result import counterparts
     from ipucnn.errors import DataError
     from ipucnn.reports.console import note
 
@@ -102,7 +109,7 @@ def _check_versus(result: Any, other: Any, source: str) -> None:
         note(f"{without} of {len(result.rows)} rows have no counterpart in {source}")
 
 
-def _messages(plan: Any) -> List[str]:
+def _messages(plan: SuitePlan) -> List[str]:
     """What the user should know of the rows: doubts about the device, the data set, options without effect."""
     from ipucnn.sessions.factory import device_warnings
 
@@ -131,7 +138,7 @@ def _options(request: RunRequest, mode: Optional[str], measuring: Dict[str, Any]
     return options
 
 
-def _run(run: Any, verbose: bool) -> bool:
+def _run(run: SuiteRun, verbose: bool) -> bool:
     """Runs the rows; whether the user ended it."""
     from ipucnn.benchmarking.suites.process import RowProcess
     from ipucnn.reports.suite import SuiteProgress
@@ -144,10 +151,9 @@ def _run(run: Any, verbose: bool) -> bool:
     return False
 
 
-def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> None:
-    from ipucnn.benchmarking.suites.result import DONE
+def _show(run: SuiteRun, other: Optional[SuiteResult], versus: Optional[str], json_output: bool) -> None:
+    from ipucnn.benchmarking.suites.result import DONE, speedups
     from ipucnn.benchmarking.suites.run import FIGURE, RESULT
-    from ipucnn.benchmarking.suites.speedup import speedups
     from ipucnn.filesystem import write_atomically
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_suite
@@ -161,7 +167,7 @@ def _show(run: Any, other: Any, versus: Optional[str], json_output: bool) -> Non
         note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
     if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
-        from ipucnn.reports.figures.speedup import draw_speedups
+        from ipucnn.reports.speedup_figure import draw_speedups
 
         write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
         write_atomically(run.folder / f"{FIGURE}.svg", lambda path: draw_speedups(compared, path, ".svg"))
@@ -204,7 +210,7 @@ def _again(
     return " ".join(shlex.quote(word) for word in words)
 
 
-def _end(run: Any, interrupted: bool, again: str) -> None:
+def _end(run: SuiteRun, interrupted: bool, again: str) -> None:
     """Raises what the exit code says.
 
     Raises:

@@ -44,9 +44,8 @@ def evaluate(
     a flag overrides them; weights of Keras take --model-name and --dataset.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import ItemProgress, note
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
-    from ipucnn.reports.progress import ItemProgress
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
     from ipucnn.runs.spool import format_of
 
@@ -54,10 +53,10 @@ def evaluate(
     predictions_to = None if predictions is None else expand(predictions, "--predictions")
     sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
     if plot_to is not None:
-        from ipucnn.reports.evaluate_plot import check_can_plot
+        from ipucnn.reports.evaluate import check_can_plot
 
         check_can_plot()
-    from ipucnn.reports.evaluate_masks import WorstSheet, print_mask_evaluation
+    from ipucnn.reports.evaluate import WorstSheet, print_mask_evaluation
 
     sheet = WorstSheet()
     with ItemProgress("evaluating") as progress:
@@ -77,7 +76,7 @@ def evaluate(
             on_image=sheet.add_image,
         )
     if plot_to is not None:
-        from ipucnn.reports.evaluate_plot import draw_evaluation
+        from ipucnn.reports.evaluate import draw_evaluation
 
         form = format_of(plot_to, PLOTS)
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))

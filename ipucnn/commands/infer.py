@@ -111,10 +111,9 @@ def infer(
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
-    from ipucnn.reports.console import note
-    from ipucnn.reports.contact_sheet import ContactSheet
+    from ipucnn.reports.console import ItemProgress, note
     from ipucnn.reports.infer import print_predictions, save_results, write_results
-    from ipucnn.reports.progress import ItemProgress
+    from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.infer import OUTPUTS, infer_run
     from ipucnn.runs.spool import format_of
 
@@ -158,9 +157,8 @@ def _segment(
 ) -> None:
     """The masks of images."""
     from ipucnn.filesystem import write_atomically, write_output
-    from ipucnn.reports.console import note
-    from ipucnn.reports.masks import MaskSheet, masks_json, print_masks, speed_line
-    from ipucnn.reports.progress import ItemProgress
+    from ipucnn.reports.console import ItemProgress, note
+    from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer_masks import CONTACT_SHEET, infer_masks
 
     sheet = MaskSheet()

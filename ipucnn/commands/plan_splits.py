@@ -149,7 +149,7 @@ def plan_splits(
 def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:
     from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import note
-    from ipucnn.reports.optimisations import optimisations_json, print_optimisations
+    from ipucnn.reports.plan import optimisations_json, print_optimisations
     from ipucnn.sessions.host.environment import import_tensorflow
 
     candidate, base, found = make_optimisations(request, resolved.config, note, import_tensorflow)

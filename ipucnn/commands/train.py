@@ -57,7 +57,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
 
 def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.reports.console import note
-    from ipucnn.reports.kfold import fold_line, print_folds
+    from ipucnn.reports.train import fold_line, print_folds
     from ipucnn.runs import kfold
 
     validation = kfold.CrossValidation(resolved, verbose, note)
@@ -133,7 +133,7 @@ def _draw(run: Any) -> None:
     """The picture of what a segmentation network predicts, into the run folder."""
     if run.pictures:
         from ipucnn.reports.console import note
-        from ipucnn.reports.predictions import save_predictions
+        from ipucnn.reports.sheets import save_predictions
         from ipucnn.runs.folder import PREDICTIONS
 
         path = run.folder.path / PREDICTIONS

@@ -1,13 +1,21 @@
 """What ``ipucnn benchmark`` shows: progress, the figures, and beside them what is predicted of IPUs."""
 
+from __future__ import annotations
+
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from ipucnn.benchmarking.regression import QUIET_SHARE
+from ipucnn.benchmarking.baseline import QUIET_SHARE
 from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
 from ipucnn.reports import units
-from ipucnn.reports.console import console, is_interactive, note
+from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from ipucnn.benchmarking.report import BenchmarkReport
 
 _VERDICTS = {
     "slower": "slower than allowed",
@@ -27,11 +35,11 @@ class BenchmarkProgress:
     """A bar over the executions of a phase on a terminal; in a pipe a line now and then."""
 
     def __init__(self) -> None:
-        self._bar: Optional[Any] = None
-        self._task: Any = None
+        self._bar: Optional[Progress] = None
+        self._task: Optional[TaskID] = None
         self._said = time.monotonic()
 
-    def __enter__(self) -> "BenchmarkProgress":
+    def __enter__(self) -> BenchmarkProgress:
         if is_interactive(sys.stderr):
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -52,7 +60,14 @@ class BenchmarkProgress:
             self._bar.stop()
 
     def update(self, phase: str, done: int, of: int, figures: str) -> None:
-        """So many executions of a phase are done; of 0: nobody knows of how many."""
+        """Tells of progress.
+
+        Args:
+            phase: what is being done.
+            done: executions that are finished.
+            of: executions there will be, 0 where nobody knows yet.  The phase ends when as many are done.
+            figures: what is known so far, in words.
+        """
         ended = done == of
         if ended or (self._bar is None and time.monotonic() - self._said > _EVERY_S):
             count = f": {done} executions" if of > 1 or done > 1 else ""
@@ -63,7 +78,7 @@ class BenchmarkProgress:
                 self._bar.console.print(line, highlight=False)
             else:
                 note(line)
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             total = of or None
             self._bar.update(self._task, description=phase, completed=done, total=total, figures=figures)
 
@@ -93,7 +108,7 @@ def _memory(prediction: Dict[str, Any]) -> str:
     return f"{units.size(fullest['bytes'])} per IPU ({fullest['fill']:.0%}, {fullest['verdict']})"
 
 
-def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
+def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
     """Titles and rows of the table of figures; the first column names the row."""
     measured, rival = report.measured, report.comparison
     step = "weight update" if report.mode == "training" else "micro-batch"
@@ -104,7 +119,7 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
     blank = [""] * bool(rival)
     predicted = report.predicted
 
-    def row(name: str, own: str, others: List[str], key: Any) -> List[str]:
+    def row(name: str, own: str, others: List[str], key: Callable[[Dict[str, Any]], str]) -> List[str]:
         return [name, own if measured else "", *(others or blank), *(key(p) for p in predicted)]
 
     rows = [
@@ -145,7 +160,7 @@ def columns(report: Any) -> Tuple[List[str], List[List[str]]]:
     return titles, rows
 
 
-def facts(report: Any) -> List[Tuple[str, str]]:
+def facts(report: BenchmarkReport) -> List[Tuple[str, str]]:
     """What was measured, on what, and how sure it is, as (name, value)."""
     compilation, execution, measured = report.compilation, report.execution, report.measured
     device, environment, program = report.device, report.environment, report.program
@@ -298,17 +313,17 @@ def _end_to_end_rows(found: Dict[str, Any]) -> List[Tuple[str, str]]:
     ]
 
 
-def stage_rows(found: Dict[str, Any]) -> List[List[str]]:
-    """Of each stage of the input pipeline: name, images/s up to it, interval, own time per image, what it does."""
+def part_rows(found: Dict[str, Any]) -> List[List[str]]:
+    """A row for each part of the pipeline: its name, images/s up to it, interval, own time per image, what it does."""
     return [
         [
-            stage["name"],
-            units.number(stage["images_per_s"]["value"]),
-            _bounds(stage["images_per_s"]),
-            _own_time(stage["own_s_per_image"]),
-            stage["what"],
+            part["name"],
+            units.number(part["images_per_s"]["value"]),
+            _bounds(part["images_per_s"]),
+            _own_time(part["own_s_per_image"]),
+            part["what"],
         ]
-        for stage in found["stages"]
+        for part in found["stages"]
     ]
 
 
@@ -326,24 +341,21 @@ def _own_time(seconds: Dict[str, Any]) -> str:
     return f"{line}\n({text(seconds['lower'])} to {text(seconds['upper'])})"
 
 
-def _print_pipeline(out: Any, report: Any) -> None:
-    """The table of stages, and of the IPUs that the pipeline could feed."""
-    from rich import box
-    from rich.table import Table
+def _print_pipeline(out: Console, report: BenchmarkReport, found: Dict[str, Any]) -> None:
+    """The table of the pipeline's parts, and of the IPUs that the pipeline could feed."""
     from rich.text import Text
 
-    found = report.data_pipeline
     name = f"{report.data['name']}: input pipeline of {report.model}, {report.mode}"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=name, title_justify="left", title_style="bold")
+    table = plain_table(title=name)
     titles = ("measured\nup to", "images/s", "95 % interval", "own time\nper image", "what is done")
     for index, title in enumerate(titles):
         table.add_column(Text(title), justify="right" if 0 < index < 4 else "left", overflow="fold")
-    for row in stage_rows(found):
+    for row in part_rows(found):
         table.add_row(Text(row[0], style="bold"), *(Text(cell) for cell in row[1:]))
     out.print(table)
     if not found["feeds"]:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     for index, title in enumerate(
         ("predicted", "images/s of one IPU", "IPUs the pipeline could feed", "95 % interval")
     ):
@@ -359,17 +371,15 @@ def _print_pipeline(out: Any, report: Any) -> None:
     out.print(table)
 
 
-def _print_figures(out: Any, report: Any) -> None:
+def _print_figures(out: Console, report: BenchmarkReport) -> None:
     """The table of figures, measured and predicted side by side."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     titles, rows = columns(report)
     what = f"{report.model}: {report.mode}" + (", end to end" if report.scope == "end-to-end" else "")
     if report.interrupted:
         what += ", interrupted"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=what, title_justify="left", title_style="bold")
+    table = plain_table(title=what)
     for index, title in enumerate(titles):
         table.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
@@ -377,20 +387,11 @@ def _print_figures(out: Any, report: Any) -> None:
     out.print(table)
 
 
-def print_benchmark(report: Any) -> None:
+def print_benchmark(report: BenchmarkReport) -> None:
     """The report on stdout."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     out = console(sys.stdout)
     if report.data_pipeline is not None:
-        _print_pipeline(out, report)
+        _print_pipeline(out, report, report.data_pipeline)
     else:
         _print_figures(out, report)
-    details = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    details.add_column(no_wrap=True)
-    details.add_column(overflow="fold")
-    for name, value in facts(report):
-        details.add_row(Text(name, style="bold"), Text(value))
-    out.print(details)
+    out.print(fact_table(facts(report)))

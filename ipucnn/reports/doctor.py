@@ -1,16 +1,24 @@
 """What ``ipucnn doctor`` shows."""
 
+from __future__ import annotations
+
 import sys
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
 
 from ipucnn.reports import units
-from ipucnn.reports.console import console
+from ipucnn.reports.console import console, fact_table, plain_table
 from ipucnn.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ipucnn.diagnosis.decision import Choice
+    from ipucnn.diagnosis.diagnose import Diagnosis
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def _python(found: Any) -> Iterator[Tuple[str, str]]:
+def _python(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     import platform
 
     from ipucnn import __version__
@@ -33,7 +41,7 @@ def _python(found: Any) -> Iterator[Tuple[str, str]]:
         yield "", "import: works" if error is None else f"import: {error.message}"
 
 
-def _sdk(found: Any) -> Iterator[Tuple[str, str]]:
+def _sdk(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     sdk = found.sdk
     if not (sdk["tensorflow"] or sdk["enabled"] or sdk["version"]):
         yield "Poplar SDK", "not installed here"
@@ -44,7 +52,7 @@ def _sdk(found: Any) -> Iterator[Tuple[str, str]]:
     yield "custom operations", sdk["custom_ops"] or "not built (make -C custom_ops); the plain crop is used"
 
 
-def _ipus(found: Any) -> Iterator[Tuple[str, str]]:
+def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     ipus = found.ipus
     if not ipus.num_ipus:
         yield "IPUs", f"none: {ipus.problem}"
@@ -65,7 +73,7 @@ def _ipus(found: Any) -> Iterator[Tuple[str, str]]:
     yield from ((name, value) for name, value in found.variables.items() if name != shown)
 
 
-def _machine(found: Any) -> Iterator[Tuple[str, str]]:
+def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     if found.gpus:
         yield (
             "GPUs",
@@ -92,22 +100,23 @@ def _machine(found: Any) -> Iterator[Tuple[str, str]]:
         yield f"not in {found.dataset_path}", ", ".join(absent)
 
 
-def _located(found: Any) -> List[Tuple[str, str]]:
+def _located(found: Diagnosis) -> List[Tuple[str, str]]:
     return [(name, place) for name, place in found.datasets.items() if place is not None]
 
 
 _SECTIONS = (_python, _sdk, _ipus, _machine)
 
 
-def _where(choice: Any) -> str:
+def _where(choice: Choice) -> str:
     device = (choice.device or "none").upper()
     return device if choice.usable else f"{device}, not usable"
 
 
-def print_diagnosis(found: Any) -> None:
+def print_diagnosis(found: Diagnosis) -> None:
     """The diagnosis on stdout: what is here, what runs where, findings, next steps."""
     out = console(sys.stdout)
-    _print_rows(out, [row for section in _SECTIONS for row in section(found)])
+    rows = [row for section in _SECTIONS for row in section(found)]
+    out.print(fact_table((name, printable(value)) for name, value in rows))
     _print_commands(out, found)
     for finding in found.findings:
         _print_lines(out, f"{finding.level}: ", finding.message, _COLOURS[finding.level])
@@ -123,25 +132,7 @@ def print_diagnosis(found: Any) -> None:
             _print_lines(out, "  - ", step, None)
 
 
-def _table(titles: Optional[List[str]] = None) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, show_header=titles is not None, pad_edge=False, title_justify="left")
-
-
-def _print_rows(out: Any, rows: List[Tuple[str, str]]) -> None:
-    from rich.text import Text
-
-    table = _table()
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(printable(value)))
-    out.print(table)
-
-
-def _print_commands(out: Any, found: Any) -> None:
+def _print_commands(out: Console, found: Diagnosis) -> None:
     """A row for each group of commands that runs on the same for the same reason."""
     from rich.text import Text
 
@@ -151,7 +142,7 @@ def _print_commands(out: Any, found: Any) -> None:
         if not groups or groups[-1][:2] != own:
             groups.append((*own, []))
         groups[-1][2].append(choice.command)
-    table = _table(["command"])
+    table = plain_table()
     table.add_column("command", overflow="fold")
     table.add_column("runs on", no_wrap=True)
     table.add_column("because", overflow="fold")
@@ -161,7 +152,7 @@ def _print_commands(out: Any, found: Any) -> None:
     out.print(table)
 
 
-def _print_lines(out: Any, head: str, text: str, style: Optional[str]) -> None:
+def _print_lines(out: Console, head: str, text: str, style: Optional[str]) -> None:
     """A text with a hanging indent."""
     import textwrap
 

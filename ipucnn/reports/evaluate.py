@@ -1,15 +1,45 @@
-"""What ``ipucnn evaluate`` shows: figures, classes, and which classes are taken for which."""
+"""What ``ipucnn evaluate`` shows: figures, classes, and which classes are taken for which.
+
+For a segmentation network the figures stand beside those of calling every pixel the same, and the worst images are
+listed and drawn.  ``--plot`` draws the confusion matrix and a reliability diagram with matplotlib.
+"""
+
+from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+import numpy as np
+
+from ipucnn.errors import MissingError
 from ipucnn.reports import units
-from ipucnn.reports.console import console
+from ipucnn.reports.console import console, fact_table, plain_table, titled
+from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import Console, Group
+
+    from ipucnn.runs.evaluate_masks import JudgedImage
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, those with the lowest accuracy."""
 WORST = 10
+WORST_IMAGES, WORST_DRAWN = 6, 12
+"""Images of a segmentation with the lowest mean Dice: so many are listed, and so many drawn."""
+MOST_NUMBERS, MOST_NAMES = 15, 40
+"""Classes up to which the figure's matrix has its counts in the cells, and the classes' names on its axes."""
+# Colours of the difference between a true and a predicted mask.
+RIGHT_FOREGROUND: Colour = (255, 255, 255)
+RIGHT_BACKGROUND: Colour = (0, 0, 0)
+FALSE_FOREGROUND: Colour = MISSED
+FALSE_BACKGROUND: Colour = FALSE
+Row = Tuple[str, str, str]
+"""Name of a figure, measured, and the same of calling every pixel one class."""
 
 
 def evaluation_json(result: Dict[str, Any]) -> str:
@@ -27,22 +57,6 @@ def evaluation_json(result: Dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
-def plain_table(**details: Any) -> Any:
-    """A table with a line below its head and nothing else."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, **details)
-
-
-def titled(title: str, table: Any) -> Any:
-    """A title above a table; Rich's own is wrapped to the table's width."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(Text(title, style="bold"), table)
-
-
 def print_evaluation(result: Dict[str, Any]) -> None:
     """The evaluation as tables on stdout."""
     out = console(sys.stdout)
@@ -55,13 +69,8 @@ def print_evaluation(result: Dict[str, Any]) -> None:
         out.print(matrix)
 
 
-def _figures(result: Dict[str, Any]) -> Any:
-    from rich.text import Text
-
+def _figures(result: Dict[str, Any]) -> Group:
     measured, data = result["measured"], result["dataset"]
-    table = plain_table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     segments = result["task"] == "segmentation"
     rows = [
         ("samples seen", _samples_seen(measured["samples"], data)),
@@ -75,12 +84,16 @@ def _figures(result: Dict[str, Any]) -> Any:
     calibration = f"{measured['calibration_error']:.4f} (ECE, {len(result['calibration'])} bins)"
     rows.append(("calibration error", calibration))
     rows.append(("time", f"{units.duration(measured['wall_s'])}, measured on {result['device'].upper()}"))
+    rows.append(_weights(result))
+    return titled(f"{result['model']} on {data['name']} ({data['location']})", fact_table(rows))
+
+
+def _weights(result: Dict[str, Any]) -> Tuple[str, str]:
+    """What the weights are called, and where they come from."""
     updates = result["weight_updates"]
-    checkpoint = result["checkpoint"] + ("" if updates is None else f" ({updates} weight updates)")
-    rows.append(("weights" if updates is None else "checkpoint", checkpoint))
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
-    return titled(f"{result['model']} on {data['name']} ({data['location']})", table)
+    if updates is None:
+        return "weights", result["checkpoint"]
+    return "checkpoint", f"{result['checkpoint']} ({updates} weight updates)"
 
 
 def _samples_seen(seen: int, data: Dict[str, Any]) -> str:
@@ -93,7 +106,7 @@ def _percent(share: Optional[float]) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
-def _classes(result: Dict[str, Any]) -> Any:
+def _classes(result: Dict[str, Any]) -> Group:
     """A row per class, or the classes of the lowest accuracy where there are many."""
     from rich.text import Text
 
@@ -134,7 +147,7 @@ def _most_often(result: Dict[str, Any], true: int) -> str:
     return f"{result['classes'][-negative]['name']} ({count})"
 
 
-def _confusion_matrix(result: Dict[str, Any]) -> Any:
+def _confusion_matrix(result: Dict[str, Any]) -> Optional[Group]:
     """The whole matrix as a table, rows true and columns predicted; None for very many classes."""
     from rich.text import Text
 
@@ -157,14 +170,14 @@ def _confusion_matrix(result: Dict[str, Any]) -> Any:
     return titled("confusion matrix: rows true, columns predicted", table)
 
 
-def _width(table: Any, out: Any) -> int:
+def _width(table: Group, out: Console) -> int:
     """Columns a table takes where there is room for all of it."""
     from rich.measure import Measurement
 
     return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
 
 
-def _worst_pairs(result: Dict[str, Any]) -> Any:
+def _worst_pairs(result: Dict[str, Any]) -> Optional[Group]:
     """The pairs of classes that are confused most often; None if none is."""
     from rich.text import Text
 
@@ -193,3 +206,247 @@ def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
         if count and true != predicted
     )
     return sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:WORST]
+
+
+def print_mask_evaluation(result: Dict[str, Any]) -> None:
+    """The evaluation as tables on stdout."""
+    out = console(sys.stdout)
+    out.print(_mask_figures(result))
+    out.print(_worst_images(result))
+
+
+def _mask_figures(result: Dict[str, Any]) -> Group:
+    from rich.text import Text
+
+    data, found = result["dataset"], result["segmentation"]
+    names = [row["name"] for row in result["classes"]]
+    table = plain_table()
+    table.add_column("")
+    table.add_column("measured", overflow="fold")
+    table.add_column(f"every pixel {found['baseline']['class']}", overflow="fold")
+    for row in [*_pixel_rows(result, names), *_score_rows(found), *_other_rows(result)]:
+        table.add_row(Text(row[0], style="bold"), Text(row[1]), Text(row[2]))
+    return titled(f"{result['model']} on {data['name']} ({data['location']})", table)
+
+
+def _pixel_rows(result: Dict[str, Any], names: List[str]) -> List[Row]:
+    found = result["segmentation"]
+    trivial = found["baseline"]
+    rows = [("pixel accuracy", f"{result['measured']['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
+    for key, title in (("dice", "Dice"), ("iou", "IoU")):
+        for i in reversed(range(len(names))):
+            rows.append((f"{title}, {names[i]}", _share(found[key][i]), _share(trivial[key][i])))
+    return rows
+
+
+def _score_rows(found: Dict[str, Any]) -> List[Row]:
+    scores, trivial = found["scores"], found["baseline"]["scores"] or {}
+    rows = []
+    for key, title in (("rand", "V^Rand"), ("info", "V^Info")):
+        if scores is None:
+            continue
+        part = scores[key]
+        details = f"{part['score']:.4f} (split {part['split']:.4f}, merge {part['merge']:.4f})"
+        rows.append((f"{title} at 0.5", details, _share(trivial.get(key))))
+        best = part["best"]
+        rows.append((f"{title}, best", f"{best['score']:.4f} at {best['threshold']:g}", ""))
+    return rows
+
+
+def _other_rows(result: Dict[str, Any]) -> List[Row]:
+    measured, data = result["measured"], result["dataset"]
+    seen = _samples_seen(measured["samples"], data)
+    tiles = ", ".join(f"{size}x{size}" for size in result["segmentation"]["tile_sizes"])
+    views = result["segmentation"]["views"]
+    averaged = f", {views} views of each averaged" if views > 1 else ""
+    found = result["segmentation"]
+    time = f"{units.duration(measured['wall_s'])}: network {units.duration(found['network_s'])}"
+    if found["scores"] is not None:
+        time += f", V^Rand and V^Info {units.duration(found['scores_s'])}"
+    return [
+        ("loss", f"{measured['loss']:.4f}", ""),
+        ("calibration error", f"{measured['calibration_error']:.4f}", ""),
+        ("images", f"{seen}, whole, by tiles of {tiles}{averaged}", ""),
+        ("time", f"{time}, measured on {result['device'].upper()}", ""),
+        (*_weights(result), ""),
+    ]
+
+
+def _share(value: Optional[float]) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _worst_images(result: Dict[str, Any]) -> Group:
+    """The images with the lowest mean Dice."""
+    from rich.text import Text
+
+    from ipucnn.runs.evaluate_masks import mean_dice
+
+    names = [row["name"] for row in result["classes"]]
+    rows = result["segmentation"]["images"]
+    table = plain_table()
+    table.add_column("image", overflow="fold")
+    for name in reversed(names):
+        table.add_column(f"Dice, {name}", justify="right")
+    scored = "rand" in rows[0]
+    if scored:
+        table.add_column("V^Rand", justify="right")
+        table.add_column("V^Info", justify="right")
+    shown = sorted(rows, key=mean_dice)[:WORST_IMAGES]
+    for row in shown:
+        cells = [row["image"], *(_share(value) for value in reversed(row["dice"]))]
+        if scored:
+            cells += [_share(row["rand"]), _share(row["info"])]
+        table.add_row(*(Text(cell) for cell in cells))
+    return titled(f"the worst {len(shown)} of {len(rows)} images", table)
+
+
+class WorstSheet(PanelSheet):
+    """The contact sheet of the images with the lowest mean Dice, the worst first."""
+
+    def __init__(self) -> None:
+        super().__init__(("image", "truth", "prediction", "difference"), side=256)
+        self._judged: List[Tuple[float, JudgedImage]] = []
+
+    def add_image(self, judged: JudgedImage) -> None:
+        """Takes an image if it is one of the worst so far."""
+        from ipucnn.runs.evaluate_masks import mean_dice
+
+        first, second = judged.class_names[:2]
+        self.legend = (
+            (FALSE_BACKGROUND, f"{second} taken for {first}"),
+            (FALSE_FOREGROUND, f"{first} taken for {second}"),
+        )
+        self._total += 1
+        self._judged.append((mean_dice(judged.row), judged))
+        self._judged = sorted(self._judged, key=lambda pair: pair[0])[:WORST_DRAWN]
+
+    def save(self, path: Path) -> None:
+        """See ``PanelSheet``."""
+        self._rows = []
+        for dice, judged in self._judged:
+            image = judged.image[..., 0] if judged.image.shape[-1] == 1 else judged.image
+            self.add(
+                f"{judged.row['image']}: mean Dice {dice:.4f}",
+                [
+                    image,
+                    _grey(judged.truth),
+                    _grey(judged.predicted),
+                    difference(judged.truth, judged.predicted),
+                ],
+            )
+        super().save(path)
+
+
+def _grey(mask: np.ndarray) -> np.ndarray:
+    return np.where(np.asarray(mask) > 0, np.uint8(255), np.uint8(0))
+
+
+def difference(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """uint8 [h, w, 3]: right pixels white (class 1) and black (class 0), wrong ones in colour."""
+    truth, predicted = np.asarray(truth) > 0, np.asarray(predicted) > 0
+    colours = np.array([[RIGHT_BACKGROUND, FALSE_FOREGROUND], [FALSE_BACKGROUND, RIGHT_FOREGROUND]], np.uint8)
+    return colours[truth.astype(int), predicted.astype(int)]
+
+
+def check_can_plot() -> None:
+    """Raises:
+    MissingError: matplotlib is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise MissingError(
+            "--plot draws with matplotlib, which is not installed",
+            "install it with: python -m pip install matplotlib",
+        )
+
+
+def draw_evaluation(result: Dict[str, Any], path: Path, suffix: str) -> None:
+    """Draws the figure.
+
+    Args:
+        result: of ``ipucnn.runs.evaluate.evaluate_run``.
+        path: the file to write, whatever its name.
+        suffix: ".png", ".pdf" or ".svg".
+    """
+    from ipucnn.sessions.host.environment import import_matplotlib
+
+    import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Not pyplot, which keeps figures in a global state and looks for a display.
+    figure = Figure(figsize=(11, 5.4))
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1]})
+    _confusion(left, figure, result)
+    _reliability(right, result)
+    measured, data = result["measured"], result["dataset"]
+    figure.suptitle(
+        f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {measured['samples']} samples"
+        if result["task"] == "classification"
+        else f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of the pixels of "
+        f"{measured['samples']} samples"
+    )
+    with warnings.catch_warnings():
+        # A script that the font lacks is drawn as boxes; the tables have the names.
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.tight_layout()
+        figure.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
+
+
+def _confusion(axis: Axes, figure: Figure, result: Dict[str, Any]) -> None:
+    """Rows are true classes; colour is the share of the true class."""
+    counts = result["confusion_matrix"]
+    names = [row["name"] for row in result["classes"]]
+    shares = [[count / max(sum(row), 1) for count in row] for row in counts]
+    drawn = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03, label="share of the true class")
+    axis.set(xlabel="predicted class", ylabel="true class", title="confusion matrix")
+    if len(names) <= MOST_NAMES:
+        ticks = list(range(len(names)))
+        shown = [name if len(name) <= 14 else name[:13] + "…" for name in names]
+        shown = [name.replace("$", r"\$") for name in shown]  # no formulas
+        size = 9 if len(names) <= MOST_NUMBERS else 6
+        upright = max(len(name) for name in shown) > 3
+        axis.set_xticks(ticks)
+        axis.set_xticklabels(
+            shown, rotation=45 if upright else 0, ha="right" if upright else "center", size=size
+        )
+        axis.set_yticks(ticks)
+        axis.set_yticklabels(shown, size=size)
+    if len(names) <= MOST_NUMBERS:
+        for i, row in enumerate(counts):
+            for j, count in enumerate(row):
+                if count:
+                    colour = "white" if shares[i][j] > 0.5 else "black"
+                    axis.text(j, i, str(count), ha="center", va="center", color=colour, size=8)
+
+
+def _reliability(axis: Axes, result: Dict[str, Any]) -> None:
+    """Accuracy against confidence per bin (Guo et al. 2017, figure 1), and how many fall into each bin."""
+    bins = [row for row in result["calibration"] if row["count"]]
+    width = 1 / len(result["calibration"])
+    lower = [row["lower"] for row in bins]
+    total = sum(row["count"] for row in bins)
+    axis.bar(
+        lower, [row["accuracy"] for row in bins], width, align="edge", color="#4c72b0", edgecolor="white",
+        label="accuracy",
+    )  # fmt: skip
+    axis.plot(
+        [row["confidence"] for row in bins], [row["accuracy"] for row in bins], "o", color="#dd8452",
+        markersize=4, label="at the mean confidence",
+    )  # fmt: skip
+    axis.plot([0, 1], [0, 1], "--", color="grey", linewidth=1, label="perfectly calibrated")
+    shares = [row["count"] / total for row in result["calibration"]]
+    axis.step(
+        [i * width for i in range(len(shares) + 1)], [*shares, shares[-1]], where="post", color="black",
+        linewidth=1, label="share of predictions",
+    )  # fmt: skip
+    axis.set(
+        xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence (largest probability)", ylabel="accuracy",
+        title=f"reliability: expected calibration error {result['measured']['calibration_error']:.4f}",
+    )  # fmt: skip
+    axis.grid(alpha=0.3)
+    axis.legend(loc="best", fontsize=8)

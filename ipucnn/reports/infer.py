@@ -1,14 +1,21 @@
-"""What ``ipucnn infer`` shows and writes: a table, CSV, JSON or JSON lines."""
+"""What ``ipucnn infer`` shows and writes: a table, CSV, JSON or JSON lines; of masks a table, JSON and a sheet."""
+
+from __future__ import annotations
 
 import csv
 import json
 import sys
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, TextIO
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, TextIO
 
-from ipucnn.reports.console import console
-from ipucnn.reports.evaluate import plain_table
+import numpy as np
+
+from ipucnn.reports.console import console, plain_table
+from ipucnn.reports.sheets import PanelSheet
+
+if TYPE_CHECKING:
+    from ipucnn.runs.infer_masks import Masks, Page
 
 FORMATS = ("csv", "json", "jsonl")
 TABLE_IMAGES = 1000
@@ -90,3 +97,75 @@ def save_results(
     """Writes results into the file ``into`` in the format of an ending, for example ``.csv``."""
     with open(into, "w", encoding="utf-8", newline="") as handle:
         write_results(results, ending.lstrip("."), handle, top, with_truth)
+
+
+def masks_json(done: Masks) -> str:
+    """The results as indented JSON."""
+    rows = [{**row, "share": round(row["share"], 6)} for row in done.results]
+    measured = {
+        "pages": done.num_pages,
+        "wall_s": done.wall_s,
+        "images_per_s": done.images_per_s,
+        "device": done.device,
+        "tile_sizes": done.tile_sizes,
+    }
+    return json.dumps({"results": rows, "share_of": done.shown_name, "measured": measured}, indent=2)
+
+
+def print_masks(done: Masks) -> None:
+    """A row per input on stdout."""
+    from rich.text import Text
+
+    table = plain_table()
+    table.add_column("image", overflow="fold")
+    table.add_column("pages", justify="right")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column(done.shown_name, justify="right")
+    table.add_column("mask", overflow="fold")
+    for row in done.results:
+        cells = [
+            row["image"],
+            str(row["pages"]),
+            f"{row['height']}x{row['width']}",
+            f"{row['share']:.1%}",
+            row["files"]["mask"],
+        ]
+        table.add_row(*(Text(cell) for cell in cells))
+    console(sys.stdout).print(table)
+
+
+def speed_line(done: Masks) -> str:
+    """How fast it went, and with which tiles."""
+    tiles = ", ".join(f"{size}x{size}" for size in done.tile_sizes)
+    return (
+        f"{done.num_pages} images in {done.wall_s:.1f} s: {done.images_per_s:.3g} images/s, measured on "
+        f"{done.device.upper()}, tiles of {tiles}"
+    )
+
+
+class MaskSheet(PanelSheet):
+    """The contact sheet of masks; takes pages as they are segmented."""
+
+    def __init__(self) -> None:
+        super().__init__(("image", "probability", "overlay"), columns=2)
+        self._given = 0
+
+    def add_page(self, page: Page) -> None:
+        """Takes a page if it is one of those shown."""
+        from ipucnn.runs.mask_outputs import overlay
+
+        self.heads = ("image", f"probability of {page.class_names[1]}", "overlay")
+        wanted = self.wants(self._given)
+        self._given += 1
+        if not wanted:
+            return
+        image = page.image
+        coloured = page.probability > 0.5
+        if page.shown_class == 0:
+            coloured = ~coloured
+        grey = image[..., 0] if image.shape[-1] == 1 else image
+        probability = np.round(255 * page.probability).astype(np.uint8)
+        last = page.name.rpartition("/")[2]
+        number = f", page {page.number + 1} of {page.pages}" if page.pages > 1 else ""
+        caption = f"{last}{number}: {coloured.mean():.1%} {page.class_names[page.shown_class]}"
+        self.add(caption, [grey, probability, overlay(image, coloured)])

@@ -1,16 +1,28 @@
-"""What ``ipucnn plan-splits`` shows in a terminal or pipe."""
+"""What ``ipucnn plan-splits`` shows in a terminal or pipe: a plan, or with ``--optimisations`` what each brings."""
 
+from __future__ import annotations
+
+import json
+import shlex
 import sys
-from typing import Any, Dict, List, Sequence, Tuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.schedule import Timeline, timeline
-from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
+from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
+from ipucnn.planning.search.planner import Candidate
+from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
-from ipucnn.reports.console import console
-from ipucnn.reports.plan_units import command_line, proportion, train_options
+from ipucnn.reports.console import console, plain_table, titled
 
-__all__ = ["print_plan"]
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ipucnn.planning.request import PlanRequest
 
 # Letter and colour of a category of memory.
 _CATEGORIES: Dict[str, Tuple[str, str]] = {
@@ -48,22 +60,11 @@ def print_plan(plan: PipelinePlan) -> None:
         _paste(plan, out)
 
 
-def _table(title: str = "", header: bool = True) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        box=box.SIMPLE_HEAD,
-        show_header=header,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-    )
+def _table(title: str = "", header: bool = True) -> Table:
+    return plain_table(show_header=header, padding=(0, 1, 0, 0), title=title or None)
 
 
-def _summary(plan: PipelinePlan, out: Any) -> None:
+def _summary(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     settings = plan.settings
@@ -79,7 +80,7 @@ def _summary(plan: PipelinePlan, out: Any) -> None:
     out.print(table)
 
 
-def _facts(plan: PipelinePlan) -> List[Tuple[str, Any]]:
+def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     from rich.text import Text
 
     settings = plan.settings
@@ -137,7 +138,7 @@ def _ms(seconds: float) -> str:
     return f"{units.column_milliseconds(seconds)} ms"
 
 
-def _stages(plan: PipelinePlan, out: Any) -> None:
+def _stages(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     wide = out.width >= 110
@@ -158,7 +159,7 @@ def _stages(plan: PipelinePlan, out: Any) -> None:
         table.add_column("receives", justify="right", no_wrap=True)
         table.add_column("skips", justify="right")
     for stage in plan.stages:
-        cells: List[Any] = [str(stage.stage)]
+        cells: List[Union[str, Text]] = [str(stage.stage)]
         if plan.settings.mapping != tuple(range(plan.num_stages)):
             cells.append(str(stage.ipu))
         cells.append(Text(stage.first_layer))
@@ -180,7 +181,7 @@ def _stages(plan: PipelinePlan, out: Any) -> None:
     out.print(table)
 
 
-def _memory(plan: PipelinePlan, out: Any) -> None:
+def _memory(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     capacity = f"{units.mebibytes(plan.system.ipu_memory_bytes)} of an {plan.system.ipu}"
@@ -203,7 +204,7 @@ def _memory(plan: PipelinePlan, out: Any) -> None:
     out.print()
 
 
-def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Any:
+def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Text:
     """Sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width."""
     from rich.text import Text
 
@@ -225,7 +226,7 @@ def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Any:
     return text
 
 
-def _timeline(plan: PipelinePlan, out: Any) -> None:
+def _timeline(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     told = timeline(plan, told_ticks=2)
@@ -250,8 +251,8 @@ def _timeline(plan: PipelinePlan, out: Any) -> None:
     out.print()
 
 
-def _lane(told: Timeline, stage: int, end: float, width: int) -> Any:
-    """What a stage is at, a character for each ``width``-th of the time; its micro-batch's number where it fits."""
+def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
+    """What a stage does, a character for each ``width``-th of the time; with the micro-batch's number where it fits."""
     from rich.text import Text
 
     cells: List[Tuple[str, str]] = [(".", "dim")] * width
@@ -272,7 +273,7 @@ def _lane(told: Timeline, stage: int, end: float, width: int) -> Any:
     return text
 
 
-def _comparison(plan: PipelinePlan, out: Any) -> None:
+def _comparison(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     table = _table("other splits under the same settings, predicted")
@@ -318,7 +319,7 @@ def _comparison(plan: PipelinePlan, out: Any) -> None:
     out.print()
 
 
-def _pareto(plan: PipelinePlan, out: Any) -> None:
+def _pareto(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     table = _table("best uses of the IPUs, predicted: none is better in throughput, memory and IPUs at once")
@@ -346,7 +347,7 @@ def _pareto(plan: PipelinePlan, out: Any) -> None:
     out.print()
 
 
-def _shown(rows: Sequence[Any]) -> Sequence[Any]:
+def _shown(rows: Sequence[ParetoRow]) -> Sequence[ParetoRow]:
     """The fastest ones, and the fastest of each number of IPUs."""
     if len(rows) <= _MOST_ROWS:
         return rows
@@ -361,7 +362,7 @@ def _shown(rows: Sequence[Any]) -> Sequence[Any]:
     return [rows[i] for i in sorted(chosen)]
 
 
-def _paste(plan: PipelinePlan, out: Any) -> None:
+def _paste(plan: PipelinePlan, out: Console) -> None:
     """The options to paste, on one line however narrow the terminal, and as YAML."""
     from rich.text import Text
 
@@ -384,3 +385,128 @@ def _plain(value: Any) -> str:
 
 def _yaml(value: Any) -> str:
     return "[" + ", ".join(map(_plain, value)) + "]" if isinstance(value, list) else str(value)
+
+
+# -- options, ready to paste ---------------------------------------------------------------------------------------
+
+
+def proportion(proportions: Proportions) -> str:
+    """availableMemoryProportion: of all stages, or of each."""
+    text = " ".join(f"{value:g}" for value in percentages(proportions)) + "%"
+    if any(own.matmul != own.convolution for own in proportions):
+        text += f" (matrix products {100 * proportions[0].matmul:g}%)"
+    return text
+
+
+def train_options(plan: PipelinePlan) -> Dict[str, Any]:
+    """The options that train with a plan anywhere: without its precision, which the host does not have yet."""
+    return {name: value for name, value in plan.run_options().items() if name != "precision"}
+
+
+def command_line(plan: PipelinePlan) -> str:
+    """The command that runs a plan, ready to paste."""
+    words = ["ipucnn", "train", shlex.quote(plan.model)]
+    for name, value in train_options(plan).items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        values = (
+            value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        )
+        words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
+    return " ".join(words)
+
+
+# -- what one optimisation alone brings ----------------------------------------------------------------------------
+
+
+def optimisations_json(
+    request: PlanRequest, candidate: Candidate, base: Outcome, found: Sequence[Optimisation]
+) -> str:
+    """Everything as indented JSON."""
+    answer = {
+        "model": request.record.name,
+        "system": request.system.name,
+        "splits": list(candidate.splits),
+        "settings": asdict(candidate.settings),
+        "predicted": _outcome_json(base),
+        "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in found],
+        "assumed": request.assumed,
+    }
+    return json.dumps(answer, indent=2)
+
+
+def _outcome_json(outcome: Optional[Outcome]) -> Optional[Dict[str, Any]]:
+    """An outcome as the table shows it: what does not fit has no speed."""
+    if outcome is None:
+        return None
+    speed = None if outcome.verdict == "does not fit" else outcome.predicted_images_per_s
+    return {**asdict(outcome), "predicted_images_per_s": speed}
+
+
+def print_optimisations(
+    request: PlanRequest, candidate: Candidate, base: Outcome, found: Sequence[Optimisation]
+) -> None:
+    """The table on stdout."""
+    from rich.text import Text
+
+    settings, out = candidate.settings, console(sys.stdout)
+    size = "x".join(map(str, request.options.input_shape[:2]))
+    table = plain_table(padding=(0, 1, 0, 0))
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("optimisation", overflow="fold", min_width=17)
+    table.add_column("here", overflow="fold", max_width=12)
+    table.add_column("instead", overflow="fold", max_width=14)
+    table.add_column("fullest IPU", justify="right", no_wrap=True)
+    table.add_column("images/s", justify="right", no_wrap=True)
+    row = (_fill(base), _images(base))
+    table.add_row("", Text("as it is", style="bold"), "", "", *map(Text, row))
+    for one in found:
+        cells = [Text(one.name, style="bold"), Text(one.here), Text(one.instead), *_outcome(one, base)]
+        table.add_row(str(one.number), *cells)
+    title = (
+        f"{request.record.name} at {size}, {settings.num_stages} stages on {settings.num_ipus} IPU(s), "
+        f"{request.system.title}: what one optimisation alone brings, predicted"
+    )
+    out.print(titled(title, table))
+    out.print(
+        Text(
+            "differences from the first row: points of an IPU's memory, percent; ?: uncertain whether it fits"
+        )
+    )
+    options = plain_table(show_header=False, padding=(0, 1, 0, 0))
+    options.add_column("", justify="right", no_wrap=True)
+    options.add_column("", overflow="fold")
+    for one in found:
+        note = f": {one.note}" if one.note else ""
+        options.add_row(str(one.number), Text.assemble((one.option, "bold"), note))
+    out.print(options)
+    out.print(Text(f"splits: {' '.join(candidate.splits)}"))
+    out.print(Text("assumed: " + "; ".join(request.assumed)))
+
+
+def _outcome(one: Optimisation, base: Outcome) -> List[Text]:
+    """Memory and throughput with ``instead``, and their difference; what does not fit has no speed."""
+    from rich.text import Text
+
+    outcome = one.outcome
+    if outcome is None:
+        return [Text(NOT_MODELLED), Text(NOT_MODELLED)]
+    points = 100 * (outcome.predicted_fill - base.predicted_fill)
+    memory = f"{_fill(outcome)} {points:+6.1f}"
+    if outcome.verdict == "does not fit":
+        return [Text(memory), Text(outcome.verdict)]
+    if outcome.predicted_images_per_s is None or base.predicted_images_per_s is None:
+        return [Text(memory), Text(NOT_MODELLED)]
+    change = outcome.predicted_images_per_s / base.predicted_images_per_s - 1
+    return [Text(memory), Text(f"{_images(outcome)} {change:+5.0%}")]
+
+
+def _fill(outcome: Outcome) -> str:
+    return units.percent(outcome.predicted_fill) + ("?" if outcome.verdict == "uncertain" else "")
+
+
+def _images(outcome: Outcome) -> str:
+    if outcome.verdict == "does not fit":
+        return outcome.verdict
+    return "" if outcome.predicted_images_per_s is None else units.images(outcome.predicted_images_per_s)

@@ -1,15 +1,24 @@
 """What a suite shows: progress over its rows, one table, the time of an epoch of all of them."""
 
+from __future__ import annotations
+
+import json
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ipucnn.reports import units
-from ipucnn.reports.console import console, is_interactive, note
+from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
 from ipucnn.text import printable
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from ipucnn.benchmarking.suites.plan import SuitePlan
+    from ipucnn.benchmarking.suites.result import Speedups, SuiteResult
+
 _RATE = "measured\nimages/s"
-# Columns that a narrow terminal goes without, the first first; those that may tell rows apart if they do not.
+# Columns that a narrow terminal goes without, in the order in which they are left out.
 _SPARE = (
     "FLOP per\nparam.",
     "predicted\nimages/s",
@@ -21,6 +30,7 @@ _SPARE = (
     "stages",
     "GA",
 )
+# Of these, the ones that stay where they tell rows apart.
 _TELLING = ("size", "repl.", "stages", "GA")
 # Options with a column of their own.
 _COLUMN_OPTIONS = ("micro-batch-size", "gradient-accumulation-count", "num-replicas", "image-size")
@@ -39,10 +49,10 @@ class SuiteProgress:
     def __init__(self, done: int, total: int) -> None:
         self._done, self._first, self._total = done, done, total
         self._began = time.monotonic()
-        self._bar: Optional[Any] = None
-        self._task: Any = None
+        self._bar: Optional[Progress] = None
+        self._task: Optional[TaskID] = None
 
-    def __enter__(self) -> "SuiteProgress":
+    def __enter__(self) -> SuiteProgress:
         if is_interactive(sys.stderr) and self._done < self._total:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -65,7 +75,7 @@ class SuiteProgress:
 
     def update(self, what: str, done: int, of: int, figures: str) -> None:
         """Progress within a row."""
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=printable(f"{what} {figures}"))
 
     def row(self, done: int, total: int, row: Dict[str, Any]) -> None:
@@ -73,7 +83,7 @@ class SuiteProgress:
         self._done = done
         left = self._left()
         line = f"[{done}/{total}] {row['id']}: {_outcome(row)} ({units.duration(row['wall_s'])})"
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             from rich.text import Text
 
             self._bar.console.print(Text(printable(line)), soft_wrap=True)
@@ -107,13 +117,8 @@ def _predicted(row: Dict[str, Any], key: str) -> Optional[float]:
     return row["predicted"][0][key] if row["predicted"] else None
 
 
-def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
-    """Titles and rows of the table; columns in which no row has anything are left out.
-
-    Args:
-        result: ``SuiteResult``.
-        speedup: ``Speedups``.
-    """
+def columns(result: SuiteResult, speedup: Speedups) -> Tuple[List[str], List[List[str]]]:
+    """Titles and rows of the table; columns in which no row has anything are left out."""
     factors = {point.id: point.speedup for point in speedup.points}
     first = next((row["step_s"] for row in result.rows if row["step_s"] is not None), None)
     is_ladder = any(row["mode"] == "fit" for row in result.rows)
@@ -158,7 +163,7 @@ def columns(result: Any, speedup: Any) -> Tuple[List[str], List[List[str]]]:
 
 
 def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
-    """What a row is called in the table, by id: its name, and in lines below it what tells it from others of that name.
+    """What the table calls each row, by id: its name, and in lines below it what tells it from others of that name.
 
     These are the fewest options, shortest values first, that do, beside those that have a column of their own.
     """
@@ -197,7 +202,7 @@ def _fitting(titles: List[str], rows: List[List[str]], width: int) -> Tuple[List
 
 
 def _width(titles: List[str], rows: List[List[str]]) -> int:
-    """Of a table of which no cell is broken."""
+    """How wide a table is in which no cell is broken."""
     widest = [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(titles, *rows)]
     return sum(widest) + _GAP * len(widest)
 
@@ -207,30 +212,20 @@ def _above_one(number: Optional[int]) -> str:
 
 
 def _predicted_step(row: Dict[str, Any]) -> Optional[float]:
-    """Of one micro-batch, as the measured step of a fit."""
+    """The predicted time of one micro-batch, which is what the measured step of a fit is."""
     rate = _predicted(row, "images_per_s")
     return row["micro_batch_size"] / rate if rate else None
 
 
-def print_suite(result: Any, speedup: Any) -> None:
-    """The table and the sums on stdout.
-
-    Args:
-        result: ``SuiteResult``.
-        speedup: ``Speedups``.
-    """
-    from rich import box
-    from rich.table import Table
+def print_suite(result: SuiteResult, speedup: Speedups) -> None:
+    """The table and the sums on stdout."""
     from rich.text import Text
 
     out = console(sys.stdout)
     titles, rows = _fitting(*columns(result, speedup), out.width)
     fits = _width(titles, rows) <= out.width
     title = f"{result.suite}: {result.title}" if result.title not in ("", result.suite) else result.suite
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold",
-        padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    table = plain_table(title=title, padding=(0, 1, 0, 0))
     for index, name in enumerate(titles):
         # Where nothing more can be left out, what tells rows apart is broken, and no figure.
         whole = fits or index > 0
@@ -240,15 +235,10 @@ def print_suite(result: Any, speedup: Any) -> None:
     for cells in rows:
         table.add_row(*(Text(cell) for cell in cells))
     out.print(table)
-    details = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    details.add_column(no_wrap=True)
-    details.add_column(overflow="fold")
-    for name, value in facts(result, speedup):
-        details.add_row(Text(name, style="bold"), Text(printable(value)))
-    out.print(details)
+    out.print(fact_table((name, printable(value)) for name, value in facts(result, speedup)))
 
 
-def facts(result: Any, speedup: Any) -> List[Tuple[str, str]]:
+def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
     """What the table is of, as (name, value)."""
     done = [row for row in result.rows if row["status"] == "done"]
     machine = result.machine
@@ -316,22 +306,18 @@ def _some(names: List[str], count: int = 2) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
-def print_plan(plan: Any, as_json: bool) -> None:
+def print_plan(plan: SuitePlan, as_json: bool) -> None:
     """The rows that would run, for ``--print-config``."""
-    import json
-
     if as_json:
         print(json.dumps({"suite": plan.suite.name, "rows": [row.identity() for row in plan.rows]}, indent=2))
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ipucnn.config.options import SPECS
     from ipucnn.config.show import value_text
 
     out = console(sys.stdout)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     short = max(len(row.id) for row in plan.rows) <= out.width // 2
     table.add_column("row", overflow="fold", no_wrap=short)
     table.add_column("mode", no_wrap=True)

@@ -1,14 +1,34 @@
-"""What ``ipucnn train`` shows: the program, progress, and the report at the end."""
+"""What ``ipucnn train`` shows: the program, progress, the report at the end, and the folds of a cross-validation."""
+
+from __future__ import annotations
 
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.reports import units
-from ipucnn.reports.console import console, is_interactive, note
+from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
 from ipucnn.text import printable
+from ipucnn.training.program import Program
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from ipucnn.runs.events import Validated
+    from ipucnn.sessions.session import ExecutionFinished, Progress
+
+# A cross-validation's columns: key in the report, title, format.
+_FIGURES = (
+    ("loss", "loss", "{:.4f}"),
+    ("accuracy", "accuracy", "{:.2%}"),
+    ("top5", "top 5", "{:.2%}"),
+    ("dice", "Dice of {foreground}", "{:.4f}"),
+    ("dice_background", "Dice of {background}", "{:.4f}"),
+    ("iou", "IoU", "{:.4f}"),
+)
 
 
-def program_line(program: Any) -> str:
+def program_line(program: Program) -> str:
     """The batch arithmetic of a Program in one line."""
     parts = [
         f"global batch {program.global_batch_size} = micro-batch {program.micro_batch_size} x "
@@ -27,10 +47,10 @@ def program_line(program: Any) -> str:
 class TrainProgress:
     """A progress bar on a terminal; in a pipe one line per validation or execution."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
-        self._bar: Optional[Any] = None
-        self._task: Any = None
+        self._bar: Optional[Bar] = None
+        self._task: Optional[TaskID] = None
         self._execution = ""
         if is_interactive(sys.stderr):
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -49,7 +69,7 @@ class TrainProgress:
                 "", total=program.num_weight_updates, epoch="0", figures="compiling"
             )
 
-    def __enter__(self) -> "TrainProgress":
+    def __enter__(self) -> TrainProgress:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -61,9 +81,9 @@ class TrainProgress:
     def _epoch(self, weight_updates: int) -> str:
         return f"{weight_updates / self._program.weight_updates_per_epoch:.1f}/{self._program.num_epochs}"
 
-    def progress(self, event: Any) -> None:
+    def progress(self, event: Progress) -> None:
         """Part of an execution is done."""
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
             self._bar.update(
                 self._task,
@@ -72,7 +92,7 @@ class TrainProgress:
                 figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
             )
 
-    def execution(self, event: Any) -> None:
+    def execution(self, event: ExecutionFinished) -> None:
         """An execution is over; its line waits for a validation that may follow."""
         self.flush()
         m = event.metrics
@@ -81,7 +101,7 @@ class TrainProgress:
         figures = f"loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
         self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
 
-    def validation(self, event: Any) -> None:
+    def validation(self, event: Validated) -> None:
         """A validation is over."""
         m = event.metrics
         text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
@@ -105,7 +125,7 @@ class TrainProgress:
             note(line)
 
 
-def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) -> List[Tuple[str, str]]:
+def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> List[Tuple[str, str]]:
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
@@ -127,8 +147,8 @@ def report_rows(report: Dict[str, Any], folder: str, baseline: Optional[float]) 
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
         rows += _dice_rows(validation, data.get("class_names", ()))
         rows.append(("validation loss", f"{validation['loss']:.4f}"))
-    if baseline is not None:
-        rows.append(("3-nearest-neighbours", f"{baseline:.2%} on the same split, for comparison"))
+    if neighbours is not None:
+        rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))
     device = compiled["device"]
     if measured["images_per_s"]:
         rows.append(
@@ -174,22 +194,19 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
     ]
 
 
-def print_report(report: Dict[str, Any], folder: str, baseline: Optional[float]) -> None:
-    """The end report on stdout, and the command that evaluates the result."""
-    from rich import box
-    from rich.table import Table
+def print_report(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> None:
+    """The end report on stdout, and the command that evaluates the result.
+
+    Args:
+        report: what ``report.json`` holds.
+        folder: the run's.
+        neighbours: accuracy of the three nearest neighbours on the same data, None where it is not known.
+    """
     from rich.text import Text
 
     out = console(sys.stdout)
-    table = Table(
-        box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, title_justify="left", title_style="bold"
-    )
-    table.title = f"{report['model']} on {report['dataset']['name']}"
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in report_rows(report, folder, baseline):
-        table.add_row(Text(name, style="bold"), Text(printable(value)))
-    out.print(table)
+    rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours)]
+    out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
         out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)
 
@@ -210,7 +227,7 @@ def print_compiled(report: Dict[str, Any]) -> None:
         out.print(Text(printable(line)), soft_wrap=True)
 
 
-def _compile_time(compiled: Any) -> str:
+def _compile_time(compiled: Dict[str, Any]) -> str:
     """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
     if compiled["device"]["kind"] != "ipu":
         size = f"{compiled['num_graph_operations']} graph operations, {compiled['num_layers']} layers"
@@ -220,3 +237,74 @@ def _compile_time(compiled: Any) -> str:
         stages = [f"{stage} {units.duration(seconds)}" for stage, seconds in compiled["stages_s"].items()]
         size = "the first execution; " + ", ".join(stages)
     return f"{units.duration(compiled['compile_s'])} ({size})"
+
+
+def _titles(class_names: Sequence[str]) -> Dict[str, str]:
+    """The figures' names; of two classes of pixels the first is the background."""
+    background, foreground = class_names if len(class_names) == 2 else ("background", "foreground")
+    return {key: title.format(background=background, foreground=foreground) for key, title, _ in _FIGURES}
+
+
+def fold_line(row: Dict[str, Any], num_folds: int, class_names: Sequence[str]) -> str:
+    """One finished fold, for stderr."""
+    titles = _titles(class_names)
+    figures = ", ".join(
+        f"{titles[key]} {text.format(row['validation'][key])}"
+        for key, _, text in _FIGURES
+        if row["validation"] and key in row["validation"]
+    )
+    return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
+
+
+def print_folds(report: Dict[str, Any], folder: str, class_names: Sequence[str]) -> None:
+    """The folds as a table on stdout.
+
+    Args:
+        report: what ``folds.json`` holds.
+        folder: the cross-validation's.
+        class_names: one per class.
+    """
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    title = printable(f"{report['model']} on {report['dataset']}, {report['kfold']} folds, measured")
+    table = plain_table(title=title)
+    columns = [c for c in _FIGURES if c[0] in report["mean"]]
+    table.add_column("fold")
+    table.add_column("held out", overflow="fold")
+    titles = _titles(class_names)
+    for key, _, _ in columns:
+        table.add_column(printable(titles[key]), justify="right")
+    table.add_column("time", justify="right")
+    for row in report["folds"]:
+        cells = [
+            text.format(row["validation"][key]) if row["validation"] else "-" for key, _, text in columns
+        ]
+        held_out = held_out_text(row["held_out"])
+        table.add_row(str(row["fold"]), held_out, *cells, f"{row['train_s']:.0f} s")
+    if len(report["folds"]) > 1 and columns:
+        for name, values in (("mean", report["mean"]), ("std", report["std"])):
+            table.add_row(name, "", *(_cell(values[key], text) for key, _, text in columns), "")
+    out.print(table)
+    trivial = [row["validation"].get("dice_all_foreground") for row in report["folds"] if row["validation"]]
+    if trivial and None not in trivial:
+        text = f"calling every pixel {class_names[-1]} scores a Dice of {sum(trivial) / len(trivial):.4f}"
+        out.print(Text(printable(text)))
+    if report["missing"]:
+        out.print(Text(f"not trained: fold {', '.join(map(str, report['missing']))}"))
+    example = report["folds"][0]["run"] if report["folds"] else "fold-1"
+    out.print(
+        Text(printable(f"saved in {folder}; evaluate one: ipucnn evaluate {folder}/{example}")),
+        soft_wrap=True,
+    )
+
+
+def held_out_text(numbers: List[int]) -> str:
+    """24-29 where the numbers follow each other, else how many there are."""
+    if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    return f"{len(numbers)} examples"
+
+
+def _cell(value: Optional[float], text: str) -> str:
+    return "-" if value is None else text.format(value)

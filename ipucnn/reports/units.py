@@ -41,7 +41,7 @@ def mebibytes(num_bytes: float) -> str:
 
 
 def seconds(value: Optional[float]) -> str:
-    """Of one operation, in s, ms or us, with four digits; nothing where it is unknown."""
+    """The time of one operation in s, ms or us, with four digits; nothing where it is unknown."""
     if value is None:
         return ""
     if value >= 1:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ipucnn import documents
+from ipucnn.benchmarking.settings import INFERENCE, KERAS, SESSION, TRAINING
 from ipucnn.config import options as run_options
 from ipucnn.config.options import BY_KEY
 from ipucnn.config.request import matching
@@ -26,9 +27,8 @@ from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent
-INFERENCE, TRAINING, FIT = "inference", "training", "fit"
+FIT = "fit"
 MODES = (INFERENCE, TRAINING, FIT)
-SESSION, KERAS = "session", "keras"
 ENGINES = (SESSION, KERAS)
 # Keys of a row besides the options of a run: how it is measured; None for text.
 _MEASURING: Mapping[str, Optional[Number]] = {
@@ -38,7 +38,7 @@ _MEASURING: Mapping[str, Optional[Number]] = {
     "system": None,
     "compare-with": None,
 }
-# Rows of a file once each for-each is written out: each is a benchmark of seconds at least.
+# The most rows that a file may have once each for-each is written out: each row takes seconds at least.
 MAX_ROWS = 10_000
 _ROW = ("model", "name", "mode", "engine", "for-each", *_MEASURING)
 _TOP = ("title", "about", "epoch-images", "defaults", "rows")

@@ -1,4 +1,8 @@
-"""From a suite and a command line to rows whose configurations are resolved and validated, without TensorFlow."""
+"""From a suite and a command line to rows whose configurations are resolved and validated, without TensorFlow.
+
+:func:`plan_suite` settles what will run.  :func:`check_rows` then validates each row as it would be when it runs,
+without drawing images.
+"""
 
 import fnmatch
 import hashlib
@@ -6,23 +10,24 @@ import json
 import random
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
-from ipucnn.benchmarking.suites.file import FIT, INFERENCE, KERAS, RowSpec, Suite
+from ipucnn.benchmarking.settings import INFERENCE, KERAS, BenchmarkSettings, make_settings
+from ipucnn.benchmarking.suites.file import FIT, RowSpec, Suite
 from ipucnn.config.options import BY_KEY, SPECS
 from ipucnn.config.request import RunRequest, is_wildcard, matching
 from ipucnn.config.resolve import Resolved, convert_flags
-from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.datasets.base import DataSource
+from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.models.registry import nearest_legal_sizes
 
 # Flags that are about the suite, not about its rows.
 _OF_SUITE = ("run_dir", "overwrite", "model_name")
-# What does not decide about figures: where things are.
+# Options that only say where things are; they change no figures.
 _NOT_IDENTITY = (*_OF_SUITE, "dataset_path", "download", "resume")
-# What does not decide about the work either: where it is done, and by which random numbers.
+# Options that do not change the work either: on which device it is done, and with which random numbers.
 _NOT_WORK = (*_NOT_IDENTITY, "seed", "device", "on_demand", "select_ipu", "executable_cache")
-# What measures an execution; in mode fit whole epochs are timed.
+# Settings of how executions are measured; in mode fit whole epochs are timed instead.
 _OF_EXECUTIONS = ("executions", "min_time_s", "max_time_s", "compare_with")
 
 
@@ -272,3 +277,66 @@ def _only(rows: List[PlannedRow], patterns: Sequence[str]) -> List[PlannedRow]:
             )
         kept |= found
     return [row for row in rows if row.id in kept]
+
+
+def check_rows(plan: SuitePlan) -> None:
+    """Everything about each row that needs no TensorFlow: batches, shapes, losses, data.
+
+    Raises:
+        UserError: with the row it is about.
+    """
+    for row in plan.rows:
+        try:
+            _check(row)
+        except UserError as error:
+            error.message = f"row {row.id}: {error.message}"
+            raise
+
+
+def _check(row: PlannedRow) -> None:
+    from ipucnn.benchmarking.benchmark import Benchmark
+    from ipucnn.benchmarking.fit import Fit
+
+    dry: Union[Benchmark, Fit]
+    if row.mode == FIT:
+        is_random = row.resolved.choice is not None and row.resolved.choice.name == "random"
+        source = _blank_source(row.resolved) if is_random else None
+        dry = Fit(row.resolved, row.engine, system=row.settings.system, source=source)
+    else:
+        dry = Benchmark(row.resolved, row.settings, dry=True)
+    _check_fits(dry.program.micro_batch_size, dry.setup.input_shape)
+
+
+def _blank_source(resolved: Resolved) -> DataSource:
+    """The random data set of a row, within its limits, without its pixels.
+
+    Raises:
+        ConfigurationError: an image size that the network cannot take.
+    """
+    from ipucnn.benchmarking.input_pipeline import generated_images
+    from ipucnn.datasets.random_data import open_blank
+
+    config, (shape, classes) = resolved.config, generated_images(resolved)
+    return open_blank(*shape, classes, resolved.record.task, config.limit_train, config.limit_eval)
+
+
+def _check_fits(micro_batch_size: int, shape: Tuple[int, int, int]) -> None:
+    """Refuses what surely fails: a micro-batch whose input alone is more than the machine's memory.
+
+    Raises:
+        InfeasibleError: it is.
+    """
+    from ipucnn.machine import host_memory_bytes
+
+    height, width, channels = shape
+    memory_bytes: Optional[int] = host_memory_bytes()
+    needed_bytes = 4 * micro_batch_size * height * width * channels
+    if memory_bytes and needed_bytes > memory_bytes:
+        images = (
+            f"{micro_batch_size} image{'s' if micro_batch_size > 1 else ''} of {height}x{width}x{channels}"
+        )
+        raise InfeasibleError(
+            f"a micro-batch of {images} takes {needed_bytes / 2**30:.4g} GiB, and the machine has "
+            f"{memory_bytes / 2**30:.4g} GiB",
+            "lower --image-size or --micro-batch-size",
+        )

@@ -17,16 +17,17 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
+from ipucnn.benchmarking.measure import Report
+from ipucnn.benchmarking.suites.file import FIT
 from ipucnn.benchmarking.suites.plan import PlannedRow
 from ipucnn.diagnosis.tools import signal_name
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import reason_of, shown, write_hint
 
 LOG_END_BYTES = 4096
 
-Update = Callable[[str, int, int, str], None]
 # Without the current folder, which ``-c`` puts first on the path: what lies there is not to be imported.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from ipucnn.benchmarking.suites.process import main; main()"
@@ -45,7 +46,7 @@ class RowProcess:
         self._verbose = verbose
         self._command = command or [sys.executable, "-c", _PROGRAM, *_import_path()]
 
-    def __call__(self, row: PlannedRow, log: Path, update: Update) -> Dict[str, Any]:
+    def __call__(self, row: PlannedRow, log: Path, update: Report) -> Dict[str, Any]:
         """Runs a row.
 
         Args:
@@ -129,20 +130,17 @@ def _died(code: int, log: Path) -> Dict[str, Any]:
     return {"error": message, "hint": f"what it printed is in {log}" if printed else None, "exit_code": 1}
 
 
-def run_here(row: PlannedRow, update: Update, verbose: bool = False) -> Dict[str, Any]:
+def run_here(row: PlannedRow, update: Report, verbose: bool = False) -> Dict[str, Any]:
     """Runs a row in this process; see :class:`RowProcess` for what is returned."""
-    from ipucnn.benchmarking.suites.file import FIT
-    from ipucnn.errors import UserError
-
     try:
         if row.mode == FIT:
-            from ipucnn.benchmarking.suites.fit import Fit
+            from ipucnn.benchmarking.fit import Fit
 
             fit = Fit(row.resolved, row.engine, verbose, row.settings.system)
             return {"report": fit.run(update), "exit_code": 0}
-        from ipucnn.benchmarking.run import run_benchmark
+        from ipucnn.benchmarking.benchmark import Benchmark
 
-        report = run_benchmark(row.resolved, row.settings, report=update, verbose=verbose)
+        report = Benchmark(row.resolved, row.settings, verbose).run(update)
         return {"report": report.to_dict(), "exit_code": report.exit_code}
     except UserError as error:
         return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}

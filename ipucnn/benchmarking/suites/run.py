@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ipucnn.benchmarking.measure import Report
 from ipucnn.benchmarking.suites.file import FIT
 from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
-from ipucnn.benchmarking.suites.process import Update
 from ipucnn.benchmarking.suites.result import (
     DONE,
     SuiteResult,
@@ -35,9 +35,9 @@ from ipucnn.text import shown_value
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
 _FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
-# Of default folders; those of single benchmarks end in -benchmark.
+# What the names of default folders end with; those of single benchmarks end in -benchmark.
 _SUFFIX = "suite"
-RunRow = Callable[[PlannedRow, Path, Update], Dict[str, Any]]
+RunRow = Callable[[PlannedRow, Path, Report], Dict[str, Any]]
 OnRow = Callable[[int, int, Dict[str, Any]], None]
 
 
@@ -86,7 +86,7 @@ def saved_seed(folder: Path) -> Optional[int]:
 
 
 def this_machine() -> Dict[str, Any]:
-    """What figures depend on and can be told without TensorFlow."""
+    """The facts about this machine that figures depend on and that are known without TensorFlow."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -169,7 +169,7 @@ class SuiteRun:
         self.result.started = former.started
         self.result.rows = [by_id.get(row["id"], row) for row in self.result.rows]
 
-    def run(self, run_row: RunRow, update: Update, on_row: OnRow) -> SuiteResult:
+    def run(self, run_row: RunRow, update: Report, on_row: OnRow) -> SuiteResult:
         """Runs what has no result yet; what fails is written down, and the next row begins.
 
         Args:
@@ -232,7 +232,7 @@ class SuiteRun:
         write_text(self.folder / TABLE, self.result.to_csv())
 
 
-def _named(row: str, update: Update) -> Update:
+def _named(row: str, update: Report) -> Report:
     """Progress of a row, under its name."""
     return lambda phase, done, of, figures: update(f"{row}: {phase}", done, of, figures)
 

@@ -1,19 +1,30 @@
 """Mode fit: trains for whole epochs, by the session or by plain Keras, for the time of a step and the accuracy."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import asdict, replace
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from ipucnn.benchmarking.settings import data_kind
+from ipucnn.benchmarking import machine
+from ipucnn.benchmarking.contenders import keras_model
+from ipucnn.benchmarking.measure import Report
+from ipucnn.benchmarking.settings import KERAS, data_kind
 from ipucnn.benchmarking.statistics import throughput
-from ipucnn.benchmarking.suites.file import KERAS
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError
+from ipucnn.datasets.base import DataSource
+from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
-Update = Callable[[str, int, int, str], None]
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, TfDataset
+    from ipucnn.sessions.session import Session
+    from ipucnn.training.losses import LossFunction
+
+Trained = Tuple[List[float], Dict[str, Any], str]
+"""(seconds of each epoch, what compiling found, what trained in words)."""
 
 
 class Fit:
@@ -38,7 +49,7 @@ class Fit:
         engine: str,
         verbose: bool = False,
         system: Optional[str] = None,
-        source: Optional[Any] = None,
+        source: Optional[DataSource] = None,
     ) -> None:
         from ipucnn.sessions.factory import check_device
 
@@ -73,7 +84,7 @@ class Fit:
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
 
-    def run(self, report: Update) -> Dict[str, Any]:
+    def run(self, report: Report) -> Dict[str, Any]:
         """Trains and evaluates.
 
         Returns:
@@ -82,7 +93,6 @@ class Fit:
         Raises:
             UserError: NaN, or what the session cannot do.
         """
-        from ipucnn.benchmarking import machine
         from ipucnn.sessions.factory import create_session
 
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -135,8 +145,6 @@ class Fit:
         }
 
     def _measured(self, samples: int, seconds: List[float], compilation: Dict[str, Any]) -> Dict[str, Any]:
-        from ipucnn.benchmarking import machine
-
         speed = throughput([samples] * len(seconds), seconds, self.seed)
         flop = 6.0 * compilation["macs_per_sample"]
         return {
@@ -151,7 +159,7 @@ class Fit:
             "peak_memory_bytes": machine.peak_memory_bytes(),
         }
 
-    def _dataset(self, first_update: int, samples_per_element: int) -> Any:
+    def _dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
         """Infinite training batches from a weight update on."""
         from ipucnn.datasets.pipeline import train_batches
 
@@ -173,12 +181,11 @@ class Fit:
             output_shape=self.setup.output_shape,
         )
 
-    def _session(
-        self, session: Any, model: Any, loss: Any, report: Update
-    ) -> Tuple[List[float], Dict[str, Any], str]:
+    def _session(self, session: Session, model: KerasModel, loss: LossFunction, report: Report) -> Trained:
         from ipucnn.sessions.session import ExecutionFinished
 
         compilation = session.compile(model, self.program, self.optimizer, loss, self.schedule, self._dataset)
+        assert session.program is not None
         self.program = session.program
         per_epoch = self.program.weight_updates_per_epoch
         seconds: List[float] = []
@@ -204,16 +211,12 @@ class Fit:
             f"session, executions of {steps} micro-batch{'es' if steps > 1 else ''} per replica",
         )
 
-    def _keras(
-        self, session: Any, model: Any, loss: Any, report: Update
-    ) -> Tuple[List[float], Dict[str, Any], str]:
+    def _keras(self, session: Session, model: KerasModel, loss: LossFunction, report: Report) -> Trained:
         import numpy as np
         from tensorflow import keras
 
-        from ipucnn.benchmarking import sides
-
         rate = float(self.schedule(np.arange(1))[0])
-        copy, _, description = sides.keras_model(
+        copy, _, description = keras_model(
             model, self.optimizer, rate, self.loss_name, self.resolved.config.label_smoothing, 1
         )
         seconds: List[float] = []
@@ -239,25 +242,22 @@ class Fit:
         model.set_weights(copy.get_weights())
         return seconds, _counted(model), description
 
-    def _tell(self, report: Update, seconds: List[float]) -> None:
+    def _tell(self, report: Report, seconds: List[float]) -> None:
         report("epochs", len(seconds), self.program.num_epochs, f"{seconds[-1]:.2f} s")
 
-    def _predicted(self, model: Any) -> List[Dict[str, Any]]:
-        from ipucnn.benchmarking.prediction import Wanted, predict_ipu
-        from ipucnn.errors import UserError
-        from ipucnn.planning.graphs.keras_graph import graph_of
+    def _predicted(self, model: KerasModel) -> List[Dict[str, Any]]:
+        """The predicted columns; none where the network has no layer graph."""
+        from ipucnn.benchmarking.prediction import Wanted, predict_columns
 
-        config = self.resolved.config
+        wanted = Wanted(self.resolved.config, self.program, training=True, system=self.system)
         try:
-            graph = graph_of(model, self.resolved.record.name)
+            return predict_columns(model, self.resolved.record.name, wanted)
         except UserError:
             return []
-        wanted = Wanted(config, self.program, training=True, system=self.system)
-        return [predict_ipu(graph, wanted, p) for p in dict.fromkeys((config.precision, "16.16"))]
 
 
-def _counted(model: Any) -> Dict[str, Any]:
-    """What a session's compilation report says of a network."""
+def _counted(model: KerasModel) -> Dict[str, Any]:
+    """The counts of a network that a session's compilation report would have."""
     from ipucnn.models.counts import count_macs, count_parameters
 
     return {

@@ -1,23 +1,47 @@
-"""The sides that can be measured: the session's training and inference, and plain Keras' fit and predict."""
+"""What can be timed: the session's training and inference, plain Keras' fit and predict, and a yardstick beside them.
+
+Two programs that share a CPU with others do not slow down alike: a large matrix product loses little where many
+small operations lose much.  So the yardstick, a fixed piece of work that executions are measured by, is of the kind
+that networks are: convolutions of few channels, activations, pooling, a dense layer, forward and backward, several
+operations at a time.  It belongs to the benchmark, not to what is benchmarked: no change to networks or sessions
+changes it.
+"""
+
+from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.benchmarking.measure import Side
+from ipucnn.benchmarking.measure import Contender, Reference
 from ipucnn.errors import UserError
 from ipucnn.sessions.session import CompilationReport, Session
+from ipucnn.training.optimizers import OptimizerSettings
+from ipucnn.training.program import Program
 
-MakeDataset = Callable[[int, int], Any]
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasLayer, KerasModel, Tensor, TfDataset
+    from ipucnn.training.losses import LossFunction
+
+MakeDataset = Callable[[int, int], "TfDataset"]
 """(first weight update, samples per element) -> infinite tf.data.Dataset of (images, labels)."""
+YARDSTICK = (
+    "a yardstick right before and after each execution: two forward passes and one with gradients of four 3x3 "
+    "convolutions of 16 channels on 8 images of 32x32, pooling and a dense layer, repeated"
+)
+_SHARE = 0.5
+_LEAST_S, _MOST_S = 0.02, 1.0
+_FORWARD_PASSES = 2
+_IMAGES = 8
 
 
 class VoidError(UserError):
     """A result that is not finite: what was measured is no benchmark of the network."""
 
 
-class SessionTraining(Side):
+class SessionTraining(Contender):
     """Weight updates of a session; a unit is one of them.
 
     Args:
@@ -30,7 +54,7 @@ class SessionTraining(Side):
     name = "session"
 
     def __init__(
-        self, session: Session, dataset: Any, fixed_updates: Optional[int] = None, lead: int = 0
+        self, session: Session, dataset: TfDataset, fixed_updates: Optional[int] = None, lead: int = 0
     ) -> None:
         assert session.program is not None
         per_update = session.program.num_micro_batches // session.program.fused_micro_batches
@@ -40,7 +64,7 @@ class SessionTraining(Side):
         self.fixed_units = fixed_updates
 
     def prepare(self, num_units: int) -> None:
-        """Uses up what the pipeline made ready while other sides had their turn."""
+        """Uses up what the pipeline made ready while other contenders had their turn."""
         if self._lead:
             self._session.execute(self._batches, self._lead)
 
@@ -49,7 +73,7 @@ class SessionTraining(Side):
         self._session.execute(self._batches, num_units)
 
 
-class SessionInference(Side):
+class SessionInference(Contender):
     """Predictions of a session; a unit is one micro-batch, which replicas take in turn.
 
     Args:
@@ -66,7 +90,7 @@ class SessionInference(Side):
     def __init__(
         self,
         session: Session,
-        images: Any,
+        images: TfDataset,
         micro_batch_size: int,
         fused: int,
         fixed_micro_batches: Optional[int] = None,
@@ -80,7 +104,7 @@ class SessionInference(Side):
         self._logits: List[Any] = []
 
     def prepare(self, num_units: int) -> None:
-        """Uses up what the pipeline made ready while other sides had their turn."""
+        """Uses up what the pipeline made ready while other contenders had their turn."""
         if self._lead:
             self._session.predict(itertools.islice(self._batches, self._lead))
 
@@ -97,7 +121,7 @@ class SessionInference(Side):
         _require_finite(self._logits)
 
 
-class KerasTraining(Side):
+class KerasTraining(Contender):
     """Plain Keras ``fit``; a unit is one weight update of as many accumulated micro-batches as the session's.
 
     Args:
@@ -109,7 +133,9 @@ class KerasTraining(Side):
 
     name = "keras"
 
-    def __init__(self, model: Any, dataset: Any, micro_batches: int, micro_batch_size: int) -> None:
+    def __init__(
+        self, model: KerasModel, dataset: TfDataset, micro_batches: int, micro_batch_size: int
+    ) -> None:
         self._model, self._dataset, self._micro_batches = model, dataset, micro_batches
         self.samples_per_unit = micro_batches * micro_batch_size
         self._loss = 0.0
@@ -125,7 +151,7 @@ class KerasTraining(Side):
         _require_finite([np.asarray(self._loss)])
 
 
-class KerasInference(Side):
+class KerasInference(Contender):
     """Plain Keras ``predict``; a unit is one micro-batch.
 
     Args:
@@ -136,7 +162,7 @@ class KerasInference(Side):
 
     name = "keras"
 
-    def __init__(self, model: Any, images: Any, micro_batch_size: int) -> None:
+    def __init__(self, model: KerasModel, images: TfDataset, micro_batch_size: int) -> None:
         self._model, self._images = model, images
         self.samples_per_unit = micro_batch_size
         self._logits: Any = None
@@ -160,23 +186,45 @@ def _require_finite(arrays: List[Any]) -> None:
         )
 
 
-def images_only(dataset: Any) -> Any:
-    """The images of a data set of (images, labels)."""
-    import tensorflow as tf
+def stock_copy(model: KerasModel) -> KerasModel:
+    """The same network and weights as a model of ``build_model``, of Keras' own layers."""
+    from tensorflow import keras
 
-    return dataset.map(tf.autograph.experimental.do_not_convert(lambda images, labels: images))
+    from ipucnn.models import layers
+    from ipucnn.models.layers.per_sample import GroupedConv2D
 
+    def clone(layer: KerasLayer) -> KerasLayer:
+        config = layer.get_config()
+        if isinstance(layer, layers.BatchNormalization):
+            keep = ("name", "momentum", "epsilon", "center", "scale")
+            return keras.layers.BatchNormalization(**{k: config[k] for k in keep})
+        if isinstance(layer, layers.GroupNormalization):
+            if not hasattr(keras.layers, "GroupNormalization"):  # Keras 2.6
+                return layers.GroupNormalization.from_config(config)
+            return keras.layers.GroupNormalization(
+                config["groups"], epsilon=config["epsilon"], name=layer.name
+            )
+        if isinstance(layer, layers.Dropout):
+            return keras.layers.Dropout(config["rate"], config["noise_shape"], name=layer.name)
+        if isinstance(layer, layers.DepthwiseConv2D):
+            return keras.layers.DepthwiseConv2D.from_config(config)
+        if isinstance(layer, GroupedConv2D):
+            return keras.layers.Conv2D.from_config(config)
+        return type(layer).from_config(config)
 
-def constant_batch(dataset: Any) -> Any:
-    """The first element of a data set, over and over, from memory."""
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat()
+    copy = keras.models.clone_model(model, clone_function=clone)
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 def keras_model(
-    model: Any, optimizer: Any, learning_rate: float, loss_name: str, smoothing: Any, accumulate: int
-) -> Tuple[Any, int, str]:
+    model: KerasModel,
+    optimizer: OptimizerSettings,
+    learning_rate: float,
+    loss_name: str,
+    smoothing: Optional[float],
+    accumulate: int,
+) -> Tuple[KerasModel, int, str]:
     """The same network of Keras' own layers, compiled for ``fit``, and what that is, in words.
 
     Args:
@@ -193,7 +241,6 @@ def keras_model(
     import tensorflow as tf
     from tensorflow import keras
 
-    from ipucnn.benchmarking.stock import stock_copy
     from ipucnn.compat import KERAS_3
     from ipucnn.training.losses import make_loss
 
@@ -204,7 +251,7 @@ def keras_model(
         params["gradient_accumulation_steps"] = accumulated
     own = make_loss(loss_name, smoothing)
 
-    def loss(labels: Any, logits: Any) -> Any:
+    def loss(labels: Tensor, logits: Tensor) -> Tensor:
         # Keras 2.6 makes (n, 1) of labels (n,).
         return own(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
@@ -220,7 +267,7 @@ def keras_model(
     return copy, accumulated, description
 
 
-def keras_optimizer(optimizer: Any, is_keras_3: bool) -> Tuple[str, Dict[str, Any], List[str]]:
+def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str, Dict[str, Any], List[str]]:
     """Keras' optimizer that is nearest.
 
     Args:
@@ -260,16 +307,80 @@ def keras_optimizer(optimizer: Any, is_keras_3: bool) -> Tuple[str, Dict[str, An
 
 def compile_session(
     session: Session,
-    model: Any,
-    program: Any,
-    optimizer: Any,
-    loss: Any,
+    model: KerasModel,
+    program: Program,
+    optimizer: OptimizerSettings,
+    loss: LossFunction,
     rate: float,
     make_dataset: MakeDataset,
 ) -> CompilationReport:
     """Compiles a session for training at a constant learning rate."""
 
-    def schedule(updates: Any) -> Any:
+    def schedule(updates: np.ndarray) -> np.ndarray:
         return np.full(np.shape(updates), rate, np.float32)
 
     return session.compile(model, program, optimizer, loss, schedule, make_dataset)
+
+
+class Yardstick(Reference):
+    """The work, on the session's device; calling it returns the seconds of one repetition.
+
+    Args:
+        place: TensorFlow's name of the device.
+        repetitions: at a time; None: as suits the executions.
+    """
+
+    def __init__(self, place: str = "/CPU:0", repetitions: Optional[int] = None) -> None:
+        import tensorflow as tf
+
+        self._place = place
+        with tf.device(place):
+            self._images = tf.random.stateless_uniform([_IMAGES, 32, 32, 16], [1, 2])
+            kernels = [tf.random.stateless_uniform([3, 3, 16, 16], [i, 3]) * 0.1 - 0.05 for i in range(4)]
+            self._weights = [*kernels, tf.random.stateless_uniform([16 * 16 * 16, 64], [5, 6]) * 0.01]
+        self._repeat = tf.function(self._work, autograph=False)
+        self._fixed = repetitions
+        self.repetitions = repetitions or 1
+        self()
+        self._best_s = min(self()[0] for _ in range(5))
+
+    def suit(self, execution_s: float) -> None:
+        """Takes as many repetitions as last half as long as an execution: 20 ms at least, 1 s at most."""
+        if self._fixed is not None:
+            return
+        wanted = min(max(_SHARE * execution_s, _LEAST_S), _MOST_S)
+        self.repetitions = max(1, round(wanted / max(self._best_s, 1e-9)))
+
+    def _work(self, count: Tensor) -> Tensor:
+        import tensorflow as tf
+
+        def network(images: Tensor) -> Tensor:
+            x = images
+            for kernel in self._weights[:-1]:
+                x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+            x = tf.nn.max_pool2d(x, 2, 2, "SAME")
+            return tf.reduce_mean(tf.matmul(tf.reshape(x, [_IMAGES, -1]), self._weights[-1]))
+
+        def body(i: Tensor, carried: Tensor) -> Tuple[Tensor, Tensor]:
+            # Each repetition depends on the one before, so that none is moved out of the loop or dropped.
+            for _ in range(_FORWARD_PASSES):
+                carried = network(self._images + carried * 1e-9)
+            with tf.GradientTape() as tape:
+                tape.watch(self._weights)
+                result = network(self._images + carried * 1e-9)
+            gradients = tape.gradient(result, self._weights)
+            return i + 1, tf.add_n([tf.reduce_sum(g) for g in gradients]) * 1e-9
+
+        start = (tf.constant(0), tf.constant(0.0))
+        return tf.while_loop(lambda i, _: i < count, body, start, parallel_iterations=1)[1]
+
+    def __call__(self) -> Tuple[float, float]:
+        """Does the work; seconds and processor seconds of one repetition."""
+        import tensorflow as tf
+
+        with tf.device(self._place):
+            count = tf.constant(self.repetitions)
+            wall, cpu = time.perf_counter(), time.process_time()
+            self._repeat(count).numpy()
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return wall / self.repetitions, cpu / self.repetitions

@@ -1,16 +1,24 @@
-"""The input pipeline alone, stage by stage: how fast samples are read, decoded, augmented and batched.
+"""The images that a benchmark takes, and its input pipeline alone, part by part.
 
-Each stage is measured with all those before it, from the pipeline that training uses, cut off after the stage.
-What a stage costs by itself is the difference to the one before.
+The parts are reading, decoding, augmenting and batching.  Each is measured with all those before it, from the pipeline
+that training uses, cut off after the part.  What a part costs by itself is the difference to the one before.  (Reports
+and the command line call the parts stages; in the code a stage is one of a network's pipeline over IPUs.)
 """
 
-import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from __future__ import annotations
 
-from ipucnn.benchmarking.measure import Execution, Side
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ipucnn.benchmarking.measure import Contender, Execution
 from ipucnn.benchmarking.report import execution_rows
 from ipucnn.benchmarking.statistics import paired_difference, paired_share, throughput
+from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DataSource
+from ipucnn.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor, TfDataset, TfIterator
 
 METHOD = (
     "each stage is measured together with those before it, in turns; its own time per image is the difference to "
@@ -28,17 +36,88 @@ _WHAT_FILES = {
     "augment": "a random crop resized and mirrored instead of the centre",
     "batch": "channels, range, labels, batches of {batch}",
 }
-MakeStage = Callable[[str], Any]
-"""stage -> infinite tf.data.Dataset up to it."""
+# Random images are as many as fit in here, at least as many as ``_LEAST_IMAGES``: drawing them takes time.
+_RANDOM_BYTES, _LEAST_IMAGES, _MOST_IMAGES = 32 * 2**20, 16, 1024
+MakePart = Callable[[str], "TfDataset"]
+"""name of a part -> infinite tf.data.Dataset up to it."""
+Shape = Tuple[int, int, int]
 
 
-def stage_names(augment: bool) -> List[str]:
-    """The stages of a pipeline with or without augmentation, in order."""
+def generated_images(resolved: Resolved) -> Tuple[Shape, int]:
+    """Shape and classes of images that are generated for a network.
+
+    Raises:
+        ConfigurationError: an image size that the network cannot take.
+    """
+    from ipucnn.models.registry import validate_input_shape
+
+    config, record = resolved.config, resolved.record
+    shape: Shape = record.input_shape
+    if config.image_size is not None:
+        shape = (*config.image_size, record.input_shape[2])
+        validate_input_shape(record, shape)
+    return shape, record.num_classes or (2 if record.task == "segmentation" else 10)
+
+
+def random_source(resolved: Resolved, seed: int, micro_batch_size: int, *, blank: bool = False) -> DataSource:
+    """Few random images for a network: as many as are drawn quickly.
+
+    Args:
+        resolved: the configuration.
+        seed: of the pixels.
+        micro_batch_size: samples, which must fit into memory beside the images.
+        blank: without pixels, for validation alone.
+
+    Raises:
+        ConfigurationError: an image size that the network cannot take.
+        InfeasibleError: the images cannot fit into this machine's memory.
+    """
+    from ipucnn.datasets.random_data import open_blank, open_random
+
+    shape, classes = generated_images(resolved)
+    pixels = shape[0] * shape[1] * shape[2]
+    number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // pixels))
+    _check_memory(shape, number, micro_batch_size)
+    if blank:
+        return open_blank(*shape, classes, resolved.record.task)
+    return open_random(*shape, classes, resolved.record.task, seed, num_train=number, num_eval=1)
+
+
+def _check_memory(shape: Shape, number: int, batch: int) -> None:
+    """Refuses images that cannot fit: the random ones, a byte per value, and one micro-batch of floats."""
+    from ipucnn.machine import host_memory_bytes
+
+    values = shape[0] * shape[1] * shape[2]
+    needed, memory = values * (number + 1 + 4 * batch), host_memory_bytes()
+    if memory and needed > memory:
+        raise InfeasibleError(
+            f"{number} random images and a micro-batch of {batch} of {shape[0]}x{shape[1]}x{shape[2]} take "
+            f"{needed / 2**30:.3g} GiB, and this machine has {memory / 2**30:.3g}",
+            "use a smaller --image-size" + (" or --micro-batch-size" if batch > 1 else ""),
+        )
+
+
+def images_only(dataset: TfDataset) -> TfDataset:
+    """The images of a data set of (images, labels)."""
+    import tensorflow as tf
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(lambda images, labels: images))
+
+
+def constant_batch(dataset: TfDataset) -> TfDataset:
+    """The first element of a data set, over and over, from memory."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat()
+
+
+def part_names(augment: bool) -> List[str]:
+    """The parts of a pipeline with or without augmentation, in order."""
     return ["read", "decode", "augment", "batch"] if augment else ["read", "decode", "batch"]
 
 
-def describe_stage(name: str, source: DataSource, batch_size: int) -> str:
-    """What happens in a stage, in words."""
+def describe_part(name: str, source: DataSource, batch_size: int) -> str:
+    """What happens in a part, in words."""
     texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
     return texts[name].format(batch=batch_size)
 
@@ -49,8 +128,8 @@ class Drain:
     def __init__(self) -> None:
         import tensorflow as tf
 
-        def take(iterator: Any, count: Any) -> Any:
-            def body(i: Any, seen: Any) -> Any:
+        def take(iterator: TfIterator, count: Tensor) -> Tensor:
+            def body(i: Tensor, seen: Tensor) -> Tuple[Tensor, Tensor]:
                 first = tf.nest.flatten(iterator.get_next())[0]
                 # The sum depends on the element, so that it is made and not only skipped.
                 return i + 1, seen + tf.size(first, out_type=tf.int64)
@@ -60,29 +139,29 @@ class Drain:
 
         self._take = tf.function(take, autograph=False)
 
-    def __call__(self, iterator: Any, num_elements: int) -> None:
+    def __call__(self, iterator: TfIterator, num_elements: int) -> None:
         """Returns when so many elements were delivered."""
         import tensorflow as tf
 
         self._take(iterator, tf.constant(num_elements, tf.int64)).numpy()
 
 
-class PipelineStage(Side):
-    """The pipeline up to a stage; a unit is one sample.
+class PipelinePart(Contender):
+    """The pipeline up to a part; a unit is one sample.
 
     A pipeline makes elements ready while nobody asks for them.  These are taken off the clock before an execution,
     and after it, off the clock too, the pipeline gets the time to make new ones: it then stands still while others
     have their turn.
 
     Args:
-        name: of the stage.
-        make: the data set up to the stage.
+        name: of the part.
+        make: the data set up to the part.
         buffered: elements that it has ready or under way at most.
     """
 
     samples_per_unit = 1
 
-    def __init__(self, name: str, make: MakeStage, buffered: int) -> None:
+    def __init__(self, name: str, make: MakePart, buffered: int) -> None:
         self.name, self._buffered, self._drain = name, buffered, Drain()
         dataset = make(name)
         self.granule = samples_of_element(dataset, name)
@@ -104,11 +183,11 @@ class PipelineStage(Side):
         time.sleep(self._buffered * self._element_s)
 
 
-def samples_of_element(dataset: Any, stage: str) -> int:
-    """Samples of one element: single files until the last stage, batches otherwise."""
+def samples_of_element(dataset: TfDataset, part: str) -> int:
+    """Samples of one element: single files until the last part, batches otherwise."""
     spec = dataset.element_spec
     images = spec[0] if isinstance(spec, tuple) else spec
-    whole = stage == "batch" or images.shape.rank == 4
+    whole = part == "batch" or images.shape.rank == 4
     return int(images.shape[0]) if whole else 1
 
 
@@ -126,13 +205,13 @@ def pipeline_figures(
 
     Args:
         source: the data set.
-        names: of the stages measured.
-        executions: of each stage, paired by round.
+        names: of the parts measured.
+        executions: of each part, paired by round.
         predicted: the predicted columns.
         batch_size, num_parallel: of the pipeline.
         seed: of the bootstrap.
     """
-    stages: List[Dict[str, Any]] = []
+    parts: List[Dict[str, Any]] = []
     for index, (name, rows) in enumerate(zip(names, executions)):
         samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
         before = executions[index - 1] if index else None
@@ -141,21 +220,21 @@ def pipeline_figures(
             (seconds, [e.wall_s for e in before] if before else None),
             seed,
         )
-        stages.append(
+        parts.append(
             {
                 "name": name,
-                "what": describe_stage(name, source, batch_size),
+                "what": describe_part(name, source, batch_size),
                 "images_per_s": throughput(samples, seconds, seed).to_dict(),
                 "own_s_per_image": own.to_dict(),
                 "executions": execution_rows(list(rows)),
             }
         )
-    last = stages[-1]["images_per_s"] if stages else None
+    last = parts[-1]["images_per_s"] if parts else None
     return {
         "method": METHOD,
         "batch_size": batch_size,
         "num_parallel": num_parallel,
-        "stages": stages,
+        "stages": parts,
         "feeds": [_feeds(p, last) for p in predicted if last and p["images_per_s"]],
     }
 

@@ -1,0 +1,328 @@
+"""Sheets of pictures, on one PNG each.
+
+``ContactSheet`` has images with their predicted labels below, ``PanelSheet`` rows of pictures of one image side by
+side, and :func:`save_predictions` the masks at the end of a training run beside the true ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Set, Tuple, Union
+
+import numpy as np
+
+from ipucnn.text import to_ascii
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PilImage
+    from PIL.ImageDraw import ImageDraw as Draw
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+    from ipucnn.runs.pictures import Picture
+
+    Font = Union[ImageFont, FreeTypeFont]
+
+Colour = Tuple[int, int, int]
+MOST_IMAGES = 100
+TILE, MARGIN, BORDER, LINE = 128, 10, 4, 15
+"""Pixels: side of an image, gap between tiles, frame of an image, height of a line of text."""
+COLUMNS = 10
+FONT_SIZE = 12
+GREEN, RED, GREY, BLACK = (34, 139, 34), (200, 30, 30), (190, 190, 190), (0, 0, 0)
+DARK, WHITE = (90, 90, 90), (255, 255, 255)
+MOST_ROWS = 30
+"""Images of a sheet of panels, evenly spread over all."""
+SIDE, GAP = 192, 4
+"""Pixels: longest side of a panel's picture, and between pictures."""
+PREDICTION_SIDE, PREDICTION_GAP, PREDICTION_LINE = 300, 8, 18
+"""Pixels of a sheet of predictions: about the width of an image, between images, a line of text."""
+RIGHT, MISSED, FALSE = (0, 158, 115), (213, 94, 0), (86, 180, 233)
+"""Colours that the colour-blind tell apart too (Okabe and Ito 2008)."""
+
+
+class ContactSheet:
+    """Collects up to 100 images, evenly spread over all of them, and draws them.
+
+    A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
+    wrong one says the true class, too, for those who can't tell the colours apart.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: Set[int] = set()
+        self._tiles: List[Tuple[Dict[str, Any], PilImage]] = []
+        self._given = 0
+
+    def expect(self, total: int) -> None:
+        """Says how many images there will be."""
+        shown = min(total, MOST_IMAGES)
+        self._wanted = {i * total // shown for i in range(shown)}
+
+    def add(self, position: int, result: Dict[str, Any], pixels: np.ndarray) -> None:
+        """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
+        self._given += 1
+        if position in self._wanted:
+            self._tiles.append((result, _small(pixels, TILE)))
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def save(self, path: Path) -> None:
+        """Draws the sheet into a PNG file, whatever the file's name."""
+        from PIL import Image, ImageDraw
+
+        columns = min(COLUMNS, len(self._tiles))
+        rows = -(-len(self._tiles) // columns)
+        lines = 3 if any("truth" in result for result, _ in self._tiles) else 2
+        step = TILE + 2 * BORDER + MARGIN
+        tall = step + lines * LINE
+        head = LINE + MARGIN if self._given > len(self._tiles) else 0
+        sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), WHITE)
+        draw, font = ImageDraw.Draw(sheet), load_font()
+        if head:
+            text = f"{len(self._tiles)} of {self._given} images"
+            draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
+        for i, (result, thumbnail) in enumerate(self._tiles):
+            left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
+            colour = GREY if "truth" not in result else GREEN if result["correct"] else RED
+            side = TILE + 2 * BORDER
+            draw.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
+            inset = ((side - thumbnail.width) // 2, (side - thumbnail.height) // 2)
+            draw.rectangle(
+                (left + BORDER, top + BORDER, left + side - BORDER - 1, top + side - BORDER - 1),
+                fill=WHITE,
+            )
+            sheet.paste(thumbnail, (left + inset[0], top + inset[1]))
+            for number, (line, fill) in enumerate(_caption(result)):
+                place = (left, top + side + 1 + number * LINE)
+                draw.text(place, fitting(line, font, side), fill=fill, font=font)
+        sheet.save(str(path), format="PNG")
+
+
+def _caption(result: Dict[str, Any]) -> List[Tuple[str, Colour]]:
+    """The predicted label, its probability with the file's name, and where it is wrong the true label."""
+    best = result["predictions"][0]
+    last = result["image"].rpartition("/")[2]
+    name = last if "." in last else result["image"]
+    lines = [(f"{best['label']}: {best['probability']:.0%}", BLACK), (name, DARK)]
+    if not result.get("correct", True):
+        lines.append((f"is {result['truth']}", RED))
+    return lines
+
+
+def load_font() -> Font:
+    """The font of all sheets."""
+    from PIL import ImageFont
+
+    try:
+        return ImageFont.load_default(FONT_SIZE)
+    except (TypeError, ImportError):  # Pillow before 10.1, or without FreeType: one bitmap font
+        return ImageFont.load_default()
+
+
+def fitting(text: str, font: Font, width: int) -> str:
+    """The text, its end cut off with dots where it is wider than ``width`` pixels."""
+    # Pillow's own fonts draw a box for most of what is not ASCII.
+    text = to_ascii(text)
+    length = text_length(text, font)
+    if length <= width:
+        return text
+    text = text[: int(len(text) * width / length) + 5]  # about right, so that few characters are tried
+    while text and text_length(text + "...", font) > width:
+        text = text[:-1]
+    return text + "..."
+
+
+def text_length(text: str, font: Font) -> float:
+    """Pixels a line of text takes."""
+    if hasattr(font, "getlength"):
+        return float(font.getlength(text))
+    return float(np.asarray(font.getmask(text).size)[0])
+
+
+class PanelSheet:
+    """Collects up to 30 images, each as a few pictures of one size, and draws them.
+
+    Args:
+        heads: what the pictures of a row are, left to right; may be changed until the sheet is saved.
+        legend: colours with what they mean; may be changed, too.
+        side: longest side of a picture in pixels.
+        columns: images next to each other.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[str],
+        legend: Sequence[Tuple[Colour, str]] = (),
+        side: int = SIDE,
+        columns: int = 1,
+    ) -> None:
+        self.heads, self.legend, self._side, self._columns = tuple(heads), tuple(legend), side, columns
+        self._wanted: Set[int] = set()
+        self._total = 0
+        self._rows: List[Tuple[str, List[PilImage]]] = []
+
+    def expect(self, total: int) -> None:
+        """Says how many images there will be."""
+        shown = min(total, MOST_ROWS)
+        self._total, self._wanted = total, {i * total // shown for i in range(shown)}
+
+    def wants(self, position: int) -> bool:
+        """Whether the image at a position is one of those shown."""
+        return position in self._wanted
+
+    def add(self, caption: str, pictures: Sequence[np.ndarray]) -> None:
+        """Takes an image.
+
+        Args:
+            caption: one line.
+            pictures: as many as heads, uint8 [h, w] or [h, w, 3].
+        """
+        self._rows.append((caption, [_small(picture, self._side) for picture in pictures]))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def save(self, path: Path) -> None:
+        """Draws the sheet into a PNG file, whatever the file's name."""
+        from PIL import Image, ImageDraw
+
+        letters = load_font()
+        columns = min(self._columns, len(self._rows))
+        inner = len(self.heads) * (self._side + GAP) - GAP
+        step = inner + 2 * MARGIN
+        head = (
+            (LINE if len(self._rows) < self._total else 0)
+            + (LINE + GAP if self.legend else 0)
+            + LINE
+            + MARGIN
+        )
+        tops, bottom = [], head
+        for first in range(0, len(self._rows), columns):
+            tops.append(bottom)
+            beside = self._rows[first : first + columns]
+            tall = max(picture.height for _, pictures in beside for picture in pictures)
+            bottom += tall + LINE + MARGIN
+        sheet = Image.new("RGB", (columns * step, bottom + MARGIN), WHITE)
+        draw = ImageDraw.Draw(sheet)
+        top = MARGIN // 2
+        if len(self._rows) < self._total:
+            draw.text((MARGIN, top), f"{len(self._rows)} of {self._total} images", fill=BLACK, font=letters)
+            top += LINE
+        if self.legend:
+            self._draw_legend(draw, top, letters)
+            top += LINE + GAP
+        for column in range(columns):
+            for i, text in enumerate(self.heads):
+                left = column * step + MARGIN + i * (self._side + GAP)
+                draw.text((left, top), fitting(text, letters, self._side), fill=BLACK, font=letters)
+        for i, (caption, pictures) in enumerate(self._rows):
+            left, top = i % columns * step + MARGIN, tops[i // columns]
+            for k, picture in enumerate(pictures):
+                place = (left + k * (self._side + GAP), top)
+                sheet.paste(picture, place)
+                corner = (place[0] + picture.width - 1, top + picture.height - 1)
+                draw.rectangle((place, corner), outline=GREY)
+            below = top + max(picture.height for picture in pictures) + 1
+            draw.text((left, below), fitting(caption, letters, inner), fill=DARK, font=letters)
+        sheet.save(str(path), format="PNG")
+
+    def _draw_legend(self, draw: Draw, top: int, letters: Font) -> None:
+        left = MARGIN
+        for colour, text in self.legend:
+            draw.rectangle((left, top + 1, left + LINE - 3, top + LINE - 2), fill=colour, outline=GREY)
+            draw.text((left + LINE + GAP, top), text, fill=BLACK, font=letters)
+            left += LINE + 4 * GAP + round(text_length(text, letters))
+
+
+def _small(pixels: np.ndarray, side: int) -> PilImage:
+    """At most ``side`` wide and high: small ones enlarged by whole pixels, large ones reduced."""
+    from PIL import Image
+
+    plane = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
+    image = Image.fromarray(np.ascontiguousarray(plane)).convert("RGB")
+    longest = max(image.size)
+    if longest <= side // 2:
+        factor = side // longest
+        return image.resize((image.width * factor, image.height * factor), Image.NEAREST)
+    image.thumbnail((side, side), Image.BICUBIC)
+    return image
+
+
+def save_predictions(pictures: Sequence[Picture], class_names: Sequence[str], path: Path) -> None:
+    """Draws pictures of masks into a PNG file, whole or not at all.
+
+    The difference tints the rarer class of the two commonest: where it is right, missed, or found wrongly.
+    """
+    from PIL import Image, ImageDraw
+
+    from ipucnn.filesystem import write_atomically
+
+    shown = _rarer_class(pictures)
+    name = to_ascii(class_names[shown]) if shown < len(class_names) else f"class {shown}"
+    height, width = pictures[0].image.shape[:2]
+    scale = max(1, round(PREDICTION_SIDE / width)) if width <= PREDICTION_SIDE else PREDICTION_SIDE / width
+    size = (round(width * scale), round(height * scale))
+    font = load_font()
+    titles = ["image", "truth", "prediction", f"{name}: "]
+    sheet = Image.new(
+        "RGB",
+        (
+            4 * size[0] + 5 * PREDICTION_GAP,
+            PREDICTION_LINE + len(pictures) * (size[1] + PREDICTION_LINE + PREDICTION_GAP) + PREDICTION_GAP,
+        ),
+        WHITE,
+    )
+    draw = ImageDraw.Draw(sheet)
+    for column, title in enumerate(titles):
+        draw.text((PREDICTION_GAP + column * (size[0] + PREDICTION_GAP), 2), title, fill=BLACK, font=font)
+    left = PREDICTION_GAP + 3 * (size[0] + PREDICTION_GAP) + round(text_length(titles[3], font))
+    for word, colour in (("right", RIGHT), ("missed", MISSED), ("false", FALSE)):
+        draw.text((left, 2), word, fill=colour, font=font)
+        left += round(text_length(word + "   ", font))
+    for row, picture in enumerate(pictures):
+        top = PREDICTION_LINE + row * (size[1] + PREDICTION_LINE + PREDICTION_GAP)
+        for column, panel in enumerate(_panels(picture, shown, len(class_names))):
+            panel_image = Image.fromarray(panel)
+            kind = Image.NEAREST if scale >= 1 else Image.BILINEAR
+            left = PREDICTION_GAP + column * (size[0] + PREDICTION_GAP)
+            sheet.paste(panel_image.resize(size, kind), (left, top))
+            # Around it, for a panel that is white all over.
+            draw.rectangle((left - 1, top - 1, left + size[0], top + size[1]), outline=GREY)
+        region = ""
+        if picture.whole is not None:
+            sizes = ["x".join(map(str, shape)) for shape in (picture.image.shape[:2], picture.whole)]
+            region = f", the inner {sizes[0]} of {sizes[1]} pixels"
+        text = f"evaluation image {picture.number}{region}: " + ", ".join(
+            f"Dice of {to_ascii(class_names[k])} {dice(picture, k):.3f}" for k in range(len(class_names))
+        )
+        draw.text((PREDICTION_GAP, top + size[1] + 2), text, fill=DARK, font=font)
+    write_atomically(path, lambda temporary: sheet.save(str(temporary), format="PNG"))
+
+
+def dice(picture: Picture, which: int) -> float:
+    """Dice score of one class on one picture; 1 where neither mask has it."""
+    truth, found = picture.truth == which, picture.predicted == which
+    both = int(truth.sum()) + int(found.sum())
+    return 2 * int((truth & found).sum()) / both if both else 1.0
+
+
+def _rarer_class(pictures: Sequence[Picture]) -> int:
+    counts: Any = sum(np.bincount(p.truth.reshape(-1).astype(np.int64), minlength=2) for p in pictures)
+    there = [k for k in range(len(counts)) if counts[k]]
+    return int(min(there, key=lambda k: counts[k]))
+
+
+def _panels(picture: Picture, shown: int, num_classes: int) -> List[np.ndarray]:
+    grey = picture.image
+    image = np.repeat(grey[..., np.newaxis], 3, axis=2) if grey.ndim == 2 else grey
+    masks = [
+        np.repeat(
+            (mask.astype(np.int64) * 255 // max(num_classes - 1, 1)).astype(np.uint8)[..., np.newaxis], 3, 2
+        )
+        for mask in (picture.truth, picture.predicted)
+    ]
+    truth, found = picture.truth == shown, picture.predicted == shown
+    tinted = image.astype(np.float64)
+    for where, colour in ((truth & found, RIGHT), (truth & ~found, MISSED), (~truth & found, FALSE)):
+        tinted[where] = 0.3 * tinted[where] + 0.7 * np.array(colour)
+    return [image, *masks, np.round(tinted).astype(np.uint8)]
