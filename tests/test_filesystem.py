@@ -482,7 +482,7 @@ ELSEWHERE = {
     "ipucnn/datasets/images.py": "/proc",
     "ipucnn/datasets/limits.py": "/proc and /sys",
     "ipucnn/sessions/host/environment.py": "/proc and /sys, and the interpreter's packages",
-    "ipucnn/runs/image_inputs.py": "patterns and whole trees, every error of which is a line about that input",
+    "ipucnn/runs/images/inputs.py": "patterns and whole trees, every error of which is a line about that input",
 }
 
 

@@ -12,11 +12,11 @@ from ipucnn import cli
 from ipucnn.datasets.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.panel_sheet import PanelSheet
+from ipucnn.runs.images.outputs import overlay, plan_files
+from ipucnn.runs.images.segmentation import TiledNetwork
 from ipucnn.runs.infer_masks import foreground_probability
 from ipucnn.runs.mask_inputs import file_pages
-from ipucnn.runs.mask_outputs import overlay, plan_files
-from ipucnn.runs.subject import open_subject
-from ipucnn.runs.tiling import TiledNetwork
+from ipucnn.runs.trained import open_subject
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SegmentScores
 
@@ -290,7 +290,7 @@ def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing_half_written(trained, run, tmp_path, monkeypatch):
-    import ipucnn.runs.mask_outputs as outputs
+    import ipucnn.runs.images.outputs as outputs
 
     save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
 

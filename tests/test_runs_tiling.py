@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.subject import FactsOnly, Subject
-from ipucnn.runs.tiling import OUTPUTS, TiledNetwork, check_tile_size, choose_tile
+from ipucnn.runs.images.segmentation import OUTPUTS, TiledNetwork, check_tile_size, choose_tile
+from ipucnn.runs.trained import FactsOnly, Subject
 
 MARGIN, STEP = 184, 16
 

@@ -29,9 +29,9 @@ from ipucnn.errors import (
     UserError,
 )
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checks import check_effects
 from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.runs.splits import check_named_splits, settle_splits
-from ipucnn.runs.without_effect import check_effects
 from ipucnn.training.batching import divisors
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program

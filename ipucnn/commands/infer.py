@@ -78,7 +78,7 @@ def infer(
     is then 3.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.runs.subject import task_of
+    from ipucnn.runs.trained import task_of
 
     output_to = None if output is None else expand(output, "--output")
     sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")

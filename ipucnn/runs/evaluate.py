@@ -11,9 +11,9 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.evaluate_masks import JudgedImage, MaskEvaluation
 from ipucnn.runs.fitting import prediction_would_fit
+from ipucnn.runs.images.segmentation import TiledNetwork, check_tile_size, check_views
 from ipucnn.runs.spool import Spool, check_outputs, write_csv
-from ipucnn.runs.subject import Subject, open_subject, weight_inputs
-from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
+from ipucnn.runs.trained import Subject, open_subject, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples
 from ipucnn.errors import DataError
+from ipucnn.runs.images.segmentation import TiledNetwork
 from ipucnn.runs.infer_masks import foreground_probability
-from ipucnn.runs.subject import Subject
-from ipucnn.runs.tiling import TiledNetwork
+from ipucnn.runs.trained import Subject
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SegmentScores
 

@@ -10,7 +10,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.hardware import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import prediction_would_fit
-from ipucnn.runs.image_inputs import (
+from ipucnn.runs.images.inputs import (
     SPLITS,
     ImageInput,
     decoded,
@@ -19,7 +19,7 @@ from ipucnn.runs.image_inputs import (
     images_of_split,
 )
 from ipucnn.runs.spool import Spool, check_outputs
-from ipucnn.runs.subject import Subject, open_subject, weight_inputs
+from ipucnn.runs.trained import Subject, open_subject, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.image_inputs import SPLITS, find_images
+from ipucnn.runs.images.inputs import SPLITS, find_images
+from ipucnn.runs.images.outputs import MaskFiles, PageSpool, check_folder, check_pages, plan_files
+from ipucnn.runs.images.segmentation import TiledNetwork, check_tile_size, check_views
 from ipucnn.runs.mask_inputs import PageSource, array_pages, file_pages
-from ipucnn.runs.mask_outputs import MaskFiles, PageSpool, check_folder, check_pages, plan_files
 from ipucnn.runs.spool import check_outputs
-from ipucnn.runs.subject import Subject, open_subject, weight_inputs
-from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
+from ipucnn.runs.trained import Subject, open_subject, weight_inputs
 from ipucnn.text import printable
 
 __all__ = ["CONTACT_SHEET", "Masks", "foreground_probability", "infer_masks", "shown_class", "Page"]

@@ -10,7 +10,7 @@ from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.interrupts import Interrupted, InterruptGuard
-from ipucnn.runs import checkpointing
+from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.events import CheckpointSaved, Notes, RunEvent, Validated
 from ipucnn.runs.folder import BEST, LAST, METRICS, TIMINGS
@@ -73,7 +73,7 @@ class Recorder:
         elif isinstance(event, CheckpointDue):
             self._settle_statistics()
             self._session.state.events_done += 1
-            numbered = self._save(checkpointing.checkpoint_name(event.weight_updates))
+            numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._run.folder.link_checkpoint(numbered, LAST))
         if self._session.any_instance(self._guard.is_set):
@@ -119,7 +119,7 @@ class Recorder:
             # Not counted as done: a continued run validates here.
             self._interrupt()
         wall_s = time.perf_counter() - started
-        checkpointing.require_finite_loss(metrics, event.weight_updates)
+        checkpoints.require_finite_loss(metrics, event.weight_updates)
         metrics = {**metrics, "samples": _num_images(metrics["samples"], run.info)}
         figure = "dice" if "dice" in metrics else "accuracy"
         is_best = state.best is None or metrics[figure] > state.best[figure]
@@ -139,7 +139,7 @@ class Recorder:
     def validate_each(self, checkpoints: Sequence[Path]) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
         for path in checkpoints:
-            updates = checkpointing.load_for_validation(path, self._session.state)
+            updates = checkpoints.load_for_validation(path, self._session.state)
             yield Notes([f"checkpoint {path}"])
             yield from self.handle(ValidationDue(updates, 0))
 
@@ -169,10 +169,10 @@ class Recorder:
             "data_sha256": run.data_sha256,
             "seed": run.seed,
             "program": run.program.to_dict(),
-            **checkpointing.position(state, run.state),
+            **checkpoints.position(state, run.state),
         }
         rate = float(run.schedule(np.asarray([state.weight_updates]))[0])
-        weights, slots = (checkpointing.arrays(values, rate) for values in (state.weights, state.slots))
+        weights, slots = (checkpoints.arrays(values, rate) for values in (state.weights, state.slots))
         path: Path = run.folder.write_checkpoint(name, weights, slots, meta)
         return path
 

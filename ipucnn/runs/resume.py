@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import absolute, exists, expand, is_file, is_folder
-from ipucnn.runs import checkpointing
+from ipucnn.runs import checkpoints
 from ipucnn.runs.folder import (
     CONFIG,
     METRICS,
@@ -145,7 +145,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     if config.checkpoint_input_dir is not None:
         found, start.notes = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
     else:
-        newest, start.notes = checkpointing.newest(folder.checkpoints)
+        newest, start.notes = checkpoints.newest(folder.checkpoints)
         if newest is None and start.notes:
             raise DataError(
                 f"no checkpoint of {path} is readable; {start.notes[0]}",
@@ -163,10 +163,10 @@ def _continue(resolved: Resolved, path: Path) -> Start:
 
 def _check_checkpoint_dir(resolved: Resolved, saved: Any, folder: RunFolder) -> None:
     """Refuses to begin again because the run's checkpoints are looked for in the wrong place."""
-    if checkpointing.has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
+    if checkpoints.has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
         return
     former = RunFolder(folder.path, saved.checkpoint_dir).checkpoints
-    if former != folder.checkpoints and checkpointing.has_checkpoints(former):
+    if former != folder.checkpoints and checkpoints.has_checkpoints(former):
         raise ConfigurationError(
             f"the checkpoints of {folder.path} are in {former}, not in {folder.checkpoints}",
             f"drop --checkpoint-dir, or add --checkpoint-input-dir {former}",
@@ -183,7 +183,7 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
         )
-    found, skipped = checkpointing.newest(folder)
+    found, skipped = checkpoints.newest(folder)
     if found is None:
         reason = f": {skipped[0]}" if skipped else ""
         raise DataError(
@@ -210,7 +210,7 @@ def check_same_run(start: Start, config: Any, program: Any, info: Any, data_sha2
     """
     if start.checkpoint is None:
         return
-    found = checkpointing.differences(start.checkpoint.meta, config, program, info, data_sha256)
+    found = checkpoints.differences(start.checkpoint.meta, config, program, info, data_sha256)
     if found:
         raise ConfigurationError(
             f"{start.checkpoint_path} is of another run: {found[0]}",

@@ -12,8 +12,9 @@ from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.interrupts import InterruptGuard, check
-from ipucnn.runs import checkpointing
+from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checks import check_effects
 from ipucnn.runs.compile_only import check_compile_only, compile_only
 from ipucnn.runs.events import CompilingAhead, Notes, RunEvent, Started
 from ipucnn.runs.fitting import would_fit
@@ -24,7 +25,6 @@ from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.report import Timer
 from ipucnn.runs.resume import check_same_run, find_start
 from ipucnn.runs.splits import check_named_splits, plan_differences, settle_splits
-from ipucnn.runs.without_effect import check_effects
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
 from ipucnn.training.optimizers import settings_of_run
@@ -86,7 +86,7 @@ class TrainingRun:
             fused = int(start.checkpoint.meta.get("program", {}).get("fused_micro_batches", 0))
             self.program = self.program.with_fused(fused)
         self.data_sha256 = fingerprint(self.setup.source)
-        self.state = checkpointing.RunState([])
+        self.state = checkpoints.RunState([])
         self.compilation: Optional[CompilationReport] = None
         self.timer = Timer()
         self.final_report: Dict[str, Any] = {}
@@ -210,7 +210,7 @@ class TrainingRun:
     def checkpoint_names(self, weight_updates: int) -> List[str]:
         """The checkpoints of this run that are there after that many weight updates."""
         first = 0 if self.start.in_place else self.first_weight_update
-        names = checkpointing.written_names(self.program, first, weight_updates)
+        names = checkpoints.written_names(self.program, first, weight_updates)
         return sorted(name for name in names if is_file(self.folder.checkpoints / name))
 
     def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
@@ -247,7 +247,7 @@ class TrainingRun:
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
             folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
-            validated, skipped = checkpointing.list_checkpoints(folder, session.state)
+            validated, skipped = checkpoints.list_checkpoints(folder, session.state)
         check()
         # From here on there is something to save, or a folder half made: signals wait for the end of a slice or batch.
         guard.defer()
@@ -281,7 +281,7 @@ class TrainingRun:
         """
         start = self.start
         if start.checkpoint is not None:
-            self.state = checkpointing.restore(start.checkpoint, session.state, str(start.checkpoint_path))
+            self.state = checkpoints.restore(start.checkpoint, session.state, str(start.checkpoint_path))
             self.first_weight_update = session.state.weight_updates
             self._former_rows = len(self.state.history)
         if start.in_place and start.checkpoint is not None:

@@ -24,7 +24,7 @@ from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.shapes import nearest_legal_sizes, output_shape
 from ipucnn.runs.fitting import prediction_would_fit
-from ipucnn.runs.subject import Subject
+from ipucnn.runs.trained import Subject
 
 __all__ = ["OUTPUTS", "VIEWS", "TiledNetwork", "check_tile_size", "check_views", "choose_tile"]
 
