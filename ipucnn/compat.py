@@ -5,6 +5,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow import keras
 
+KerasModel = Any
+Tensor = Any
+TfDataset = Any
+TfVariable = Any
+
 KERAS_VERSION = tuple(int(p) for p in keras.__version__.split(".")[:2])
 KERAS_3 = KERAS_VERSION >= (3, 0)
 

@@ -474,7 +474,7 @@ ELSEWHERE = {
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/process.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/folder.py": "locks and claims, which are the system calls themselves",
-    "ipucnn/runs/spool.py": "the temporary file that a writer was given",
+    "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
     "ipucnn/datasets/base.py": "how large a file is that was listed, inside what turns errors into one of the data",
     "ipucnn/datasets/imagefolder.py": "one listing with the kinds of its entries, inside asking()",

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 from ipucnn import cli
 from ipucnn.reports.contact_sheet import GREY
 from ipucnn.reports.predictions import FALSE, MISSED, RIGHT, dice, save_predictions
-from ipucnn.runs.pictures import Picture
+from ipucnn.runs.images.segmentation import Picture
 
 
 def test_colours_say_where_the_prediction_is_right(tmp_path):

@@ -21,7 +21,7 @@ from ipucnn import cli
 from ipucnn.datasets.digits import open_digits
 from ipucnn.errors import DataError
 from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
-from ipucnn.runs.spool import Spool
+from ipucnn.runs.images.outputs import Spool
 from ipucnn.text import printable, to_ascii
 
 
@@ -389,11 +389,11 @@ def test_imagenet_weights_are_hinted_only_where_there_are_some(run, images):
 
 
 def test_keras_weights_with_the_data_set_s_names(trained, run, images):
-    from ipucnn.runs.trained import open_subject
+    from ipucnn.runs.trained import open_trained
     from ipucnn.sessions.host.environment import import_tensorflow
 
     import_tensorflow()
-    open_subject("evaluate", str(trained), {}).build().save_weights("w.weights.h5")
+    open_trained("evaluate", str(trained), {}).build().save_weights("w.weights.h5")
     code, out, err = run(
         "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
     )

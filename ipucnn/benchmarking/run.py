@@ -82,7 +82,7 @@ class Benchmark:
     def __init__(
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
-        from ipucnn.runs.instances import refuse_instances
+        from ipucnn.runs.checks import refuse_instances
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
@@ -275,7 +275,7 @@ class Benchmark:
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
-        run_setup.move_preprocessing(self.setup, session)
+        self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
 

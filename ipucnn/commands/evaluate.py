@@ -48,7 +48,7 @@ def evaluate(
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
     from ipucnn.reports.progress import ItemProgress
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
-    from ipucnn.runs.spool import format_of
+    from ipucnn.runs.images.outputs import format_of
 
     plot_to = None if plot is None else expand(plot, "--plot")
     predictions_to = None if predictions is None else expand(predictions, "--predictions")

@@ -115,8 +115,8 @@ def infer(
     from ipucnn.reports.contact_sheet import ContactSheet
     from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.progress import ItemProgress
+    from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.infer import OUTPUTS, infer_run
-    from ipucnn.runs.spool import format_of
 
     form = _format(form, json_output)
     sheet = ContactSheet()
@@ -161,7 +161,7 @@ def _segment(
     from ipucnn.reports.console import note
     from ipucnn.reports.masks import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.reports.progress import ItemProgress
-    from ipucnn.runs.infer_masks import CONTACT_SHEET, infer_masks
+    from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
 
     sheet = MaskSheet()
     with ItemProgress("segmenting") as progress:

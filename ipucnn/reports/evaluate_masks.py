@@ -11,7 +11,7 @@ from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
 from ipucnn.reports.panel_sheet import Colour, PanelSheet
 from ipucnn.reports.predictions import FALSE, MISSED
-from ipucnn.runs.evaluate_masks import JudgedImage, mean_dice
+from ipucnn.runs.evaluate import JudgedImage, mean_dice
 
 WORST = 6
 WORST_DRAWN = 12

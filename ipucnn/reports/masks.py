@@ -9,7 +9,7 @@ from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table
 from ipucnn.reports.panel_sheet import PanelSheet
 from ipucnn.runs.images.outputs import overlay
-from ipucnn.runs.infer_masks import Masks, Page
+from ipucnn.runs.infer import Masks, Page
 
 
 def masks_json(done: Masks) -> str:

@@ -14,7 +14,7 @@ RIGHT, MISSED, FALSE = (0, 158, 115), (213, 94, 0), (86, 180, 233)
 
 
 def save_predictions(pictures: Sequence[Any], class_names: Sequence[str], path: Path) -> None:
-    """Draws ``ipucnn.runs.pictures.Picture`` s into a PNG file, whole or not at all.
+    """Draws ``ipucnn.runs.images.segmentation.Picture`` s into a PNG file, whole or not at all.
 
     The difference tints the rarer class of the two commonest: where it is right, missed, or found wrongly.
     """

@@ -1,24 +1,47 @@
-"""What a run's checkpoints hold beyond weights and optimizer state, and which of them to continue from.
+"""A run's checkpoints: what they hold beside weights, which of them a run goes on from, and opening one that is done.
 
 A checkpoint is all that is needed to go on: model, optimizer, position (data order, augmentation, dropout and
-schedule are pure functions of seed and position), the half-done execution, and the history so far.
+schedule are pure functions of seed and position), the half-done execution, and the history so far.  The file itself
+is ``training/checkpoints.py``.  Nothing here imports TensorFlow; what has weights to fill gets a built network.
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.resolve import RESUMABLE
-from ipucnn.errors import DataError
-from ipucnn.filesystem import entries
-from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
-from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
+from ipucnn.config.resolve import RESUMABLE, Resolved, resolve_resumed
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import Kind, absolute, entries, exists, expand, is_file, is_folder, kind_of
+from ipucnn.models.registry import get_model
+from ipucnn.runs.folder import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    FOLDS,
+    LAST,
+    METRICS,
+    RunFolder,
+    check_checkpoint_dir,
+    check_new,
+    check_new_checkpoints,
+    claim_default,
+    default_run_dir,
+    is_checkpoint_name,
+    is_unfinished,
+    latest_run_dir,
+)
+from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
+from ipucnn.training.program import Program
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, TfVariable
 
 
 @dataclass
@@ -36,7 +59,7 @@ class RunState:
     last_validation: Optional[Dict[str, float]] = None
 
 
-def position(state: Any, run: RunState) -> Dict[str, Any]:
+def position(state: TrainState, run: RunState) -> Dict[str, Any]:
     """The meta entries that say where a run stands."""
     return {
         "weight_updates": state.weight_updates,
@@ -53,7 +76,7 @@ def position(state: Any, run: RunState) -> Dict[str, Any]:
     }
 
 
-def arrays(variables: Mapping[str, Any], learning_rate: float) -> Dict[str, Any]:
+def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[str, np.ndarray]:
     """The variables' values, if all of them are finite.
 
     Raises:
@@ -69,7 +92,7 @@ def arrays(variables: Mapping[str, Any], learning_rate: float) -> Dict[str, Any]
     return values
 
 
-def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
+def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     """Puts a session and a run back to where a checkpoint was written.
 
     Args:
@@ -111,9 +134,12 @@ def restore(checkpoint: Checkpoint, state: Any, what: str) -> RunState:
 
 
 def differences(
-    meta: Mapping[str, Any], config: RunConfig, program: Any, info: Any, data_sha256: str
+    meta: Mapping[str, Any], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
 ) -> List[str]:
-    """What of a checkpoint's run is not as here, except what may change; readable."""
+    """In what a checkpoint's run differs from the one that is to continue it, one text each.
+
+    What may differ between the parts of one run is left out.
+    """
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
     found = [
         f"{field.name.replace('_', '-')} {shown_value(getattr(saved, field.name))} there, "
@@ -146,13 +172,14 @@ def differences(
     return found
 
 
-def list_checkpoints(folder: Path, state: Any) -> Tuple[List[Path], List[str]]:
-    """The numbered checkpoints of a folder in the order they were trained (else the last or best one), and none
-    that is damaged: for those the reasons.
+def list_checkpoints(folder: Path, state: TrainState) -> Tuple[List[Path], List[str]]:
+    """The checkpoints of a folder that can be read, and what is wrong with each of the others.
+
+    These are the numbered ones in the order they were trained; where there are none, the last or else the best one.
 
     Args:
-        folder: was found to have a good checkpoint.
-        state: the session's ``TrainState``, whose weights they must have; it ends with the last one's.
+        folder: was found to have at least one checkpoint that can be read.
+        state: of the session; its weights are overwritten with those of each checkpoint, to see that they fit.
 
     Raises:
         DataError: one of them is of another model.
@@ -173,7 +200,7 @@ def list_checkpoints(folder: Path, state: Any) -> Tuple[List[Path], List[str]]:
     return good, bad
 
 
-def load_for_validation(path: Path, state: Any) -> int:
+def load_for_validation(path: Path, state: TrainState) -> int:
     """Loads a checkpoint's weights alone; returns its weight updates.
 
     Raises:
@@ -184,25 +211,12 @@ def load_for_validation(path: Path, state: Any) -> int:
     return int(checkpoint.meta["weight_updates"])
 
 
-def require_finite_loss(metrics: Mapping[str, float], weight_updates: int) -> None:
-    """Refuses a validation whose loss is no number.
-
-    Raises:
-        NotFiniteError: it is NaN or infinite.
-    """
-    if not np.isfinite(metrics.get("loss", 0.0)):
-        raise NotFiniteError(
-            f"the validation loss is {metrics['loss']} after weight update {weight_updates}",
-            "lower the learning rate; checkpoints written before are kept",
-        )
-
-
 def checkpoint_name(weight_updates: int) -> str:
     """File name of a numbered checkpoint."""
     return f"checkpoint-{weight_updates:08d}.npz"
 
 
-def written_names(program: Any, first: int, last: int) -> List[str]:
+def written_names(program: Program, first: int, last: int) -> List[str]:
     """The checkpoints that a run over weight updates ``first`` to ``last`` has written, the unnumbered ones too."""
     per_execution, names = program.weight_updates_per_execution, [BEST, LAST]
     for done in range(max(1, -(-first // per_execution)), last // per_execution + 1):
@@ -217,14 +231,14 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def _weight_updates(path: Path) -> float:
-    """Where a checkpoint was written, without reading the rest; infinity if that cannot be read."""
+    """After how many weight updates a file was written; infinity for a damaged one, which is then reported first."""
     try:
         return float(read_meta(path)["weight_updates"])
     except DataError:
         return float("inf")
 
 
-def newest(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
+def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
     """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
     names = [path for path in entries(folder, "checkpoint folder") if is_checkpoint_name(path.name)]
     bad: List[str] = []
@@ -234,3 +248,363 @@ def newest(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
         except DataError as error:
             bad.append(error.message)
     return None, bad
+
+
+@dataclass
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        resolved: the configuration; that of the run folder if it is continued.
+        folder: the run folder, which need not exist yet.
+        in_place: the folder is a run's already, and stays it.
+        checkpoint: what to continue from; None to begin.
+        checkpoint_path: its file.
+        notes: what to tell the user, one line each.
+        report: that of the run if it is finished already.
+        takes_default: the folder is the next free one of its name, whoever else asks for one meanwhile.
+    """
+
+    resolved: Resolved
+    folder: RunFolder
+    in_place: bool
+    checkpoint: Optional[Checkpoint]
+    checkpoint_path: Optional[Path]
+    notes: List[str]
+    report: Optional[Dict[str, Any]] = None
+    takes_default: bool = False
+
+    def claim(self) -> RunFolder:
+        """The run folder for this process alone: under a default name the next one that is free by now."""
+        if not self.takes_default:
+            return self.folder
+        config = self.resolved.config
+        directory = _checkpoint_dir(config.checkpoint_dir)
+        return claim_default(config.model_name, self.resolved.choice.name, checkpoint_dir=directory)
+
+
+def find_start(resolved: Resolved) -> Start:
+    """Where the run of a configuration begins: anew, or with ``--resume`` where its folder left off.
+
+    Raises:
+        ConfigurationError: a folder that is taken, or options that contradict the run's own.
+        DataError: nothing readable to continue from.
+    """
+    config = resolved.config
+    if config.resume and config.overwrite:
+        raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
+    if config.resume and not config.training:
+        raise ConfigurationError(
+            "--resume without training has nothing to continue", "validate with: ipucnn evaluate RUN"
+        )
+    if config.resume:
+        path = _resumed_path(resolved)
+        if is_file(path / CONFIG, "run folder"):
+            return _continue(resolved, path)
+        if not is_unfinished(path):
+            check_new(path, overwrite=False)
+        start = _fresh(resolved, path)
+        start.notes.insert(0, f"nothing to resume in {path}: the run begins")
+        return start
+    takes_default = config.run_dir is None
+    path = (
+        default_run_dir(config.model_name, resolved.choice.name)
+        if config.run_dir is None
+        else expand(config.run_dir, "--run-dir")
+    )
+    check_new(path, config.overwrite)
+    return replace(_fresh(resolved, path), takes_default=takes_default)
+
+
+def _resumed_path(resolved: Resolved) -> Path:
+    config = resolved.config
+    if config.run_dir is not None:
+        return expand(config.run_dir, "--run-dir")
+    latest = latest_run_dir(config.model_name, resolved.choice.name)
+    return latest or default_run_dir(config.model_name, resolved.choice.name)
+
+
+def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
+    if directory is None:
+        return None
+    return str(absolute(expand(directory, "--checkpoint-dir"), "--checkpoint-dir"))
+
+
+def _fresh(resolved: Resolved, path: Path) -> Start:
+    config = resolved.config
+    checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
+    if checkpoint_dir is not None:
+        check_checkpoint_dir(path, Path(checkpoint_dir))
+        check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
+    start = Start(resolved, RunFolder(path, checkpoint_dir), False, None, None, [])
+    if config.checkpoint_input_dir is not None:
+        folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
+        found, skipped = _read(folder)
+        if not config.training:
+            return start  # each of them is validated
+        start.checkpoint_path, start.checkpoint = found
+        start.notes += skipped
+        # The seed of the run that is continued, or the data order and dropout would be another's.
+        if config.seed is None:
+            seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
+            start.resolved = replace(resolved, config=seeded)
+        start.notes.append(_where(start))
+    return start
+
+
+def _continue(resolved: Resolved, path: Path) -> Start:
+    saved = RunFolder(path).read_config()
+    merged = resolve_resumed(resolved, saved, str(path))
+    config = replace(merged.config, overwrite=False)
+    merged = replace(merged, config=config)
+    folder = RunFolder(path, _checkpoint_dir(config.checkpoint_dir))
+    start = Start(merged, folder, True, None, None, [])
+    report = folder.read_report()
+    if report is not None and config.num_epochs == saved.num_epochs:
+        start.report = report
+        return start
+    if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
+        raise DataError(
+            f"{path} is finished and its checkpoints were deleted (--clean-dir): nothing to train on from",
+            "train again with another --run-dir",
+        )
+    _check_checkpoint_dir(resolved, saved, folder)
+    if config.checkpoint_input_dir is not None:
+        found, start.notes = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
+    else:
+        newest, start.notes = newest_checkpoint(folder.checkpoints)
+        if newest is None and start.notes:
+            raise DataError(
+                f"no checkpoint of {path} is readable; {start.notes[0]}",
+                f"start it again with --overwrite --run-dir {path}",
+            )
+        start.notes = [f"warning: {note}; the one before it is used" for note in start.notes]
+        if newest is None:
+            start.notes.append(f"{path} ended before its first checkpoint: the run begins again")
+            return start
+        found = newest
+    start.checkpoint_path, start.checkpoint = found
+    start.notes.append(_where(start))
+    return start
+
+
+def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
+    """Refuses to begin again because the run's checkpoints are looked for in the wrong place."""
+    if has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
+        return
+    former = RunFolder(folder.path, saved.checkpoint_dir).checkpoints
+    if former != folder.checkpoints and has_checkpoints(former):
+        raise ConfigurationError(
+            f"the checkpoints of {folder.path} are in {former}, not in {folder.checkpoints}",
+            f"drop --checkpoint-dir, or add --checkpoint-input-dir {former}",
+        )
+    if saved.checkpoint_dir and not is_folder(folder.checkpoints) and exists(folder.path / METRICS):
+        raise DataError(
+            f"the checkpoint folder {folder.checkpoints} of {folder.path} is not there",
+            "bring it back, or give its new place with --checkpoint-dir",
+        )
+
+
+def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
+    if not is_folder(folder, "checkpoint folder"):
+        raise DataError(
+            f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
+        )
+    found, skipped = newest_checkpoint(folder)
+    if found is None:
+        reason = f": {skipped[0]}" if skipped else ""
+        raise DataError(
+            f"there is no readable checkpoint in {folder}{reason}",
+            "give the checkpoints folder of a run (*.npz files)",
+        )
+    return found, [f"warning: {note}; the one before it is used" for note in skipped]
+
+
+def _where(start: Start) -> str:
+    assert start.checkpoint is not None
+    done = int(start.checkpoint.meta["weight_updates"])
+    per_epoch = start.checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
+    epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
+    return f"continuing after weight update {done}{epoch}, checkpoint {start.checkpoint_path}"
+
+
+def check_same_run(
+    start: Start, config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+) -> None:
+    """Refuses a checkpoint of another run than the one that is to be continued.
+
+    Raises:
+        ConfigurationError: naming the first difference.
+        DataError: there is nothing left to train.
+    """
+    if start.checkpoint is None:
+        return
+    found = differences(start.checkpoint.meta, config, program, info, data_sha256)
+    if found:
+        raise ConfigurationError(
+            f"{start.checkpoint_path} is of another run: {found[0]}",
+            f"continue with that run's options, or start from its weights: --weights {start.checkpoint_path}",
+        )
+    done = int(start.checkpoint.meta["weight_updates"])
+    if done > program.num_weight_updates:
+        raise ConfigurationError(
+            f"--num-epochs {config.num_epochs} are {program.num_weight_updates} weight updates, and "
+            f"{start.checkpoint_path} has {done}",
+            "give more epochs",
+        )
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder with the checkpoint chosen from it.
+
+    Attributes:
+        folder: the run.
+        config: its resolved configuration.
+        checkpoint: weights and facts.
+        path: the checkpoint's file.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    checkpoint: Checkpoint
+    path: Path
+
+    @property
+    def input_shape(self) -> Tuple[int, int, int]:
+        """(height, width, channels) the network was trained with."""
+        height, width, channels = self.checkpoint.meta["input_shape"]
+        return int(height), int(width), int(channels)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes the network was trained with."""
+        return int(self.checkpoint.meta["num_classes"])
+
+    @property
+    def facts(self) -> DatasetInfo:
+        """The facts of the training set, as far as the checkpoint has them: not how many images there are."""
+        meta = self.checkpoint.meta
+        return DatasetInfo(
+            name=meta["dataset"],
+            task=get_model(self.config.model_name).task,
+            num_classes=self.num_classes,
+            image_shape=tuple(meta["image_shape"]),  # type: ignore[arg-type]
+            num_train=0,
+            num_eval=0,
+            class_names=tuple(meta["class_names"]),
+            location=str(self.path),
+            mean=tuple(meta["mean"]),
+            std=tuple(meta["std"]),
+        )
+
+    @property
+    def summary(self) -> Dict[str, Any]:
+        """What identifies the weights that were used, for reports."""
+        meta = self.checkpoint.meta
+        return {"checkpoint": str(self.path), **{name: meta[name] for name in ("model", "weight_updates")}}
+
+    def fill(self, model: "KerasModel") -> None:
+        """Copies all weights of the checkpoint into a built network.
+
+        Raises:
+            DataError: they are another network's.
+        """
+        from ipucnn.models.weight_names import named_weights
+
+        assign_weights(named_weights(model), self.checkpoint, what=str(self.path))
+
+
+def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate") -> TrainedRun:
+    """Opens a run folder, or a checkpoint inside one.
+
+    Args:
+        path: ``runs/NAME``, or ``runs/NAME/checkpoints/best.npz``.
+        which: "best", "last" or the name of a checkpoint file in the run; by default the last where there
+            is one, else the best.  Without meaning for a checkpoint's own path.
+        command: of the user, for what to type.
+
+    Raises:
+        DataError: not a run, no checkpoint, a damaged one, or a cross-validation, which has a run for each fold.
+    """
+    path = expand(str(path), error=DataError)
+    kind = kind_of(path)
+    if kind not in (Kind.ABSENT, Kind.FOLDER):
+        checkpoint = load_checkpoint(path)
+        folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
+        return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
+    if kind is Kind.ABSENT:
+        raise DataError(f"run folder {path} does not exist", "train one with: ipucnn train toy_model")
+    folder = RunFolder(path)
+    if is_file(path / FOLDS):
+        raise _is_cross_validation(path, command)
+    config = folder.read_config()
+    if config.kfold is not None and config.fold is None:
+        raise _is_cross_validation(path, command)
+    folder = RunFolder(path, config.checkpoint_dir)
+    names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
+    for name in names:
+        candidate = folder.checkpoints / name
+        if exists(candidate):
+            return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
+    there = [p.name for p in entries(folder.checkpoints) if p.name.endswith(".npz")]
+    wanted = " or ".join(names)
+    hint = f"there are: {', '.join(there)}" if there else _why_none(folder, config)
+    raise DataError(f"{folder.checkpoints} has no {wanted}", hint)
+
+
+def _is_cross_validation(path: Path, command: str) -> DataError:
+    """The error for a command that takes one run and was given the folder of a whole cross-validation."""
+    found = (p for p in entries(path) if p.name.startswith("fold-") and is_folder(p))
+    folds = sorted(found, key=lambda p: (len(p.name), p.name))
+    if not folds:
+        return DataError(
+            f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"
+        )
+    return DataError(
+        f"{path} is a cross-validation, with a network for each fold; name a fold",
+        f"ipucnn {command} {folds[0]}",
+    )
+
+
+def _why_none(folder: RunFolder, config: RunConfig) -> str:
+    """Why a run has no checkpoint at all, and what to do."""
+    if not config.training:
+        return "the run did not train (--no-training), so there are no weights; train one with: ipucnn train"
+    if not config.checkpoints:
+        return "the run was told to write none (--no-checkpoints); train again without it"
+    if folder.read_report() is None:
+        return "the run ended before its first checkpoint; train again"
+    if config.clean_dir:
+        return "the run deleted its checkpoints at its end (--clean-dir); train again without it"
+    return "the run finished, and its checkpoints were deleted or moved since; train again, or move them back"
+
+
+def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
+    """Loads the backbone, and the head where its shape is the same, from a checkpoint or run folder.
+
+    Returns:
+        The names of the weights left at their initial values (a new head), in the model's order.
+
+    Raises:
+        DataError: the backbone does not fit.
+    """
+    from ipucnn.models.weight_names import named_weights
+
+    checkpoint = open_run(path).checkpoint if is_folder(path) else load_checkpoint(path)
+    weights = named_weights(model)
+    skip = _new_head(weights, checkpoint)
+    assign_weights(weights, checkpoint, what=str(path), skip=skip)
+    return skip
+
+
+def _new_head(weights: Mapping[str, "TfVariable"], checkpoint: Checkpoint) -> Tuple[str, ...]:
+    """The names of the weights of the last layer that has any, if its shapes are not the checkpoint's; else none."""
+    names = list(weights)
+    layer = names[-1].split("/")[0]
+    head = [name for name in names if name.split("/")[0] == layer]
+    differ = any(
+        name in checkpoint.weights and tuple(checkpoint.weights[name].shape) != tuple(weights[name].shape)
+        for name in head
+    )
+    return tuple(head) if differ else ()

@@ -12,7 +12,7 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from ipucnn import json_fields
 from ipucnn.config.resolve import Resolved, resolve_resumed
@@ -33,6 +33,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.interrupts import Interrupted
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import (
     CONFIG,
     ELSEWHERE,
@@ -43,7 +44,7 @@ from ipucnn.runs.folder import (
     claim_default,
     latest_run_dir,
 )
-from ipucnn.runs.load import open_run
+from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.train import TrainingRun
 
 SCHEMA_VERSION = 1
@@ -160,7 +161,7 @@ class CrossValidation:
         """The run of the first fold there is to do, prepared."""
         return self._first
 
-    def events(self) -> Iterator[Any]:
+    def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         """FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
 
         Raises:

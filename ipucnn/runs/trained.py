@@ -1,80 +1,85 @@
-"""What ``evaluate`` and ``infer`` work on: a trained run, Keras weights, or a network with ImageNet weights."""
+"""Networks that have weights already, for ``evaluate`` and ``infer``: of a run, of a Keras file, or of ImageNet.
+
+What the command line names is found out, and all that can be is checked, without TensorFlow.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
+from ipucnn.datasets.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    limit_source,
+)
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checkpoints import open_run
+from ipucnn.runs.checks import refuse_instances
 from ipucnn.runs.folder import RUN_FILES, RunFolder
-from ipucnn.runs.instances import refuse_instances
-from ipucnn.runs.load import load_weights, open_run, summary
+from ipucnn.runs.setup import Setup
 from ipucnn.training.checkpoints import read_meta
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel
 
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
 _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_eval")
 
 
-@dataclass
-class Subject:
-    """A network to build and the weights for it, before TensorFlow is imported.
+@dataclass(frozen=True)
+class TrainedSetup(Setup):
+    """A setup whose network gets weights that were trained before; of a data set that is not read it has the facts.
 
     Attributes:
-        setup: configuration, shapes and data; of a data set that is not read, only its facts.
-        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where nobody knows), for reports.
-        fill: puts the weights into the built model.
-        names: the names of the classes; may ask the network, and import TensorFlow.
+        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where that is not known), for reports.
+        fill: puts the weights into the built network.
+        names: the names of the classes.  It may ask the network, and import TensorFlow.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
-        notes: what is otherwise here than where it was trained, one line each.
+        notes: how this machine computes otherwise than the one that trained the network, one line each.
     """
 
-    setup: run_setup.Setup
     summary: Dict[str, Any]
-    fill: Callable[[Any], None]
+    fill: Callable[["KerasModel"], None]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
     notes: Tuple[str, ...] = ()
-
-    @property
-    def resolved(self) -> Resolved:
-        """The configuration."""
-        return self.setup.resolved
 
     @property
     def warnings(self) -> List[str]:
         """What the user should know before the work begins, one line each."""
         from ipucnn.sessions.factory import device_warnings
 
-        return [*device_warnings(self.resolved.config.device), *self.setup.source.info.warnings, *self.notes]
+        return [*device_warnings(self.config.device), *self.source.info.warnings, *self.notes]
 
-    def build(self) -> Any:
-        """The model with its weights (imports TensorFlow)."""
-        model = run_setup.build(self.setup)
+    def build(self) -> "KerasModel":
+        """The network with its weights (imports TensorFlow)."""
+        model = run_setup.build(self)
         self.fill(model)
         return model
 
 
-class FactsOnly:
-    """Stands for a data set of which nothing but the facts is needed."""
-
-    def __init__(self, info: DatasetInfo) -> None:
-        self.info = info
-
-
-def _facts_only(info: DatasetInfo, resolved: Resolved) -> FactsOnly:
-    return FactsOnly(replace(info, max_image_pixels=resolved.config.max_image_pixels))
+def facts_only(info: DatasetInfo) -> DataSource:
+    """Stands for a data set of which nothing but the facts is needed: it has no examples."""
+    height, width, channels = info.image_shape
+    none = ArrayExamples(np.zeros((0, height or 1, width or 1, channels), np.uint8), np.zeros(0, np.int32))
+    return DataSource(info, none, none)
 
 
-def open_subject(
+def open_trained(
     command: str,
     target: str,
     flags: Mapping[str, Any],
@@ -82,7 +87,7 @@ def open_subject(
     which: Optional[str] = None,
     weights: Optional[str] = None,
     reads_data: bool = True,
-) -> Subject:
+) -> TrainedSetup:
     """Finds out what the command line names, and checks all that can be checked without TensorFlow.
 
     Args:
@@ -105,13 +110,13 @@ def open_subject(
         and exists(expand(which, "--checkpoint"))
     ):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
-        subject = _of_run(command, which, flags, None, reads_data)
-        if subject.setup.record.name != get_model(target).name:
+        trained = _of_run(command, which, flags, None, reads_data)
+        if trained.record.name != get_model(target).name:
             raise DataError(
-                f"--checkpoint {which} is of {subject.setup.record.name}, not of {target}",
+                f"--checkpoint {which} is of {trained.record.name}, not of {target}",
                 f"ipucnn {command} {which}",
             )
-        return subject
+        return trained
     if weights is None and is_keras_file(path):
         if "model_name" not in flags:
             raise ConfigurationError(
@@ -145,7 +150,7 @@ def weight_inputs(target: str, which: Optional[str], weights: Optional[str]) -> 
 def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights: Optional[str]) -> str:
     """The task of what the command line names, with nothing read but a configuration.
 
-    Whatever is wrong with the command line is "classification": :func:`open_subject` says what it is.
+    It is "classification" where anything is wrong with the command line, which :func:`open_trained` then explains.
     """
     try:
         path = expand(target, "RUN")
@@ -167,7 +172,7 @@ def _is_network(target: str) -> bool:
 
 
 def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
-    """The configuration as this machine runs it, checked, and what that makes otherwise."""
+    """The configuration as this machine runs it, checked, and a line for each thing that is not as in training."""
     from ipucnn.sessions.factory import check_device, runs_on_ipus
 
     config, notes = resolved.config, []
@@ -192,7 +197,7 @@ def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: st
 
 def _of_run(
     command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
-) -> Subject:
+) -> TrainedSetup:
     path = expand(target, "RUN")
     if _is_network(target):
         raise DataError(
@@ -206,7 +211,7 @@ def _of_run(
         )
     try:
         run = open_run(path, which, command)
-        facts = _facts_of_run(run)
+        facts = run.facts
     except KeyError as error:
         raise DataError(
             f"checkpoint {target} lacks {error.args[0]}",
@@ -220,7 +225,7 @@ def _of_run(
     seed = int(run.checkpoint.meta["seed"])
     if reads_data:
         setup, num_stored = _prepare(resolved, seed, run.input_shape)
-        _normalise_as_trained(setup, facts)
+        setup = _normalised_as_trained(setup, facts)
         _check_classes(
             setup,
             run.num_classes,
@@ -228,18 +233,23 @@ def _of_run(
             f"take {facts.name}, which it was trained on",
         )
     else:
-        setup, num_stored = (
-            run_setup.Setup(resolved, _facts_only(facts, resolved), run.input_shape, None, seed),
-            0,
-        )
-    return Subject(
-        setup,
-        summary(run),
-        lambda model: load_weights(model, run.checkpoint, str(run.path)),
-        lambda: facts.class_names,
-        num_stored,
-        notes,
+        setup, num_stored = _without_data(resolved, facts, run.input_shape, seed), 0
+    return TrainedSetup(
+        **vars(setup),
+        summary=run.summary,
+        fill=run.fill,
+        names=lambda: facts.class_names,
+        num_stored=num_stored,
+        notes=notes,
     )
+
+
+def _without_data(
+    resolved: Resolved, facts: DatasetInfo, input_shape: Tuple[int, int, int], seed: int
+) -> Setup:
+    """The setup of a network for images that are named on the command line, of which no data set is read."""
+    source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
+    return Setup(resolved, source, input_shape, None, seed, resolved.record.input_range)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:
@@ -251,42 +261,25 @@ def _how_to_get_weights(command: str, model: str) -> str:
 
 def _prepare(
     resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, int, int]] = None
-) -> Tuple[run_setup.Setup, int]:
+) -> Tuple[Setup, int]:
     """The setup, and how many evaluation samples the data set has before ``--limit-eval``."""
     config = resolved.config
     everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
     setup = run_setup.prepare(everything, seed, trained_shape)
-    num_stored = len(setup.source.eval)
-    setup.resolved = resolved
-    setup.source = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
-    return setup, num_stored
+    limited = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
+    return replace(setup, resolved=resolved, source=limited), len(setup.source.eval)
 
 
-def _facts_of_run(run: Any) -> DatasetInfo:
-    """The training set's facts, from the checkpoint."""
-    meta = run.checkpoint.meta
-    return DatasetInfo(
-        name=meta["dataset"],
-        task=get_model(run.config.model_name).task,
-        num_classes=run.num_classes,
-        image_shape=tuple(meta["image_shape"]),
-        num_train=0,
-        num_eval=0,
-        class_names=tuple(meta["class_names"]),
-        location=str(run.path),
-        mean=tuple(meta["mean"]),
-        std=tuple(meta["std"]),
-    )
-
-
-def _normalise_as_trained(setup: run_setup.Setup, facts: DatasetInfo) -> None:
+def _normalised_as_trained(setup: Setup, facts: DatasetInfo) -> Setup:
     """Another data set is normalised with the training set's mean and standard deviation, not its own."""
     info = setup.source.info
-    if len(facts.mean) == len(info.mean):
-        setup.source = replace(setup.source, info=replace(info, mean=facts.mean, std=facts.std))
+    if len(facts.mean) != len(info.mean):
+        return setup
+    info = replace(info, mean=facts.mean, std=facts.std)
+    return replace(setup, source=replace(setup.source, info=info))
 
 
-def _check_classes(setup: run_setup.Setup, num_classes: int, what: str, hint: str) -> None:
+def _check_classes(setup: Setup, num_classes: int, what: str, hint: str) -> None:
     info = setup.source.info
     if info.num_classes != num_classes:
         raise DataError(f"{what}, data set {info.name} has {info.num_classes}", hint)
@@ -298,7 +291,7 @@ def _refuse_data(flags: Mapping[str, Any]) -> None:
 
 def _of_keras_file(
     command: str, model: str, flags: Mapping[str, Any], weights: str, reads_data: bool
-) -> Subject:
+) -> TrainedSetup:
     from ipucnn.models.keras_weights import load_keras_weights
 
     path = expand(weights, "--weights")
@@ -318,17 +311,17 @@ def _of_keras_file(
     resolved, notes = _here(command, resolved)
     setup, num_stored = _prepare(resolved, 0)
     run_setup.build_options(setup)
-    return Subject(
-        setup,
-        {"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
-        lambda built: load_keras_weights(built, path),
-        lambda: setup.source.info.class_names,
-        num_stored,
-        notes,
+    return TrainedSetup(
+        **vars(setup),
+        summary={"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
+        fill=lambda built: load_keras_weights(built, path),
+        names=lambda: setup.source.info.class_names,
+        num_stored=num_stored,
+        notes=notes,
     )
 
 
-def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> Subject:
+def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> TrainedSetup:
     if exists(expand(model, "RUN")) and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
@@ -355,25 +348,26 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     else:
         size = resolved.config.image_size
         shape = record.input_shape if size is None else (*size, record.input_shape[2])
-        setup, num_stored = (
-            run_setup.Setup(resolved, _facts_only(_imagenet_facts(), resolved), shape, None, 0),
-            0,
-        )
+        setup, num_stored = _without_data(resolved, _imagenet_facts(), shape, 0), 0
     run_setup.build_options(setup)
 
-    def fill(built: Any) -> None:
+    def fill(built: "KerasModel") -> None:
         from ipucnn.models.build import load_imagenet_weights
 
         with quiet_download():
             load_imagenet_weights(built, record)
 
-    return Subject(
-        setup,
-        {"checkpoint": "imagenet, of Keras Applications", "model": record.name, "weight_updates": None},
-        fill,
-        class_names if not reads_data else lambda: setup.source.info.class_names,
-        num_stored,
-        notes,
+    return TrainedSetup(
+        **vars(setup),
+        summary={
+            "checkpoint": "imagenet, of Keras Applications",
+            "model": record.name,
+            "weight_updates": None,
+        },
+        fill=fill,
+        names=class_names if not reads_data else lambda: setup.source.info.class_names,
+        num_stored=num_stored,
+        notes=notes,
     )
 
 
