@@ -1,8 +1,9 @@
 """``ipucnn infer``: the most probable classes of images, or their masks."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 import typer
 
@@ -10,6 +11,9 @@ from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from ipucnn.runs.infer import Masks
 
 IMAGES = typer.Argument(
     None,
@@ -92,11 +96,13 @@ def infer(
             raise ConfigurationError(
                 f"{run} segments images, and there is no folder for the masks", "add --output masks"
             )
-        _segment(
+        from ipucnn.runs.infer import infer_masks
+
+        segment = partial(
+            infer_masks,
             run,
             images or [],
             flags,
-            json_output,
             output=output_to,
             split=split,
             which=checkpoint,
@@ -107,6 +113,7 @@ def infer(
             contact_sheet=sheet_to,
             verbose=verbose,
         )
+        _segment(segment, json_output, output_to, sheet_to)
         return
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
@@ -154,30 +161,22 @@ def infer(
 
 
 def _segment(
-    run: str, images: List[str], flags: Dict[str, Any], json_output: bool, *, output: Path, **details: Any
+    segment: Callable[..., "Masks"], json_output: bool, output: Path, contact_sheet: Optional[Path]
 ) -> None:
-    """The masks of images."""
+    """The masks of images, as ``infer_masks`` makes them; what it is told of the command line, it has already."""
     from ipucnn.filesystem import write_atomically, write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.masks import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.reports.progress import ItemProgress
-    from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
+    from ipucnn.runs.infer import CONTACT_SHEET
 
     sheet = MaskSheet()
     with ItemProgress("segmenting") as progress:
-        done = infer_masks(
-            run,
-            images,
-            flags,
-            output=output,
-            say=progress.line,
-            on_total=sheet.expect,
-            on_pages=progress.update,
-            on_page=sheet.add_page,
-            **details,
+        done = segment(
+            say=progress.line, on_total=sheet.expect, on_pages=progress.update, on_page=sheet.add_page
         )
-    path = details["contact_sheet"] or output / CONTACT_SHEET
-    if details["contact_sheet"] is not None:
+    path = contact_sheet or output / CONTACT_SHEET
+    if contact_sheet is not None:
         write_output(path, sheet.save)
     else:
         write_atomically(path, sheet.save)

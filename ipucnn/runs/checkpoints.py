@@ -8,7 +8,7 @@ is ``training/checkpoints.py``.  Nothing here imports TensorFlow; what has weigh
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -250,14 +250,14 @@ def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], 
     return None, bad
 
 
-@dataclass
+@dataclass(frozen=True)
 class Start:
     """Where a run begins.
 
     Attributes:
         resolved: the configuration; that of the run folder if it is continued.
         folder: the run folder, which need not exist yet.
-        in_place: the folder is a run's already, and stays it.
+        in_place: the folder is already that of the run, which goes on in it.
         checkpoint: what to continue from; None to begin.
         checkpoint_path: its file.
         notes: what to tell the user, one line each.
@@ -267,10 +267,10 @@ class Start:
 
     resolved: Resolved
     folder: RunFolder
-    in_place: bool
-    checkpoint: Optional[Checkpoint]
-    checkpoint_path: Optional[Path]
-    notes: List[str]
+    in_place: bool = False
+    checkpoint: Optional[Checkpoint] = None
+    checkpoint_path: Optional[Path] = None
+    notes: Tuple[str, ...] = ()
     report: Optional[Dict[str, Any]] = None
     takes_default: bool = False
 
@@ -297,31 +297,18 @@ def find_start(resolved: Resolved) -> Start:
         raise ConfigurationError(
             "--resume without training has nothing to continue", "validate with: ipucnn evaluate RUN"
         )
+    names = config.model_name, resolved.choice.name
+    given = None if config.run_dir is None else expand(config.run_dir, "--run-dir")
     if config.resume:
-        path = _resumed_path(resolved)
+        path = given or latest_run_dir(*names) or default_run_dir(*names)
         if is_file(path / CONFIG, "run folder"):
             return _continue(resolved, path)
         if not is_unfinished(path):
             check_new(path, overwrite=False)
-        start = _fresh(resolved, path)
-        start.notes.insert(0, f"nothing to resume in {path}: the run begins")
-        return start
-    takes_default = config.run_dir is None
-    path = (
-        default_run_dir(config.model_name, resolved.choice.name)
-        if config.run_dir is None
-        else expand(config.run_dir, "--run-dir")
-    )
+        return _fresh(resolved, path, f"nothing to resume in {path}: the run begins")
+    path = given or default_run_dir(*names)
     check_new(path, config.overwrite)
-    return replace(_fresh(resolved, path), takes_default=takes_default)
-
-
-def _resumed_path(resolved: Resolved) -> Path:
-    config = resolved.config
-    if config.run_dir is not None:
-        return expand(config.run_dir, "--run-dir")
-    latest = latest_run_dir(config.model_name, resolved.choice.name)
-    return latest or default_run_dir(config.model_name, resolved.choice.name)
+    return replace(_fresh(resolved, path), takes_default=given is None)
 
 
 def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
@@ -330,39 +317,37 @@ def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     return str(absolute(expand(directory, "--checkpoint-dir"), "--checkpoint-dir"))
 
 
-def _fresh(resolved: Resolved, path: Path) -> Start:
+def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
+    """The start of a run in a new folder, from a checkpoint of ``--checkpoint-input-dir`` if that is given."""
     config = resolved.config
     checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
     if checkpoint_dir is not None:
         check_checkpoint_dir(path, Path(checkpoint_dir))
         check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
-    start = Start(resolved, RunFolder(path, checkpoint_dir), False, None, None, [])
-    if config.checkpoint_input_dir is not None:
-        folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
-        found, skipped = _read(folder)
-        if not config.training:
-            return start  # each of them is validated
-        start.checkpoint_path, start.checkpoint = found
-        start.notes += skipped
+    start = Start(resolved, RunFolder(path, checkpoint_dir), notes=notes)
+    if config.checkpoint_input_dir is None:
+        return start
+    found, skipped = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
+    if not config.training:
+        return start  # each of them is validated
+    start = _going_on(start, found, skipped)
+    if config.seed is None and start.checkpoint is not None:
         # The seed of the run that is continued, or the data order and dropout would be another's.
-        if config.seed is None:
-            seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
-            start.resolved = replace(resolved, config=seeded)
-        start.notes.append(_where(start))
+        seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
+        start = replace(start, resolved=replace(resolved, config=seeded))
     return start
 
 
 def _continue(resolved: Resolved, path: Path) -> Start:
+    """The start of a run that goes on in its own folder; with its report, if it is finished."""
     saved = RunFolder(path).read_config()
     merged = resolve_resumed(resolved, saved, str(path))
     config = replace(merged.config, overwrite=False)
-    merged = replace(merged, config=config)
     folder = RunFolder(path, _checkpoint_dir(config.checkpoint_dir))
-    start = Start(merged, folder, True, None, None, [])
+    start = Start(replace(merged, config=config), folder, in_place=True)
     report = folder.read_report()
     if report is not None and config.num_epochs == saved.num_epochs:
-        start.report = report
-        return start
+        return replace(start, report=report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
         raise DataError(
             f"{path} is finished and its checkpoints were deleted (--clean-dir): nothing to train on from",
@@ -370,22 +355,16 @@ def _continue(resolved: Resolved, path: Path) -> Start:
         )
     _check_checkpoint_dir(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
-        found, start.notes = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
-    else:
-        newest, start.notes = newest_checkpoint(folder.checkpoints)
-        if newest is None and start.notes:
-            raise DataError(
-                f"no checkpoint of {path} is readable; {start.notes[0]}",
-                f"start it again with --overwrite --run-dir {path}",
-            )
-        start.notes = [f"warning: {note}; the one before it is used" for note in start.notes]
-        if newest is None:
-            start.notes.append(f"{path} ended before its first checkpoint: the run begins again")
-            return start
-        found = newest
-    start.checkpoint_path, start.checkpoint = found
-    start.notes.append(_where(start))
-    return start
+        return _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
+    found, skipped = newest_checkpoint(folder.checkpoints)
+    if found is None and skipped:
+        raise DataError(
+            f"no checkpoint of {path} is readable; {skipped[0]}",
+            f"start it again with --overwrite --run-dir {path}",
+        )
+    if found is None:
+        return replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
+    return _going_on(start, found, skipped)
 
 
 def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
@@ -406,6 +385,7 @@ def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolde
 
 
 def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
+    """The newest good checkpoint of ``--checkpoint-input-dir``, and why newer ones were passed over."""
     if not is_folder(folder, "checkpoint folder"):
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
@@ -417,15 +397,18 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
             f"there is no readable checkpoint in {folder}{reason}",
             "give the checkpoints folder of a run (*.npz files)",
         )
-    return found, [f"warning: {note}; the one before it is used" for note in skipped]
+    return found, skipped
 
 
-def _where(start: Start) -> str:
-    assert start.checkpoint is not None
-    done = int(start.checkpoint.meta["weight_updates"])
-    per_epoch = start.checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
+def _going_on(start: Start, found: Tuple[Path, Checkpoint], skipped: Sequence[str]) -> Start:
+    """A start from a checkpoint, with notes that say where that is and which newer ones could not be read."""
+    path, checkpoint = found
+    done = int(checkpoint.meta["weight_updates"])
+    per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
     epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
-    return f"continuing after weight update {done}{epoch}, checkpoint {start.checkpoint_path}"
+    warnings = [f"warning: {reason}; the one before it is used" for reason in skipped]
+    where = f"continuing after weight update {done}{epoch}, checkpoint {path}"
+    return replace(start, checkpoint=checkpoint, checkpoint_path=path, notes=(*start.notes, *warnings, where))
 
 
 def check_same_run(

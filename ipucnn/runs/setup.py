@@ -94,7 +94,7 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
 
-def input_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
     Data sets of many sizes take the network's own size, as its home data set does.
@@ -222,8 +222,12 @@ def build_options(setup: Setup) -> "BuildOptions":
 
 
 def network_options(
-    record: Any, config: RunConfig, input_shape: Tuple[int, int, int], num_classes: int, seed: int = 0
-) -> Any:
+    record: ModelRecord,
+    config: RunConfig,
+    input_shape: Tuple[int, int, int],
+    num_classes: int,
+    seed: int = 0,
+) -> "BuildOptions":
     """The ``BuildOptions`` of a configuration, for whatever input and classes.
 
     Raises:
@@ -249,11 +253,12 @@ def network_options(
     return options
 
 
-def _check_weights_fit(record: Any, options: Any) -> None:
+def _check_weights_fit(record: ModelRecord, options: "BuildOptions") -> None:
     """Refuses a network whose weights are more than the machine's memory, before anything is made of it.
 
-    How many weights there would be is told from the shipped layers: the last ones grow with the classes, those that
-    read a flattened image with its area, and all with the square of the base filters.
+    How many weights there would be is estimated from the layer graph that is shipped: the weights of the last layer
+    grow with the number of classes, those of a layer that reads a flattened image with its area, and those of all
+    layers with the square of the base filters.
 
     Raises:
         InfeasibleError: naming both.

@@ -16,7 +16,7 @@ columns, on which they agree.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from scipy import special
@@ -156,7 +156,7 @@ class TiledNetwork:
         """
         if self.views == 1:
             return self._logits(image)
-        mean: Any = 0.0
+        mean: Union[float, np.ndarray] = 0.0
         for view in range(self.views):
             probabilities = special.softmax(self._logits(_view(image, view)), axis=-1)
             mean = mean + _unview(probabilities, view) / self.views
