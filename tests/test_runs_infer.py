@@ -389,11 +389,11 @@ def test_imagenet_weights_are_hinted_only_where_there_are_some(run, images):
 
 
 def test_keras_weights_with_the_data_set_s_names(trained, run, images):
-    from ipucnn.runs.trained import open_trained
+    from ipucnn.runs.trained import Named, open_trained
     from ipucnn.sessions.host.environment import import_tensorflow
 
     import_tensorflow()
-    open_trained("evaluate", str(trained), {}).build().save_weights("w.weights.h5")
+    open_trained(Named("evaluate", str(trained), {})).build().save_weights("w.weights.h5")
     code, out, err = run(
         "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
     )

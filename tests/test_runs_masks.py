@@ -15,7 +15,7 @@ from ipucnn.reports.panel_sheet import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import overlay, plan_files
 from ipucnn.runs.images.segmentation import TiledNetwork, foreground_probability
-from ipucnn.runs.trained import open_trained
+from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SegmentScores
 
@@ -42,7 +42,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def network(trained):
-    return TiledNetwork(open_trained("infer", str(trained), {}, reads_data=False))
+    return TiledNetwork(open_trained(Named("infer", str(trained), {}), reads_data=False))
 
 
 def tissue(i, height=40, width=30):
@@ -307,7 +307,7 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
     assert code == 0
     found = json.loads(out)
     source = open_membranes(204, 204, 7)
-    opened = open_trained("evaluate", str(trained), {})
+    opened = open_trained(Named("evaluate", str(trained), {}))
     kept = opened.source.eval
     assert len(kept) == 2 and found["dataset"]["stored"] == len(source.eval)
     totals, scores = EvaluationTotals(2, "bce_dice"), SegmentScores()

@@ -49,6 +49,7 @@ def evaluate(
     from ipucnn.reports.progress import ItemProgress
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
     from ipucnn.runs.images.outputs import format_of
+    from ipucnn.runs.trained import Named
 
     plot_to = None if plot is None else expand(plot, "--plot")
     predictions_to = None if predictions is None else expand(predictions, "--predictions")
@@ -62,10 +63,7 @@ def evaluate(
     sheet = WorstSheet()
     with ItemProgress("evaluating") as progress:
         result = evaluate_run(
-            run,
-            flags,
-            which=checkpoint,
-            weights=weights,
+            Named("evaluate", run, flags, which=checkpoint, weights=weights),
             plot=plot_to,
             predictions=predictions_to,
             contact_sheet=sheet_to,

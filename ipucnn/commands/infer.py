@@ -82,11 +82,12 @@ def infer(
     is then 3.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.runs.trained import task_of
+    from ipucnn.runs.trained import Named, task_of
 
     output_to = None if output is None else expand(output, "--output")
     sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
-    if task_of(run, flags, checkpoint, weights) == "segmentation":
+    named = Named("infer", run, flags, which=checkpoint, weights=weights)
+    if task_of(named) == "segmentation":
         for option, given in (("--top", top), ("--format", form)):
             if given is not None:
                 raise ConfigurationError(
@@ -100,13 +101,10 @@ def infer(
 
         segment = partial(
             infer_masks,
-            run,
+            named,
             images or [],
-            flags,
             output=output_to,
             split=split,
-            which=checkpoint,
-            weights=weights,
             tile_size=tile_size,
             views=views,
             with_overlay=overlay,
@@ -129,13 +127,10 @@ def infer(
     sheet = ContactSheet()
     with ItemProgress("classifying") as progress:
         done = infer_run(
-            run,
+            named,
             images or [],
-            flags,
             split=split,
             top=5 if top is None else top,
-            which=checkpoint,
-            weights=weights,
             outputs=(("--output", output_to, OUTPUTS), ("--contact-sheet", sheet_to, (".png",))),
             verbose=verbose,
             say=progress.line,

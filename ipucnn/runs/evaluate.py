@@ -8,19 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -35,7 +23,7 @@ from ipucnn.runs.images.segmentation import (
     check_views,
     foreground_probability,
 )
-from ipucnn.runs.trained import TrainedSetup, open_trained, weight_inputs
+from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SegmentScores
@@ -96,11 +84,8 @@ def measure(
 
 
 def evaluate_run(
-    target: str,
-    flags: Mapping[str, Any],
+    named: Named,
     *,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
     plot: Optional[Path] = None,
     predictions: Optional[Path] = None,
     contact_sheet: Optional[Path] = None,
@@ -114,10 +99,7 @@ def evaluate_run(
     """Evaluates a run's weights, or others, on an evaluation set.
 
     Args:
-        target: run folder, checkpoint or Keras weight file; with ``weights`` a network.
-        flags: options given on the command line, over the run's own.
-        which: which checkpoint of the run.
-        weights: imagenet or a Keras weight file.
+        named: the network and its weights; its flags hold over the run's own options.
         plot: a figure the caller will write; its name is checked before any work.
         predictions: CSV file that gets a row per sample.
         contact_sheet: a picture of segmented images the caller will write; its name is checked before any work.
@@ -138,8 +120,8 @@ def evaluate_run(
         ("--predictions", predictions, (".csv",)),
         ("--contact-sheet", contact_sheet, (".png",)),
     )
-    check_outputs(outputs, weight_inputs(target, which, weights))
-    trained = open_trained("evaluate", target, flags, which=which, weights=weights)
+    check_outputs(outputs, weight_inputs(named))
+    trained = open_trained(named)
     segments = trained.record.task == "segmentation"
     if predictions is not None and segments:
         raise ConfigurationError(

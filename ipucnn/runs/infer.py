@@ -6,19 +6,7 @@ Both begin alike (:func:`_open`): what the command line names is found and check
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -53,7 +41,7 @@ from ipucnn.runs.images.segmentation import (
     check_views,
     foreground_probability,
 )
-from ipucnn.runs.trained import TrainedSetup, open_trained, weight_inputs
+from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax
 
@@ -89,14 +77,11 @@ class Predictions:
 
 
 def infer_run(
-    target: str,
+    named: Named,
     images: Sequence[str],
-    flags: Mapping[str, Any],
     *,
     split: Optional[str] = None,
     top: int = 5,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
     outputs: OutputFiles = (),
     verbose: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -107,14 +92,10 @@ def infer_run(
     """The ``top`` most probable classes of each image.
 
     Args:
-        target: run folder, checkpoint or Keras weight file of a classification network, or with ``weights``
-            a network.
+        named: a classification network and its weights.
         images: files, folders and patterns; empty with ``split``.
-        flags: options given on the command line.
         split: eval or train: the images of the data set instead.
         top: classes per image, at most the network's.
-        which: which checkpoint of the run.
-        weights: imagenet or a Keras weight file.
         outputs: (flag, file, extensions) the caller will write; checked before any work.
         verbose: let TensorFlow speak.
         say: takes a line for each image that cannot be read, and warnings.
@@ -129,7 +110,7 @@ def infer_run(
     from ipucnn.sessions.factory import create_session
 
     _check_request("classify", images, split)
-    trained, paths, problems = _open(target, images, flags, split, which, weights, outputs)
+    trained, paths, problems = _open(named, images, split, outputs)
     if trained.record.task != "classification":
         raise DataError(
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
@@ -190,20 +171,17 @@ def _check_request(verb: str, images: Sequence[str], split: Optional[str]) -> No
 
 
 def _open(
-    target: str,
+    named: Named,
     images: Sequence[str],
-    flags: Mapping[str, Any],
     split: Optional[str],
-    which: Optional[str],
-    weights: Optional[str],
     outputs: OutputFiles,
 ) -> Tuple[TrainedSetup, List[str], List[str]]:
     """The network, the image files, and a line for each input that names none; no output may replace what is read."""
     paths, problems = find_images(images)
     if outputs:
         images_read = [("one of the images", Path(path)) for path in paths]
-        check_outputs(outputs, [*images_read, *weight_inputs(target, which, weights)])
-    trained = open_trained("infer", target, flags, which=which, weights=weights, reads_data=split is not None)
+        check_outputs(outputs, [*images_read, *weight_inputs(named)])
+    trained = open_trained(named, reads_data=split is not None)
     return trained, paths, problems
 
 
@@ -329,14 +307,11 @@ class Masks:
 
 
 def infer_masks(
-    target: str,
+    named: Named,
     images: Sequence[str],
-    flags: Mapping[str, Any],
     *,
     output: Path,
     split: Optional[str] = None,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
     tile_size: Optional[int] = None,
     views: int = 1,
     with_overlay: bool = False,
@@ -350,13 +325,10 @@ def infer_masks(
     """Segments images and volumes.
 
     Args:
-        target: run folder, checkpoint or Keras weight file of a segmentation network.
+        named: a segmentation network and its weights.
         images: files, folders and patterns; empty with ``split``.
-        flags: options given on the command line.
         output: folder of the results; made if it is not there.
         split: eval or train: the images of the data set instead, as one volume.
-        which: which checkpoint of the run.
-        weights: a Keras weight file.
         tile_size: height and width of tiles; None chooses.
         views: versions of each image whose probabilities are averaged.
         with_overlay: whether to write overlays.
@@ -374,12 +346,12 @@ def infer_masks(
     _check_request("segment", images, split)
     check_folder(output)
     outputs = () if contact_sheet is None else (("--contact-sheet", contact_sheet, (".png",)),)
-    trained, paths, problems = _open(target, images, flags, split, which, weights, outputs)
+    trained, paths, problems = _open(named, images, split, outputs)
     check_tile_size(trained.record, tile_size)
     check_views(views)
     if trained.source.info.num_classes != 2:
         raise DataError(
-            f"{target} has {trained.source.info.num_classes} classes, and a mask has two",
+            f"{named.target} has {trained.source.info.num_classes} classes, and a mask has two",
             "train with two classes",
         )
     _say_problems("segment", problems, paths, split, say)

@@ -160,6 +160,8 @@ class Recorder:
         report: the end report; empty before :meth:`finish`.
     """
 
+    _curves: "EventWriter"
+
     def __init__(
         self, training: Training, session: Session, state: RunState, guard: InterruptGuard, timer: Timer
     ) -> None:
@@ -168,7 +170,6 @@ class Recorder:
         self._state = state
         self._guard = guard
         self._timer = timer
-        self._curves: Optional[EventWriter] = None
         self._settled_at = -1
         self._saved_at = -1
         self._statistics_updates = 0
@@ -181,7 +182,6 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._curves is not None
         self._curves.close()
 
     def note_process(self, is_continued: bool) -> List[str]:
@@ -238,12 +238,8 @@ class Recorder:
         self._session.state.events_done += 1
         points = {f"train/{k}": v for k, v in event.metrics.items()}
         points.update({"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s})
-        self._draw(event.weight_updates, points)
+        self._curves.scalars(event.weight_updates, points)
         yield event
-
-    def _draw(self, weight_updates: int, points: Dict[str, float]) -> None:
-        assert self._curves is not None
-        self._curves.scalars(weight_updates, points)
 
     def _record(self, computed: Dict[str, Any], measured: Dict[str, Any]) -> None:
         """One row of history: what was computed, and beside it how long that took."""
@@ -280,7 +276,8 @@ class Recorder:
         if is_best:
             state.best = metrics
         self._session.state.events_done += 1
-        self._draw(event.weight_updates, {f"validation/{k}": v for k, v in metrics.items() if k != "samples"})
+        points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
+        self._curves.scalars(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
         if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST))

@@ -41,6 +41,25 @@ _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_ev
 
 
 @dataclass(frozen=True)
+class Named:
+    """What a command line names as a network and its weights.
+
+    Attributes:
+        command: evaluate or infer.
+        target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
+        flags: options given on the command line.
+        which: ``--checkpoint``, which of a run's.
+        weights: ``--weights``: imagenet, or a Keras weight file.
+    """
+
+    command: str
+    target: str
+    flags: Mapping[str, Any]
+    which: Optional[str] = None
+    weights: Optional[str] = None
+
+
+@dataclass(frozen=True)
 class TrainedSetup(Setup):
     """A setup whose network gets weights that were trained before; of a data set that is not read it has the facts.
 
@@ -79,87 +98,73 @@ def facts_only(info: DatasetInfo) -> DataSource:
     return DataSource(info, none, none)
 
 
-def open_trained(
-    command: str,
-    target: str,
-    flags: Mapping[str, Any],
-    *,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
-    reads_data: bool = True,
-) -> TrainedSetup:
+def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     """Finds out what the command line names, and checks all that can be checked without TensorFlow.
 
     Args:
-        command: evaluate or infer.
-        target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
-        flags: options given on the command line.
-        which: ``--checkpoint``, which of a run's.
-        weights: ``--weights``: imagenet, or a Keras weight file.
+        named: by the command line.
         reads_data: whether the samples of a data set are needed.
 
     Raises:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
+    command, target, which = named.command, named.target, named.which
     refuse_instances(command)
     path = expand(target, "RUN")
-    if (
-        weights is None
-        and which is not None
-        and _is_network(target)
-        and exists(expand(which, "--checkpoint"))
-    ):
+    is_twice_named = named.weights is None and which is not None and _is_network(target)
+    if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
-        trained = _of_run(command, which, flags, None, reads_data)
+        trained = _of_run(replace(named, target=which, which=None), reads_data)
         if trained.record.name != get_model(target).name:
             raise DataError(
                 f"--checkpoint {which} is of {trained.record.name}, not of {target}",
                 f"ipucnn {command} {which}",
             )
         return trained
-    if weights is None and is_keras_file(path):
-        if "model_name" not in flags:
+    if named.weights is None and is_keras_file(path):
+        if "model_name" not in named.flags:
             raise ConfigurationError(
                 f"{target} holds weights only; the network they belong to must be named",
                 f"ipucnn {command} {target} --model-name lenet --dataset mnist",
             )
-        weights, target = target, str(flags["model_name"])
-    if weights is None:
-        return _of_run(command, target, flags, which, reads_data)
+        named = replace(named, target=str(named.flags["model_name"]), weights=target)
+    if named.weights is None:
+        return _of_run(named, reads_data)
     if which is not None:
         raise ConfigurationError(
             f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it"
         )
-    if weights.lower() == IMAGENET:
-        return _of_imagenet(command, target, flags, reads_data)
-    return _of_keras_file(command, target, flags, weights, reads_data)
+    if named.weights.lower() == IMAGENET:
+        return _of_imagenet(named, reads_data)
+    return _of_keras_file(named, named.weights, reads_data)
 
 
-def weight_inputs(target: str, which: Optional[str], weights: Optional[str]) -> List[Tuple[str, Path]]:
+def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     """(what it is, path) of the files that the command line names as weights, and that no output may replace."""
-    named = (("RUN", target), ("--checkpoint", which), ("--weights", weights))
+    options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
     found = [
         (f"what {option} names", expand(name, option))
-        for option, name in named
+        for option, name in options
         if name not in (None, IMAGENET)
     ]
-    folder = expand(target, "RUN")
+    folder = expand(named.target, "RUN")
     return found + [("a file of the run", folder / name) for name in RUN_FILES]
 
 
-def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights: Optional[str]) -> str:
+def task_of(named: Named) -> str:
     """The task of what the command line names, with nothing read but a configuration.
 
     It is "classification" where anything is wrong with the command line, which :func:`open_trained` then explains.
     """
+    target, weights = named.target, named.weights
     try:
         path = expand(target, "RUN")
         if weights is not None and weights.lower() == IMAGENET:
             return "classification"
-        if weights is not None or (which is not None and _is_network(target)):
+        if weights is not None or (named.which is not None and _is_network(target)):
             return get_model(target).task
         if is_keras_file(path):
-            return get_model(str(flags["model_name"])).task
+            return get_model(str(named.flags["model_name"])).task
         if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
@@ -195,9 +200,8 @@ def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: st
             raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
 
 
-def _of_run(
-    command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
-) -> TrainedSetup:
+def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
+    command, target, flags, which = named.command, named.target, named.flags, named.which
     path = expand(target, "RUN")
     if _is_network(target):
         raise DataError(
@@ -289,26 +293,23 @@ def _refuse_data(flags: Mapping[str, Any]) -> None:
     _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
 
 
-def _of_keras_file(
-    command: str, model: str, flags: Mapping[str, Any], weights: str, reads_data: bool
-) -> TrainedSetup:
+def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup:
     from ipucnn.models.keras_weights import load_keras_weights
 
     path = expand(weights, "--weights")
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
-            f"a run or its checkpoint needs no model: ipucnn {command} {weights}",
+            f"a run or its checkpoint needs no model: ipucnn {named.command} {weights}",
         )
     if not is_file(path, "--weights"):
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
-    if not reads_data and "dataset" not in flags:
+    if not reads_data and "dataset" not in named.flags:
         raise ConfigurationError(
             f"{path} knows neither the names of its classes nor how its images were normalised",
             "name the data set it was trained on: --dataset mnist",
         )
-    resolved = resolve(command, flags, model=model)
-    resolved, notes = _here(command, resolved)
+    resolved, notes = _here(named.command, resolve(named.command, named.flags, model=named.target))
     setup, num_stored = _prepare(resolved, 0)
     run_setup.build_options(setup)
     return TrainedSetup(
@@ -321,7 +322,8 @@ def _of_keras_file(
     )
 
 
-def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> TrainedSetup:
+def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
+    command, model = named.command, named.target
     if exists(expand(model, "RUN")) and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
@@ -330,8 +332,8 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     record = get_model(model)
     check_has_weights(record)
     if not reads_data:
-        _refuse_data(flags)
-    resolved = resolve(command, flags, model=model, reads_data=reads_data)
+        _refuse_data(named.flags)
+    resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
     if resolved.origins["norm_layer"] != FLAG:
         # The weights are those of the network as published, whatever a preset trains.
         norm = norm_layer_of(record.default_norm)
