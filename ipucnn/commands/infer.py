@@ -104,7 +104,7 @@ def infer(
             named,
             images or [],
             output=output_to,
-            split=split,
+            subset=split,
             tile_size=tile_size,
             views=views,
             with_overlay=overlay,
@@ -129,7 +129,7 @@ def infer(
         done = infer_run(
             named,
             images or [],
-            split=split,
+            subset=split,
             top=5 if top is None else top,
             outputs=(("--output", output_to, OUTPUTS), ("--contact-sheet", sheet_to, (".png",))),
             verbose=verbose,

@@ -16,7 +16,7 @@ from ipucnn.hardware import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.images.inputs import (
-    SPLITS,
+    SUBSETS,
     ImageInput,
     PageSource,
     array_pages,
@@ -24,7 +24,7 @@ from ipucnn.runs.images.inputs import (
     file_pages,
     find_images,
     images_of_files,
-    images_of_split,
+    images_of_subset,
 )
 from ipucnn.runs.images.outputs import (
     MaskFiles,
@@ -80,7 +80,7 @@ def infer_run(
     named: Named,
     images: Sequence[str],
     *,
-    split: Optional[str] = None,
+    subset: Optional[str] = None,
     top: int = 5,
     outputs: OutputFiles = (),
     verbose: bool = False,
@@ -93,8 +93,8 @@ def infer_run(
 
     Args:
         named: a classification network and its weights.
-        images: files, folders and patterns; empty with ``split``.
-        split: eval or train: the images of the data set instead.
+        images: files, folders and patterns; empty with ``subset``.
+        subset: eval or train: the images of the data set instead.
         top: classes per image, at most the network's.
         outputs: (flag, file, extensions) the caller will write; checked before any work.
         verbose: let TensorFlow speak.
@@ -104,19 +104,19 @@ def infer_run(
         on_image: called with the position, the result and the uint8 pixels of each readable image.
 
     Raises:
-        ConfigurationError: neither images nor a split, or both.
+        ConfigurationError: neither images nor a subset, or both.
         DataError: no image at all, a segmentation network, or weights that do not fit.
     """
     from ipucnn.sessions.factory import create_session
 
-    _check_request("classify", images, split)
-    trained, paths, problems = _open(named, images, split, outputs)
+    _check_request("classify", images, subset)
+    trained, paths, problems = _open(named, images, subset, outputs)
     if trained.record.task != "classification":
         raise DataError(
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
         )
-    _say_problems("classify", problems, paths, split, say)
-    inputs, total = _inputs(trained, split, paths)
+    _say_problems("classify", problems, paths, subset, say)
+    inputs, total = _inputs(trained, subset, paths)
     for warning in trained.warnings:
         say(f"warning: {warning}")
     config = trained.config
@@ -154,17 +154,17 @@ def infer_run(
             flush()
             if on_images is not None:
                 on_images(position + 1, total)
-    return Predictions(spool, failed, min(top, len(names)), split is not None)
+    return Predictions(spool, failed, min(top, len(names)), subset is not None)
 
 
-def _check_request(verb: str, images: Sequence[str], split: Optional[str]) -> None:
-    if split is not None and split not in SPLITS:
-        raise ConfigurationError(f"--split {split}: must be one of {', '.join(SPLITS)}", "--split eval")
-    if split is not None and images:
+def _check_request(verb: str, images: Sequence[str], subset: Optional[str]) -> None:
+    if subset is not None and subset not in SUBSETS:
+        raise ConfigurationError(f"--split {subset}: must be one of {', '.join(SUBSETS)}", "--split eval")
+    if subset is not None and images:
         raise ConfigurationError(
-            f"images and --split {split} are both given", "give images, or --split, not both"
+            f"images and --split {subset} are both given", "give images, or --split, not both"
         )
-    if split is None and not images:
+    if subset is None and not images:
         raise ConfigurationError(
             f"there is nothing to {verb}", "give images, or a data set with --split eval"
         )
@@ -173,7 +173,7 @@ def _check_request(verb: str, images: Sequence[str], split: Optional[str]) -> No
 def _open(
     named: Named,
     images: Sequence[str],
-    split: Optional[str],
+    subset: Optional[str],
     outputs: OutputFiles,
 ) -> Tuple[TrainedSetup, List[str], List[str]]:
     """The network, the image files, and a line for each input that names none; no output may replace what is read."""
@@ -181,43 +181,43 @@ def _open(
     if outputs:
         images_read = [("one of the images", Path(path)) for path in paths]
         check_outputs(outputs, [*images_read, *weight_inputs(named)])
-    trained = open_trained(named, reads_data=split is not None)
+    trained = open_trained(named, reads_data=subset is not None)
     return trained, paths, problems
 
 
 def _say_problems(
-    verb: str, problems: List[str], paths: List[str], split: Optional[str], say: Callable[[str], None]
+    verb: str, problems: List[str], paths: List[str], subset: Optional[str], say: Callable[[str], None]
 ) -> None:
     """Tells of the inputs that name no image; where no image is left, that is an error."""
     for problem in problems:
         say(problem)
-    if split is None and not paths:
+    if subset is None and not paths:
         raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
 
 
-def _examples(trained: TrainedSetup, split: str) -> Examples:
+def _examples(trained: TrainedSetup, subset: str) -> Examples:
     source = trained.source
-    return source.train if split == "train" else source.eval
+    return source.train if subset == "train" else source.eval
 
 
-def _no_images(trained: TrainedSetup, split: str) -> DataError:
+def _no_images(trained: TrainedSetup, subset: str) -> DataError:
     info = trained.source.info
     return DataError(
-        f"data set {info.name} in {info.location} has no images for --split {split}",
+        f"data set {info.name} in {info.location} has no images for --split {subset}",
         "choose the other --split",
     )
 
 
 def _inputs(
-    trained: TrainedSetup, split: Optional[str], paths: List[str]
+    trained: TrainedSetup, subset: Optional[str], paths: List[str]
 ) -> Tuple[Iterator[ImageInput], int]:
     info = trained.source.info
-    if split is None:
+    if subset is None:
         return images_of_files(paths, info, trained.input_shape), len(paths)
-    examples = _examples(trained, split)
+    examples = _examples(trained, subset)
     if not len(examples):
-        raise _no_images(trained, split)
-    return images_of_split(examples, info, split, trained.input_shape), len(examples)
+        raise _no_images(trained, subset)
+    return images_of_subset(examples, info, subset, trained.input_shape), len(examples)
 
 
 def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
@@ -311,7 +311,7 @@ def infer_masks(
     images: Sequence[str],
     *,
     output: Path,
-    split: Optional[str] = None,
+    subset: Optional[str] = None,
     tile_size: Optional[int] = None,
     views: int = 1,
     with_overlay: bool = False,
@@ -326,9 +326,9 @@ def infer_masks(
 
     Args:
         named: a segmentation network and its weights.
-        images: files, folders and patterns; empty with ``split``.
+        images: files, folders and patterns; empty with ``subset``.
         output: folder of the results; made if it is not there.
-        split: eval or train: the images of the data set instead, as one volume.
+        subset: eval or train: the images of the data set instead, as one volume.
         tile_size: height and width of tiles; None chooses.
         views: versions of each image whose probabilities are averaged.
         with_overlay: whether to write overlays.
@@ -340,13 +340,13 @@ def infer_masks(
         on_page: called with each page.
 
     Raises:
-        ConfigurationError: neither images nor a split, or both; a result that would replace an image.
+        ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
         DataError: no readable image at all, or weights that do not fit.
     """
-    _check_request("segment", images, split)
+    _check_request("segment", images, subset)
     check_folder(output)
     outputs = () if contact_sheet is None else (("--contact-sheet", contact_sheet, (".png",)),)
-    trained, paths, problems = _open(named, images, split, outputs)
+    trained, paths, problems = _open(named, images, subset, outputs)
     check_tile_size(trained.record, tile_size)
     check_views(views)
     if trained.source.info.num_classes != 2:
@@ -354,18 +354,18 @@ def infer_masks(
             f"{named.target} has {trained.source.info.num_classes} classes, and a mask has two",
             "train with two classes",
         )
-    _say_problems("segment", problems, paths, split, say)
+    _say_problems("segment", problems, paths, subset, say)
     for warning in trained.warnings:
         say(f"warning: {warning}")
-    if split is not None:
+    if subset is not None:
         name = trained.source.info.name.replace(":", "-").replace("/", "-")
-        files = [MaskFiles(output, f"{name}-{split}", True, with_overlay)]
+        files = [MaskFiles(output, f"{name}-{subset}", True, with_overlay)]
     else:
         files = plan_files(paths, output, with_overlay)
     names = tuple(map(printable, trained.names()))
     shown = shown_class(names)
     network = TiledNetwork(trained, tile_size, verbose, views)
-    opened, failed = _open_all(trained, split, paths, say)
+    opened, failed = _open_all(trained, subset, paths, say)
     failed += len(problems)
     if not opened:
         raise DataError(f"none of the {failed} inputs could be read", "the lines above say why")
@@ -398,12 +398,12 @@ def shown_class(class_names: Sequence[str]) -> int:
 
 
 def _open_all(
-    trained: TrainedSetup, split: Optional[str], paths: Sequence[str], say: Callable[[str], None]
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], say: Callable[[str], None]
 ) -> Tuple[List[Tuple[int, PageSource]], int]:
     """(number, input) of all that can be read, each decoded once before any is segmented, and how many cannot be."""
     found: List[Tuple[int, PageSource]] = []
     failed = 0
-    for number, source in enumerate(_open_each(trained, split, paths)):
+    for number, source in enumerate(_open_each(trained, subset, paths)):
         if isinstance(source, DataError):
             failed += 1
             say(" ".join(source.message.split()))
@@ -413,13 +413,13 @@ def _open_all(
 
 
 def _open_each(
-    trained: TrainedSetup, split: Optional[str], paths: Sequence[str]
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str]
 ) -> Iterator[Union[PageSource, DataError]]:
-    if split is not None:
-        examples = _examples(trained, split)
+    if subset is not None:
+        examples = _examples(trained, subset)
         if not len(examples) or not isinstance(examples, ArrayExamples):
-            raise _no_images(trained, split)
-        yield array_pages(f"{trained.source.info.name}/{split}", examples.images)
+            raise _no_images(trained, subset)
+        yield array_pages(f"{trained.source.info.name}/{subset}", examples.images)
         return
     for path in paths:
         try:

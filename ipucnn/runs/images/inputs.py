@@ -45,7 +45,7 @@ from ipucnn.text import printable
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SPLITS = ("eval", "train")
+SUBSETS = ("eval", "train")
 POLL_S = 0.2
 VOLUME_ENDINGS = (".tif", ".tiff")
 HINT = "save it as 8-bit grey: TIFF (of one or many pages), PNG or JPEG"
@@ -180,16 +180,16 @@ def images_of_files(
         yield ImageInput(printable(path), read)
 
 
-def images_of_split(
-    examples: Examples, info: DatasetInfo, split: str, input_shape: Tuple[int, int, int]
+def images_of_subset(
+    examples: Examples, info: DatasetInfo, subset: str, input_shape: Tuple[int, int, int]
 ) -> Iterator[ImageInput]:
     """The samples of a data set in stored order, with their classes."""
     for i in range(len(examples)):
         truth = int(examples.labels[i])
         if isinstance(examples, ArrayExamples):
-            yield ImageInput(f"{info.name}/{split}/{i}", partial(examples.images.__getitem__, i), truth)
+            yield ImageInput(f"{info.name}/{subset}/{i}", partial(examples.images.__getitem__, i), truth)
         else:
-            name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{split}/{i}"
+            name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{subset}/{i}"
             read = _reader(partial(examples.encoded, i), name, info, input_shape)
             yield ImageInput(printable(name), read, truth)
 
