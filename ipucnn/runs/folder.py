@@ -50,6 +50,7 @@ ELSEWHERE = "choose another --run-dir"
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
 _CURVES = "events.out.tfevents."
+Arrays = Mapping[str, np.ndarray]
 
 
 def _is_validation(value: Any) -> bool:
@@ -516,13 +517,7 @@ class RunFolder:
             )
         return RunConfig.from_yaml(text, str(path))
 
-    def write_checkpoint(
-        self,
-        name: str,
-        weights: Mapping[str, np.ndarray],
-        slots: Mapping[str, np.ndarray],
-        meta: Dict[str, Any],
-    ) -> Path:
+    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""
         from ipucnn.training.checkpoints import save_checkpoint
 

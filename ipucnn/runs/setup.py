@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ipucnn.models.build import BuildOptions
 
 
+InputShape = Tuple[int, int, int]
+"""(height, width, channels)."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """A run's data and shapes, before TensorFlow is imported.
@@ -40,7 +44,7 @@ class Setup:
 
     resolved: Resolved
     source: DataSource
-    input_shape: Tuple[int, int, int]
+    input_shape: InputShape
     output_shape: Optional[Tuple[int, int]]
     seed: int
     input_range: str
@@ -94,29 +98,28 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
 
-def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
     Data sets of many sizes take the network's own size, as its home data set does.
     """
     height, width = image_shape[0], image_shape[1]
     if height is None or width is None:
-        own: Tuple[int, int, int] = record.input_shape
-        return own
+        return record.input_shape
     return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
 
 
 def _largest_tile(record: ModelRecord, side: int) -> int:
     """The largest legal input whose output lies within ``side`` pixels; the smallest legal one if none does."""
     margin = int(record.builder_args.get("margin", 0))
-    largest: int = record.min_size
+    largest = record.min_size
     for size in range(record.min_size, side + margin + 1):
         if (size - record.size_offset) % record.size_step == 0:
             largest = size
     return largest
 
 
-def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images."""
     sides = [
         min(own, _largest_tile(record, int(side or 0)))
@@ -156,7 +159,7 @@ def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
 def prepare(
     resolved: Resolved,
     seed: int,
-    trained_shape: Optional[Tuple[int, int, int]] = None,
+    trained_shape: Optional[InputShape] = None,
     source: Optional[DataSource] = None,
 ) -> Setup:
     """Opens the data set and fixes the shapes.
@@ -222,11 +225,7 @@ def build_options(setup: Setup) -> "BuildOptions":
 
 
 def network_options(
-    record: ModelRecord,
-    config: RunConfig,
-    input_shape: Tuple[int, int, int],
-    num_classes: int,
-    seed: int = 0,
+    record: ModelRecord, config: RunConfig, input_shape: InputShape, num_classes: int, seed: int = 0
 ) -> "BuildOptions":
     """The ``BuildOptions`` of a configuration, for whatever input and classes.
 
@@ -354,11 +353,7 @@ def check_padding(config: RunConfig, loss: str) -> None:
 
 
 def training_batches(
-    setup: Setup,
-    program: Program,
-    first_update: int,
-    samples_per_element: int,
-    shard: Tuple[int, int] = (1, 0),
+    setup: Setup, program: Program, first_update: int, samples_per_element: int, shard: Tuple[int, int]
 ) -> "TfDataset":
     """Training batches without end from a weight update on, as sessions ask for them.
 
@@ -414,7 +409,7 @@ def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
     )
 
 
-def _check_fits(batch_size: int, input_shape: Tuple[int, int, int]) -> None:
+def _check_fits(batch_size: int, input_shape: InputShape) -> None:
     """Refuses batches that surely do not fit, rather than making them smaller: an IPU is to run what was asked for."""
     from ipucnn.sessions.session import host_memory_bytes
 

@@ -29,7 +29,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.checks import refuse_instances
 from ipucnn.runs.folder import RUN_FILES, RunFolder
-from ipucnn.runs.setup import Setup
+from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.training.checkpoints import read_meta
 
 if TYPE_CHECKING:
@@ -248,9 +248,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     )
 
 
-def _without_data(
-    resolved: Resolved, facts: DatasetInfo, input_shape: Tuple[int, int, int], seed: int
-) -> Setup:
+def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
     """The setup of a network for images that are named on the command line, of which no data set is read."""
     source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
     return Setup(resolved, source, input_shape, None, seed, resolved.record.input_range)
@@ -263,9 +261,7 @@ def _how_to_get_weights(command: str, model: str) -> str:
     return f"give a run folder; `ipucnn train {model}` makes one"
 
 
-def _prepare(
-    resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, int, int]] = None
-) -> Tuple[Setup, int]:
+def _prepare(resolved: Resolved, seed: int, trained_shape: Optional[InputShape] = None) -> Tuple[Setup, int]:
     """The setup, and how many evaluation samples the data set has before ``--limit-eval``."""
     config = resolved.config
     everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
