@@ -60,14 +60,16 @@ RunFolder.write_checkpoint = write_checkpoint
 """,
     # A continued run draws its order and augmentation from another seed.
     "seed": """
+from dataclasses import replace
 from ipucnn.runs.train import TrainingRun
 dataset = TrainingRun.dataset
 def other_dataset(self, *args):
-    kept, self.seed = self.seed, self.seed + (self.start.checkpoint is not None)
+    kept = self.setup
+    self.setup = replace(kept, seed=kept.seed + (self.start.checkpoint is not None))
     try:
         return dataset(self, *args)
     finally:
-        self.seed = kept
+        self.setup = kept
 TrainingRun.dataset = other_dataset
 """,
     # The row that was written last is written again by a run that goes on.

@@ -17,7 +17,6 @@ TfGraph = Any
 TfIterator = Any
 TfVariable = Any
 
-
 KERAS_VERSION = tuple(int(p) for p in keras.__version__.split(".")[:2])
 KERAS_3 = KERAS_VERSION >= (3, 0)
 

@@ -13,7 +13,7 @@ from ipucnn.datasets.isbi2012 import open_isbi2012
 from ipucnn.datasets.registry import choose_dataset
 from ipucnn.datasets.tiff import read_volume
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.mask_inputs import file_pages
+from ipucnn.runs.images.inputs import file_pages
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "isbi2012"
 

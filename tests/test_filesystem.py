@@ -476,14 +476,14 @@ ELSEWHERE = {
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/process.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/folder.py": "locks and claims, which are the system calls themselves",
-    "ipucnn/runs/spool.py": "the temporary file that a writer was given",
+    "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
     "ipucnn/datasets/base.py": "how large a file is that was listed, inside what turns errors into one of the data",
     "ipucnn/datasets/imagefolder.py": "one listing with the kinds of its entries, inside asking()",
     "ipucnn/datasets/download.py": "files that this process has just made",
     "ipucnn/datasets/images.py": "/proc",
     "ipucnn/sessions/host/environment.py": "the interpreter's packages",
-    "ipucnn/runs/image_inputs.py": "patterns and whole trees, every error of which is a line about that input",
+    "ipucnn/runs/images/inputs.py": "patterns and whole trees, every error of which is a line about that input",
 }
 
 

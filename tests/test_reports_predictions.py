@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw
 
 from ipucnn import cli
 from ipucnn.reports.sheets import FALSE, GREY, MISSED, RIGHT, dice, save_predictions
-from ipucnn.runs.pictures import Picture
+from ipucnn.runs.images.segmentation import Picture
 
 
 def test_colours_say_where_the_prediction_is_right(tmp_path):

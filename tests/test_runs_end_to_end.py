@@ -99,7 +99,7 @@ def test_infer_agrees_with_the_labels_evaluate_counts(trained, run, tmp_path):
 
 
 def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run, tmp_path):
-    from ipucnn.runs.load import load_starting_weights
+    from ipucnn.runs.checkpoints import load_starting_weights
 
     folder = trained[0]
     run(

@@ -20,8 +20,8 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.datasets.digits import open_digits
 from ipucnn.errors import DataError
-from ipucnn.runs.image_inputs import ImageInput, decoded, find_images
-from ipucnn.runs.spool import Spool
+from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
+from ipucnn.runs.images.outputs import Spool
 from ipucnn.text import printable, to_ascii
 
 
@@ -129,7 +129,7 @@ def test_pipes_and_devices_are_no_images(trained, run, images):
 def test_ctrl_c_does_not_wait_for_an_image_that_is_being_read(tmp_path):
     script = (
         "import os, signal, time\n"
-        "import ipucnn.runs.image_inputs as inputs\n"
+        "import ipucnn.runs.images.inputs as inputs\n"
         "def read():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(120)\n"
@@ -389,11 +389,11 @@ def test_imagenet_weights_are_hinted_only_where_there_are_some(run, images):
 
 
 def test_keras_weights_with_the_data_set_s_names(trained, run, images):
-    from ipucnn.runs.subject import open_subject
+    from ipucnn.runs.trained import Named, open_trained
     from ipucnn.sessions.host.environment import import_tensorflow
 
     import_tensorflow()
-    open_subject("evaluate", str(trained), {}).build().save_weights("w.weights.h5")
+    open_trained(Named("evaluate", str(trained), {})).build().save_weights("w.weights.h5")
     code, out, err = run(
         "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
     )
@@ -505,7 +505,7 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
 
 
 def test_links_that_lead_back_do_not_multiply_a_pattern(tmp_path, monkeypatch):
-    from ipucnn.runs.image_inputs import find_images
+    from ipucnn.runs.images.inputs import find_images
 
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(b"")

@@ -12,11 +12,10 @@ from ipucnn import cli
 from ipucnn.datasets.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.sheets import PanelSheet
-from ipucnn.runs.infer_masks import foreground_probability
-from ipucnn.runs.mask_inputs import file_pages
-from ipucnn.runs.mask_outputs import overlay, plan_files
-from ipucnn.runs.subject import open_subject
-from ipucnn.runs.tiling import TiledNetwork
+from ipucnn.runs.images.inputs import file_pages
+from ipucnn.runs.images.outputs import overlay, plan_files
+from ipucnn.runs.images.segmentation import TiledNetwork, foreground_probability
+from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SegmentScores
 
@@ -43,7 +42,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def network(trained):
-    return TiledNetwork(open_subject("infer", str(trained), {}, reads_data=False))
+    return TiledNetwork(open_trained(Named("infer", str(trained), {}), reads_data=False))
 
 
 def tissue(i, height=40, width=30):
@@ -290,7 +289,7 @@ def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing_half_written(trained, run, tmp_path, monkeypatch):
-    import ipucnn.runs.mask_outputs as outputs
+    import ipucnn.runs.images.outputs as outputs
 
     save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
 
@@ -308,8 +307,8 @@ def test_evaluation_is_over_whole_images(trained, network, run, tmp_path):
     assert code == 0
     found = json.loads(out)
     source = open_membranes(204, 204, 7)
-    subject = open_subject("evaluate", str(trained), {})
-    kept = subject.setup.source.eval
+    opened = open_trained(Named("evaluate", str(trained), {}))
+    kept = opened.source.eval
     assert len(kept) == 2 and found["dataset"]["stored"] == len(source.eval)
     totals, scores = EvaluationTotals(2, "bce_dice"), SegmentScores()
     counts = np.zeros((2, 2))

@@ -57,8 +57,8 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checks import check_effects
 from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
-from ipucnn.runs.without_effect import check_effects
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -93,7 +93,7 @@ class Benchmark:
     def __init__(
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
-        from ipucnn.runs.instances import refuse_instances
+        from ipucnn.runs.checks import refuse_instances
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
@@ -393,7 +393,7 @@ class Benchmark:
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
-        run_setup.move_preprocessing(self.setup, session)
+        self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.runs.provenance import environment
 

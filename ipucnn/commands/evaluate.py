@@ -47,7 +47,8 @@ def evaluate(
     from ipucnn.reports.console import ItemProgress, note
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
-    from ipucnn.runs.spool import format_of
+    from ipucnn.runs.images.outputs import format_of
+    from ipucnn.runs.trained import Named
 
     plot_to = None if plot is None else expand(plot, "--plot")
     predictions_to = None if predictions is None else expand(predictions, "--predictions")
@@ -61,10 +62,7 @@ def evaluate(
     sheet = WorstSheet()
     with ItemProgress("evaluating") as progress:
         result = evaluate_run(
-            run,
-            flags,
-            which=checkpoint,
-            weights=weights,
+            Named("evaluate", run, flags, which=checkpoint, weights=weights),
             plot=plot_to,
             predictions=predictions_to,
             contact_sheet=sheet_to,

@@ -1,8 +1,9 @@
 """``ipucnn infer``: the most probable classes of images, or their masks."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 import typer
 
@@ -10,6 +11,9 @@ from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from ipucnn.runs.infer import Masks
 
 IMAGES = typer.Argument(
     None,
@@ -78,11 +82,12 @@ def infer(
     is then 3.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.runs.subject import task_of
+    from ipucnn.runs.trained import Named, task_of
 
     output_to = None if output is None else expand(output, "--output")
     sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
-    if task_of(run, flags, checkpoint, weights) == "segmentation":
+    named = Named("infer", run, flags, which=checkpoint, weights=weights)
+    if task_of(named) == "segmentation":
         for option, given in (("--top", top), ("--format", form)):
             if given is not None:
                 raise ConfigurationError(
@@ -92,42 +97,39 @@ def infer(
             raise ConfigurationError(
                 f"{run} segments images, and there is no folder for the masks", "add --output masks"
             )
-        _segment(
-            run,
+        from ipucnn.runs.infer import infer_masks
+
+        segment = partial(
+            infer_masks,
+            named,
             images or [],
-            flags,
-            json_output,
             output=output_to,
-            split=split,
-            which=checkpoint,
-            weights=weights,
+            subset=split,
             tile_size=tile_size,
             views=views,
             with_overlay=overlay,
             contact_sheet=sheet_to,
             verbose=verbose,
         )
+        _segment(segment, json_output, output_to, sheet_to)
         return
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
     from ipucnn.reports.console import ItemProgress, note
-    from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.sheets import ContactSheet
+    from ipucnn.reports.infer import print_predictions, save_results, write_results
+    from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.infer import OUTPUTS, infer_run
-    from ipucnn.runs.spool import format_of
 
     form = _format(form, json_output)
     sheet = ContactSheet()
     with ItemProgress("classifying") as progress:
         done = infer_run(
-            run,
+            named,
             images or [],
-            flags,
-            split=split,
+            subset=split,
             top=5 if top is None else top,
-            which=checkpoint,
-            weights=weights,
             outputs=(("--output", output_to, OUTPUTS), ("--contact-sheet", sheet_to, (".png",))),
             verbose=verbose,
             say=progress.line,
@@ -153,29 +155,21 @@ def infer(
 
 
 def _segment(
-    run: str, images: List[str], flags: Dict[str, Any], json_output: bool, *, output: Path, **details: Any
+    segment: Callable[..., "Masks"], json_output: bool, output: Path, contact_sheet: Optional[Path]
 ) -> None:
-    """The masks of images."""
+    """The masks of images, as ``infer_masks`` makes them; what it is told of the command line, it has already."""
     from ipucnn.filesystem import write_atomically, write_output
     from ipucnn.reports.console import ItemProgress, note
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
-    from ipucnn.runs.infer_masks import CONTACT_SHEET, infer_masks
+    from ipucnn.runs.infer import CONTACT_SHEET
 
     sheet = MaskSheet()
     with ItemProgress("segmenting") as progress:
-        done = infer_masks(
-            run,
-            images,
-            flags,
-            output=output,
-            say=progress.line,
-            on_total=sheet.expect,
-            on_pages=progress.update,
-            on_page=sheet.add_page,
-            **details,
+        done = segment(
+            say=progress.line, on_total=sheet.expect, on_pages=progress.update, on_page=sheet.add_page
         )
-    path = details["contact_sheet"] or output / CONTACT_SHEET
-    if details["contact_sheet"] is not None:
+    path = contact_sheet or output / CONTACT_SHEET
+    if contact_sheet is not None:
         write_output(path, sheet.save)
     else:
         write_atomically(path, sheet.save)

@@ -1,15 +1,20 @@
 """``ipucnn train``: train a network."""
 
 import json
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from ipucnn.config.resolve import RUN_ORIGIN, Resolved
 from ipucnn.config.signature import with_run_options
 
+if TYPE_CHECKING:
+    from ipucnn.reports.train import TrainProgress
+    from ipucnn.runs.recorder import RunEvent
+    from ipucnn.runs.train import TrainingRun
+
 
 def _settle(resolved: Resolved) -> Resolved:
+    from ipucnn.runs.checkpoints import find_start
     from ipucnn.runs.kfold import is_cross_validation
-    from ipucnn.runs.resume import find_start
 
     if is_cross_validation(resolved):
         return resolved  # each fold has a run of its own
@@ -24,7 +29,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     configuration, metrics, checkpoints and report.
     """
     from ipucnn.runs import kfold
-    from ipucnn.runs.instances import refuse_instances
+    from ipucnn.runs.checks import refuse_instances
 
     if kfold.is_cross_validation(resolved):
         refuse_instances("train --kfold")
@@ -40,9 +45,12 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             pass
         return
     _introduce(run)
-    with _Display(run) as display:
+    display = _Display(run)
+    try:
         for event in run.events():
             display.show(event)
+    finally:
+        display.close()
     _draw(run)
     report = run.final_report
     if report.get("compiled_only"):
@@ -69,10 +77,9 @@ def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> Non
                 note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
                 _introduce(event.run)
                 display = _Display(event.run)
-                display.__enter__()
             elif isinstance(event, kfold.FoldFinished):
                 assert display is not None
-                display.__exit__()
+                display.close()
                 _draw(display.run)
                 note(fold_line(event.row, validation.num_folds, display.run.info.class_names))
                 display = None
@@ -80,7 +87,7 @@ def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> Non
                 display.show(event)
     finally:
         if display is not None:
-            display.__exit__()
+            display.close()
     report = validation.report()
     if json_output:
         print(json.dumps({**report, "run_dir": str(validation.root)}, indent=2))
@@ -88,7 +95,7 @@ def _cross_validate(resolved: Resolved, verbose: bool, json_output: bool) -> Non
         print_folds(report, str(validation.root), validation.first.info.class_names)
 
 
-def _introduce(run: Any) -> None:
+def _introduce(run: "TrainingRun") -> None:
     """What is going to run, on stderr."""
     from ipucnn.reports.console import note
     from ipucnn.reports.train import program_line
@@ -129,7 +136,7 @@ def _show_compiled(report: Dict[str, Any], json_output: bool) -> None:
         print_compiled(report)
 
 
-def _draw(run: Any) -> None:
+def _draw(run: "TrainingRun") -> None:
     """The picture of what a segmentation network predicts, into the run folder."""
     if run.pictures:
         from ipucnn.reports.console import note
@@ -142,33 +149,31 @@ def _draw(run: Any) -> None:
 
 
 class _Display:
-    """Shows a run's events: notes, then progress."""
+    """Shows a run's events: notes, then progress from when its training begins."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "TrainingRun") -> None:
         self.run = run
-        self._progress: Any = None
+        self._progress: Optional[TrainProgress] = None
 
-    def __enter__(self) -> "_Display":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the progress, whose last line may still wait to be printed."""
         if self._progress is not None:
             self._progress.flush()
             self._progress.__exit__()
             self._progress = None
 
-    def show(self, event: Any) -> None:
+    def show(self, event: "RunEvent") -> None:
         from ipucnn.reports.console import note
         from ipucnn.reports.train import TrainProgress
-        from ipucnn.runs import events
+        from ipucnn.runs import recorder
 
         run = self.run
-        if isinstance(event, events.Notes):
+        if isinstance(event, recorder.Notes):
             for line in event.lines:
                 note(line)
-        elif isinstance(event, events.CompilingAhead):
+        elif isinstance(event, recorder.CompilingAhead):
             note("compiling; nothing is trained")
-        elif isinstance(event, events.Started):
+        elif isinstance(event, recorder.Started):
             if run.fresh_weights:
                 weights = run.resolved.config.weights
                 note(f"starting from {weights}, with a new head for {run.info.num_classes} classes")
@@ -178,22 +183,17 @@ class _Display:
             note(f"run folder {event.folder}; compiling")
             self._progress = TrainProgress(event.program)
             self._progress.__enter__()
-        elif self._progress is not None:
-            _show(self._progress, event)
+        elif self._progress is None:
+            return
+        elif isinstance(event, recorder.Progress):
+            self._progress.progress(event)
+        elif isinstance(event, recorder.ExecutionFinished):
+            self._progress.execution(event)
+        elif isinstance(event, recorder.Validated):
+            self._progress.validation(event)
 
 
-def _show(progress: Any, event: Any) -> None:
-    from ipucnn.runs import events
-
-    if isinstance(event, events.Progress):
-        progress.progress(event)
-    elif isinstance(event, events.ExecutionFinished):
-        progress.execution(event)
-    elif isinstance(event, events.Validated):
-        progress.validation(event)
-
-
-def _baseline(run: Any) -> Optional[float]:
+def _baseline(run: "TrainingRun") -> Optional[float]:
     """3-nearest-neighbours on the same split, where that takes no time: the yardstick of the embedded digits."""
     validation: Optional[Dict[str, float]] = run.final_report.get("validation")
     if run.info.name != "digits" or validation is None:

@@ -271,4 +271,4 @@ TOP = Number(int, 1, bounds.MAX_CLASSES)
 TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
 """Height and width of a tile."""
 VIEWS = Number(int, 1, 8)
-"""Rotated and mirrored versions of an image; which numbers are legal, ``runs.tiling`` says."""
+"""Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, Group
 
-    from ipucnn.runs.evaluate_masks import JudgedImage
+    from ipucnn.runs.evaluate import JudgedImage
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, those with the lowest accuracy."""
@@ -280,7 +280,7 @@ def _worst_images(result: Dict[str, Any]) -> Group:
     """The images with the lowest mean Dice."""
     from rich.text import Text
 
-    from ipucnn.runs.evaluate_masks import mean_dice
+    from ipucnn.runs.evaluate import mean_dice
 
     names = [row["name"] for row in result["classes"]]
     rows = result["segmentation"]["images"]
@@ -310,7 +310,7 @@ class WorstSheet(PanelSheet):
 
     def add_image(self, judged: JudgedImage) -> None:
         """Takes an image if it is one of the worst so far."""
-        from ipucnn.runs.evaluate_masks import mean_dice
+        from ipucnn.runs.evaluate import mean_dice
 
         first, second = judged.class_names[:2]
         self.legend = (

@@ -15,7 +15,7 @@ from ipucnn.reports.console import console, plain_table
 from ipucnn.reports.sheets import PanelSheet
 
 if TYPE_CHECKING:
-    from ipucnn.runs.infer_masks import Masks, Page
+    from ipucnn.runs.infer import Masks, Page
 
 FORMATS = ("csv", "json", "jsonl")
 TABLE_IMAGES = 1000
@@ -152,7 +152,7 @@ class MaskSheet(PanelSheet):
 
     def add_page(self, page: Page) -> None:
         """Takes a page if it is one of those shown."""
-        from ipucnn.runs.mask_outputs import overlay
+        from ipucnn.runs.images.outputs import overlay
 
         self.heads = ("image", f"probability of {page.class_names[1]}", "overlay")
         wanted = self.wants(self._given)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw as Draw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-    from ipucnn.runs.pictures import Picture
+    from ipucnn.runs.images.segmentation import Picture
 
     Font = Union[ImageFont, FreeTypeFont]
 
@@ -322,7 +322,7 @@ def _panels(picture: Picture, shown: int, num_classes: int) -> List[np.ndarray]:
         for mask in (picture.truth, picture.predicted)
     ]
     truth, found = picture.truth == shown, picture.predicted == shown
-    tinted = image.astype(np.float64)
+    tinted: np.ndarray = image.astype(np.float64)
     for where, colour in ((truth & found, RIGHT), (truth & ~found, MISSED), (~truth & found, FALSE)):
         tinted[where] = 0.3 * tinted[where] + 0.7 * np.array(colour)
     return [image, *masks, np.round(tinted).astype(np.uint8)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from ipucnn.runs.events import Validated
+    from ipucnn.runs.recorder import Validated
     from ipucnn.sessions.session import ExecutionFinished, Progress
 
 # A cross-validation's columns: key in the report, title, format.

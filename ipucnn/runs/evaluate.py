@@ -1,32 +1,64 @@
-"""Evaluation: every sample of a data set exactly once, on batches of one fixed shape."""
+"""Evaluation: every sample of a data set exactly once, of a segmentation network every pixel of whole images.
+
+Classes are predicted on batches of one fixed shape.  Masks are judged image by image: their pixels, the scores of
+the ISBI 2012 challenge where the truth is membranes, and a baseline that knows nothing but the commonest class.
+"""
 
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.errors import ConfigurationError
+from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.evaluate_masks import JudgedImage, MaskEvaluation
 from ipucnn.runs.fitting import prediction_would_fit
-from ipucnn.runs.spool import Spool, check_outputs, write_csv
-from ipucnn.runs.subject import Subject, open_subject, weight_inputs
-from ipucnn.runs.tiling import TiledNetwork, check_tile_size, check_views
+from ipucnn.runs.images.outputs import Spool, check_outputs, write_csv
+from ipucnn.runs.images.segmentation import (
+    TiledNetwork,
+    check_tile_size,
+    check_views,
+    foreground_probability,
+)
+from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
+from ipucnn.training.segment_scores import SegmentScores
+
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
 
 PLOTS = (".png", ".pdf", ".svg")
 OnBatch = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class JudgedImage:
+    """An image that was evaluated.
+
+    Attributes:
+        row: ``image``, ``accuracy``, ``dice`` of each class, and where the truth is membranes ``rand`` and ``info``.
+        image: uint8 [h, w, c].
+        truth, predicted: [h, w] classes.
+        class_names: of all classes.
+    """
+
+    row: Dict[str, Any]
+    image: np.ndarray
+    truth: np.ndarray
+    predicted: np.ndarray
+    class_names: Tuple[str, ...]
+
+
 def measure(
-    batches: Iterable[Tuple[Tuple[Any, Any, Any], Any]],
+    batches: Iterable[Tuple[Tuple["Tensor", ...], np.ndarray]],
     totals: EvaluationTotals,
     *,
     on_batch: Optional[Callable[[int], None]] = None,
-    on_samples: Optional[Callable[[Any, Any, Any], None]] = None,
+    on_samples: Optional[Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = None,
 ) -> int:
     """Adds all samples of weight 1 to the totals; padding is left out before anything is computed from it.
 
@@ -52,11 +84,8 @@ def measure(
 
 
 def evaluate_run(
-    target: str,
-    flags: Mapping[str, Any],
+    named: Named,
     *,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
     plot: Optional[Path] = None,
     predictions: Optional[Path] = None,
     contact_sheet: Optional[Path] = None,
@@ -70,10 +99,7 @@ def evaluate_run(
     """Evaluates a run's weights, or others, on an evaluation set.
 
     Args:
-        target: run folder, checkpoint or Keras weight file; with ``weights`` a network.
-        flags: options given on the command line, over the run's own.
-        which: which checkpoint of the run.
-        weights: imagenet or a Keras weight file.
+        named: the network and its weights; its flags hold over the run's own options.
         plot: a figure the caller will write; its name is checked before any work.
         predictions: CSV file that gets a row per sample.
         contact_sheet: a picture of segmented images the caller will write; its name is checked before any work.
@@ -89,54 +115,66 @@ def evaluate_run(
         ``confusion_matrix`` (rows: true classes), ``calibration``, what was evaluated, and on what; of a
         segmentation network ``segmentation``, too: see ``MaskEvaluation.report``.
     """
-    from ipucnn.sessions.factory import create_session
-
     outputs = (
         ("--plot", plot, PLOTS),
         ("--predictions", predictions, (".csv",)),
         ("--contact-sheet", contact_sheet, (".png",)),
     )
-    check_outputs(outputs, weight_inputs(target, which, weights))
-    subject = open_subject("evaluate", target, flags, which=which, weights=weights)
-    setup, config = subject.setup, subject.resolved.config
-    segments = setup.record.task == "segmentation"
+    check_outputs(outputs, weight_inputs(named))
+    trained = open_trained(named)
+    segments = trained.record.task == "segmentation"
     if predictions is not None and segments:
         raise ConfigurationError(
-            f"--predictions: {setup.record.name} segments images, it has no labels", "drop it"
+            f"--predictions: {trained.record.name} segments images, it has no labels", "drop it"
         )
     if not segments and (contact_sheet is not None or tile_size is not None or views != 1):
         option = f"--views {views}" if tile_size is None else f"--tile-size {tile_size}"
         option = option if contact_sheet is None else "--contact-sheet"
         raise ConfigurationError(
-            f"{option}: {setup.record.name} classifies images, it makes no masks", "drop it"
+            f"{option}: {trained.record.name} classifies images, it makes no masks", "drop it"
         )
     if segments:
-        check_tile_size(setup.record, tile_size)
+        check_tile_size(trained.record, tile_size)
         check_views(views)
     totals = EvaluationTotals(
-        setup.source.info.num_classes,
-        run_setup.loss_name(config, setup.record.task),
-        config.label_smoothing,
+        trained.source.info.num_classes,
+        run_setup.loss_name(trained.config, trained.record.task),
+        trained.config.label_smoothing,
     )
-    if subject.summary["weight_updates"] is None:
-        say(subject.resolved.choice.message)
-    for warning in subject.warnings:
+    if trained.summary["weight_updates"] is None:
+        say(trained.resolved.choice.message)
+    for warning in trained.warnings:
         say(f"warning: {warning}")
-    size = len(setup.source.eval)
-    if segments:
-        network = TiledNetwork(subject, tile_size, verbose, views, command="evaluate")
-        evaluation = MaskEvaluation(subject, network, totals)
-        started = time.perf_counter()
-        evaluation.run(on_image, lambda done: None if on_batch is None else on_batch(done, size))
-        wall_s = time.perf_counter() - started
-        report = _report(subject, network.device, totals, _class_names(subject), wall_s)
-        return {**report, "segmentation": evaluation.report()}
+    size = len(trained.source.eval)
+    on_done = None if on_batch is None else lambda done: on_batch(done, size)
+    if not segments:
+        device, wall_s = _evaluate_classes(trained, totals, verbose, predictions, on_done)
+        return _report(trained, device, totals, wall_s)
+    network = TiledNetwork(trained, tile_size, verbose, views, command="evaluate")
+    evaluation = MaskEvaluation(trained, network, totals)
+    started = time.perf_counter()
+    evaluation.run(on_image, on_done or (lambda done: None))
+    wall_s = time.perf_counter() - started
+    return {**_report(trained, network.device, totals, wall_s), "segmentation": evaluation.report()}
+
+
+def _evaluate_classes(
+    trained: TrainedSetup,
+    totals: EvaluationTotals,
+    verbose: bool,
+    predictions: Optional[Path],
+    on_done: Optional[Callable[[int], None]],
+) -> Tuple[str, float]:
+    """Adds all samples to the totals, and writes a row for each; returns the kind of device and the seconds it took."""
+    from ipucnn.sessions.factory import create_session
+
+    config = trained.config
     session = create_session(config.device, verbose=verbose, config=config)
-    run_setup.move_preprocessing(setup, session)
+    trained = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 
-    model = subject.build()
-    session.would_fit = prediction_would_fit(model, setup.record.name, config, "evaluate")
+    model = trained.build()
+    session.would_fit = prediction_would_fit(model, trained.record.name, config, "evaluate")
     session.prepare_evaluation(model, None)
     replicas = config.validation_num_replicas or config.num_replicas
     micro_batch = config.validation_micro_batch_size or config.micro_batch_size
@@ -144,18 +182,18 @@ def evaluate_run(
     started = time.perf_counter()
     with _memory_errors(micro_batch * replicas), data_errors():
         seen = measure(
-            session.logits(run_setup.evaluation_batches(setup, micro_batch * replicas)),
+            session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas)),
             totals,
-            on_batch=None if on_batch is None else lambda done: on_batch(done, size),
+            on_batch=on_done,
             on_samples=None if rows is None else lambda *samples: _keep(rows, *samples),
         )
     wall_s = time.perf_counter() - started
+    size = len(trained.source.eval)
     if seen != size:
         raise RuntimeError(f"{seen} samples were evaluated, and the data set has {size}")
-    names = _class_names(subject)
     if predictions is not None and rows is not None:
-        _write_predictions(predictions, rows, setup.source.eval, names)
-    return _report(subject, session.device.kind, totals, names, wall_s)
+        _write_predictions(predictions, rows, trained.source.eval, _class_names(trained))
+    return session.device.kind, wall_s
 
 
 @contextmanager
@@ -171,40 +209,38 @@ def _memory_errors(batch: int) -> Iterator[None]:
         ) from error
 
 
-def _class_names(subject: Subject) -> Tuple[str, ...]:
+def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
     """The names the network was trained with where they are known, else the data set's; printable."""
-    names, info = subject.names(), subject.setup.source.info
+    names, info = trained.names(), trained.source.info
     return tuple(map(printable, names if len(names) == info.num_classes else info.class_names))
 
 
-def _report(
-    subject: Subject, device: str, totals: EvaluationTotals, names: Tuple[str, ...], wall_s: float
-) -> Dict[str, Any]:
-    info = subject.setup.source.info
+def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float) -> Dict[str, Any]:
+    info = trained.source.info
     return {
-        **subject.summary,
-        "checkpoint": printable(subject.summary["checkpoint"]),
-        "task": subject.setup.record.task,
+        **trained.summary,
+        "checkpoint": printable(trained.summary["checkpoint"]),
+        "task": trained.record.task,
         "dataset": {
             "name": info.name,
             "location": printable(info.location),
             "size": info.num_eval,
-            "stored": subject.num_stored,
+            "stored": trained.num_stored,
         },
         "device": device,
         "measured": {**totals.result(), "wall_s": wall_s},
-        "classes": totals.classes(names),
+        "classes": totals.classes(_class_names(trained)),
         "calibration": totals.bins(),
         "confusion_matrix": totals.confusion.tolist(),
     }
 
 
-def _keep(rows: Spool, labels: Any, predicted: Any, confidence: Any) -> None:
+def _keep(rows: Spool, labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray) -> None:
     for label, guess, probability in zip(labels.tolist(), predicted.tolist(), confidence.tolist()):
         rows.append({"label": label, "prediction": guess, "probability": probability})
 
 
-def _write_predictions(path: Path, rows: Spool, examples: Any, names: Tuple[str, ...]) -> None:
+def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple[str, ...]) -> None:
     paths = getattr(examples, "paths", None)
     columns: List[str] = ["index", "image", "label", "prediction", "probability"]
     write_csv(
@@ -221,3 +257,117 @@ def _write_predictions(path: Path, rows: Spool, examples: Any, names: Tuple[str,
             for i, row in enumerate(rows)
         ),
     )
+
+
+class MaskEvaluation:
+    """Evaluates images one by one.
+
+    Args:
+        trained: the network and the set.
+        network: for images of any size.
+        totals: where losses and pixels go.
+    """
+
+    def __init__(self, trained: TrainedSetup, network: TiledNetwork, totals: EvaluationTotals) -> None:
+        self._info, examples = trained.source.info, trained.source.eval
+        if not isinstance(examples, ArrayExamples):
+            raise DataError(f"data set {self._info.name} has no masks", "take one with masks")
+        self._examples = examples
+        self._network, self._totals = network, totals
+        self._scores = SegmentScores() if has_membranes(self._info.class_names) else None
+        self._baseline = SegmentScores((0.5,)) if self._scores is not None else None
+        self.rows: List[Dict[str, Any]] = []
+        self._network_s = self._scores_s = 0.0
+
+    def run(
+        self,
+        on_image: Callable[[JudgedImage], None] = lambda image: None,
+        on_batch: Callable[[int], None] = lambda done: None,
+    ) -> int:
+        """All images of the evaluation set.
+
+        Returns:
+            How many there were.
+        """
+        images, masks = self._examples.images, self._examples.labels
+        for i in range(len(self._examples)):
+            on_image(self._one(i, images[i], np.asarray(masks[i])))
+            on_batch(i + 1)
+        return len(self._examples)
+
+    def _one(self, number: int, image: np.ndarray, truth: np.ndarray) -> JudgedImage:
+        self._network.prepare(image.shape)
+        started = time.perf_counter()
+        logits = self._network.logits(image)
+        self._network_s += time.perf_counter() - started
+        before = self._totals.confusion.copy()
+        predicted = self._totals.add(logits[np.newaxis], truth[np.newaxis])[0][0]
+        figures = class_figures(self._totals.confusion - before)
+        row: Dict[str, Any] = {
+            "image": f"{self._info.name}/eval/{number}",
+            "accuracy": figures["accuracy"],
+            "dice": figures["dice"],
+        }
+        if self._scores is not None and self._baseline is not None:
+            started = time.perf_counter()
+            own = self._scores.add(foreground_probability(logits), truth)
+            row.update({"rand": None, "info": None} if own is None else own)
+            self._baseline.add(np.ones(truth.shape), truth)
+            self._scores_s += time.perf_counter() - started
+        self.rows.append(row)
+        return JudgedImage(row, image, truth, predicted, self._info.class_names)
+
+    def report(self) -> Dict[str, Any]:
+        """``dice`` and ``iou`` of each class, ``scores`` of the challenge (None without membranes), ``baseline``: what
+        calling every pixel the most frequent class scores, a row for each image, and how long the network (once it
+        was built) and the challenge's scores took.
+        """
+        confusion = self._totals.confusion
+        most = int(confusion.sum(axis=1).argmax())
+        trivial = np.zeros_like(confusion)
+        trivial[:, most] = confusion.sum(axis=1)
+        baseline = {"class": self._info.class_names[most], **class_figures(trivial), "scores": None}
+        if self._baseline is not None and most == 1:
+            found = self._baseline.result()
+            if found is not None:
+                baseline["scores"] = {name: part["score"] for name, part in found.items()}
+        figures = class_figures(confusion)
+        return {
+            "dice": figures["dice"],
+            "iou": figures["iou"],
+            "scores": None if self._scores is None else self._scores.result(),
+            "baseline": baseline,
+            "images": self.rows,
+            "network_s": self._network_s,
+            "scores_s": self._scores_s,
+            "tile_sizes": self._network.tile_sizes,
+            "views": self._network.views,
+        }
+
+
+def has_membranes(class_names: Sequence[str]) -> bool:
+    """Whether a set's truth is membranes between cells, which the challenge's scores are for."""
+    return tuple(class_names) == ("membrane", "cell")
+
+
+def class_figures(confusion: np.ndarray) -> Dict[str, Any]:
+    """``accuracy``, and ``dice`` and ``iou`` of each class, from counts [true, predicted].
+
+    Of a class that is neither there nor predicted both are None.
+    """
+    right = np.diag(confusion).astype(float)
+    both = (confusion.sum(axis=0) + confusion.sum(axis=1)).astype(float)
+
+    def shares(numerator: np.ndarray, denominator: np.ndarray) -> List[Optional[float]]:
+        return [float(a / b) if b else None for a, b in zip(numerator, denominator)]
+
+    return {
+        "accuracy": float(right.sum() / confusion.sum()),
+        "dice": shares(2 * right, both),
+        "iou": shares(right, both - right),
+    }
+
+
+def mean_dice(row: Dict[str, Any]) -> float:
+    """What images are ranked by, from worst to best: the mean Dice of the classes."""
+    return float(np.mean([value for value in row["dice"] if value is not None]))

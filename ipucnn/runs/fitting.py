@@ -1,20 +1,21 @@
 """What a run that ran out of an IPU's memory should change, asked of the planner when it happens."""
 
 from dataclasses import replace
-from typing import Any, Callable, Collection, Dict, Optional
+from typing import TYPE_CHECKING, Callable, Collection, Dict, Optional
 
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.errors import UserError
 from ipucnn.training.program import Program, make_program
 
-__all__ = ["prediction_would_fit", "would_fit"]
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel
 
 Ask = Callable[[Optional[float]], Optional[str]]
 """Memory needed over memory there is (None: unknown) -> a hint, or None where nothing tried is predicted to fit or the
 planner does not know the network."""
 
 
-def would_fit(model: Any, name: str, program: Program, config: RunConfig) -> Ask:
+def would_fit(model: "KerasModel", name: str, program: Program, config: RunConfig) -> Ask:
     """The question to ask when memory runs out in training.
 
     Args:
@@ -26,7 +27,7 @@ def would_fit(model: Any, name: str, program: Program, config: RunConfig) -> Ask
     return _asking(model, name, lambda: program, config, training=True, renamed=None)
 
 
-def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str) -> Ask:
+def prediction_would_fit(model: "KerasModel", name: str, config: RunConfig, command: str) -> Ask:
     """The question to ask when memory runs out in evaluation or inference, which have no pipeline.
 
     Args:
@@ -76,7 +77,7 @@ def prediction_would_fit(model: Any, name: str, config: RunConfig, command: str)
 
 
 def _asking(
-    model: Any,
+    model: "KerasModel",
     name: str,
     make: Callable[[], Program],
     config: RunConfig,
@@ -84,7 +85,8 @@ def _asking(
     training: bool,
     renamed: Optional[Dict[str, str]],
 ) -> Ask:
-    """
+    """The question to ask about a program.
+
     Args:
         make: the program that ran out of memory, asked for only then: no run fails for the sake of a hint.
         renamed: flags of training that may be proposed, and what they are called; None: all, as they are.

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+
+import numpy as np
 
 from ipucnn import json_fields
 from ipucnn.config.options import RunConfig
@@ -29,9 +31,11 @@ from ipucnn.filesystem import (
     remove_file,
     remove_temporaries,
     temporary_of,
+    write_atomically,
     write_text,
 )
 from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
+from ipucnn.training.program import Program
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # What the run computed, the same bytes whenever it runs, and how long that took, which never is the same.
@@ -46,6 +50,7 @@ ELSEWHERE = "choose another --run-dir"
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
 _OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
 _CURVES = "events.out.tfevents."
+Arrays = Mapping[str, np.ndarray]
 
 
 def _is_validation(value: Any) -> bool:
@@ -349,7 +354,7 @@ class RunFolder:
         while self._locks:
             os.close(self._locks.pop())
 
-    def create(self, config: RunConfig, program: Any, replace: bool = False) -> None:
+    def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
         """Makes the folder and its first files; nothing of a new folder is left if that fails.
 
         Args:
@@ -442,7 +447,7 @@ class RunFolder:
                 remove_file(old)
         self._remove_temporaries()
 
-    def reopen(self, config: RunConfig, program: Any, history: Sequence[str]) -> None:
+    def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
         """Makes the folder one of a run that stands where ``history`` (the lines of its metrics) ends.
 
         Raises:
@@ -512,9 +517,8 @@ class RunFolder:
             )
         return RunConfig.from_yaml(text, str(path))
 
-    def write_checkpoint(self, name: str, weights: Any, slots: Any, meta: Dict[str, Any]) -> Path:
+    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""
-        from ipucnn.filesystem import write_atomically
         from ipucnn.training.checkpoints import save_checkpoint
 
         path = self.checkpoints / name
@@ -523,7 +527,6 @@ class RunFolder:
 
     def link_checkpoint(self, source: Path, name: str) -> Path:
         """Makes ``checkpoints/<name>`` the same file as ``source`` without writing it again where possible."""
-        from ipucnn.filesystem import write_atomically
 
         def link(temporary: Path) -> None:
             try:

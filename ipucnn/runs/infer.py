@@ -1,34 +1,61 @@
-"""Inference: the most probable classes of images, on batches of one fixed shape."""
+"""Inference: of images the most probable classes, on batches of one fixed shape, or masks of images of any size.
 
+Both begin alike (:func:`_open`): what the command line names is found and checked before TensorFlow is imported.
+"""
+
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.fitting import prediction_would_fit
-from ipucnn.runs.image_inputs import (
-    SPLITS,
+from ipucnn.runs.images.inputs import (
+    SUBSETS,
     ImageInput,
+    PageSource,
+    array_pages,
     decoded,
+    file_pages,
     find_images,
     images_of_files,
-    images_of_split,
+    images_of_subset,
 )
-from ipucnn.runs.spool import Spool, check_outputs
-from ipucnn.runs.subject import Subject, open_subject, weight_inputs
+from ipucnn.runs.images.outputs import (
+    MaskFiles,
+    PageSpool,
+    Spool,
+    check_folder,
+    check_outputs,
+    check_pages,
+    plan_files,
+)
+from ipucnn.runs.images.segmentation import (
+    TiledNetwork,
+    check_tile_size,
+    check_views,
+    foreground_probability,
+)
+from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import log_softmax
 
+if TYPE_CHECKING:
+    from ipucnn.compat import Tensor
+
+CONTACT_SHEET = "contact-sheet.png"
 OUTPUTS = (".csv", ".json", ".jsonl")
 LARGEST_BATCH = 64
 # Pixels of a batch: 8 images of 256x256.
 BATCH_PIXELS = 8 * 256 * 256
-Predict = Callable[[Any], Any]
-OnImage = Callable[[int, Dict[str, Any], Any], None]
+OnImage = Callable[[int, Dict[str, Any], np.ndarray], None]
+OutputFiles = Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
+"""Flag, file and extensions of what the caller is going to write."""
 
 
 @dataclass
@@ -50,15 +77,12 @@ class Predictions:
 
 
 def infer_run(
-    target: str,
+    named: Named,
     images: Sequence[str],
-    flags: Mapping[str, Any],
     *,
-    split: Optional[str] = None,
+    subset: Optional[str] = None,
     top: int = 5,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
-    outputs: Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]] = (),
+    outputs: OutputFiles = (),
     verbose: bool = False,
     say: Callable[[str], None] = lambda line: None,
     on_images: Optional[Callable[[int, int], None]] = None,
@@ -68,14 +92,10 @@ def infer_run(
     """The ``top`` most probable classes of each image.
 
     Args:
-        target: run folder, checkpoint or Keras weight file of a classification network, or with ``weights``
-            a network.
-        images: files, folders and patterns; empty with ``split``.
-        flags: options given on the command line.
-        split: eval or train: the images of the data set instead.
+        named: a classification network and its weights.
+        images: files, folders and patterns; empty with ``subset``.
+        subset: eval or train: the images of the data set instead.
         top: classes per image, at most the network's.
-        which: which checkpoint of the run.
-        weights: imagenet or a Keras weight file.
         outputs: (flag, file, extensions) the caller will write; checked before any work.
         verbose: let TensorFlow speak.
         say: takes a line for each image that cannot be read, and warnings.
@@ -84,41 +104,34 @@ def infer_run(
         on_image: called with the position, the result and the uint8 pixels of each readable image.
 
     Raises:
-        ConfigurationError: neither images nor a split, or both.
+        ConfigurationError: neither images nor a subset, or both.
         DataError: no image at all, a segmentation network, or weights that do not fit.
     """
     from ipucnn.sessions.factory import create_session
 
-    _check_request(images, split)
-    paths, problems = find_images(images)
-    images_read = [("one of the images", Path(path)) for path in paths]
-    check_outputs(outputs, [*images_read, *weight_inputs(target, which, weights)])
-    subject = open_subject("infer", target, flags, which=which, weights=weights, reads_data=split is not None)
-    setup = subject.setup
-    if setup.record.task != "classification":
+    _check_request("classify", images, subset)
+    trained, paths, problems = _open(named, images, subset, outputs)
+    if trained.record.task != "classification":
         raise DataError(
-            f"{setup.record.name} segments images, it has no labels", "give --output for its masks"
+            f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
         )
-    for problem in problems:
-        say(problem)
-    if split is None and not paths:
-        raise DataError("there is no image to classify", "give image files, folders or patterns")
-    inputs, total = _inputs(subject, split, paths)
-    for warning in subject.warnings:
+    _say_problems("classify", problems, paths, subset, say)
+    inputs, total = _inputs(trained, subset, paths)
+    for warning in trained.warnings:
         say(f"warning: {warning}")
-    config = subject.resolved.config
+    config = trained.config
     session = create_session(config.device, verbose=verbose, config=config)
-    run_setup.move_preprocessing(setup, session)
-    names = tuple(map(printable, subject.names()))
-    model = subject.build()
-    session.would_fit = prediction_would_fit(model, setup.record.name, config, "infer")
+    trained = run_setup.move_preprocessing(trained, session)
+    names = tuple(map(printable, trained.names()))
+    model = trained.build()
+    session.would_fit = prediction_would_fit(model, trained.record.name, config, "infer")
     session.prepare_evaluation(model, None)
     on_total(total)
     spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * num_cores())
-    batch = batch_size(setup.input_shape, total)
-    finish = _finisher(subject)
-    readable: List[Tuple[int, ImageInput, Any]] = []
+    batch = batch_size(trained.input_shape, total)
+    finish = _finisher(trained)
+    readable: List[Tuple[int, ImageInput, np.ndarray]] = []
 
     def flush() -> None:
         if not readable:
@@ -141,34 +154,70 @@ def infer_run(
             flush()
             if on_images is not None:
                 on_images(position + 1, total)
-    return Predictions(spool, failed, min(top, len(names)), split is not None)
+    return Predictions(spool, failed, min(top, len(names)), subset is not None)
 
 
-def _check_request(images: Sequence[str], split: Optional[str]) -> None:
-    if split is not None and split not in SPLITS:
-        raise ConfigurationError(f"--split {split}: must be one of {', '.join(SPLITS)}", "--split eval")
-    if split is not None and images:
+def _check_request(verb: str, images: Sequence[str], subset: Optional[str]) -> None:
+    if subset is not None and subset not in SUBSETS:
+        raise ConfigurationError(f"--split {subset}: must be one of {', '.join(SUBSETS)}", "--split eval")
+    if subset is not None and images:
         raise ConfigurationError(
-            f"images and --split {split} are both given", "give images, or --split, not both"
+            f"images and --split {subset} are both given", "give images, or --split, not both"
         )
-    if split is None and not images:
+    if subset is None and not images:
         raise ConfigurationError(
-            "there is nothing to classify", "give images, or a data set with --split eval"
+            f"there is nothing to {verb}", "give images, or a data set with --split eval"
         )
 
 
-def _inputs(subject: Subject, split: Optional[str], paths: List[str]) -> Tuple[Iterator[ImageInput], int]:
-    setup = subject.setup
-    info = setup.source.info
-    if split is None:
-        return images_of_files(paths, info, setup.input_shape), len(paths)
-    examples = setup.source.train if split == "train" else setup.source.eval
+def _open(
+    named: Named,
+    images: Sequence[str],
+    subset: Optional[str],
+    outputs: OutputFiles,
+) -> Tuple[TrainedSetup, List[str], List[str]]:
+    """The network, the image files, and a line for each input that names none; no output may replace what is read."""
+    paths, problems = find_images(images)
+    if outputs:
+        images_read = [("one of the images", Path(path)) for path in paths]
+        check_outputs(outputs, [*images_read, *weight_inputs(named)])
+    trained = open_trained(named, reads_data=subset is not None)
+    return trained, paths, problems
+
+
+def _say_problems(
+    verb: str, problems: List[str], paths: List[str], subset: Optional[str], say: Callable[[str], None]
+) -> None:
+    """Tells of the inputs that name no image; where no image is left, that is an error."""
+    for problem in problems:
+        say(problem)
+    if subset is None and not paths:
+        raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
+
+
+def _examples(trained: TrainedSetup, subset: str) -> Examples:
+    source = trained.source
+    return source.train if subset == "train" else source.eval
+
+
+def _no_images(trained: TrainedSetup, subset: str) -> DataError:
+    info = trained.source.info
+    return DataError(
+        f"data set {info.name} in {info.location} has no images for --split {subset}",
+        "choose the other --split",
+    )
+
+
+def _inputs(
+    trained: TrainedSetup, subset: Optional[str], paths: List[str]
+) -> Tuple[Iterator[ImageInput], int]:
+    info = trained.source.info
+    if subset is None:
+        return images_of_files(paths, info, trained.input_shape), len(paths)
+    examples = _examples(trained, subset)
     if not len(examples):
-        raise DataError(
-            f"data set {info.name} in {info.location} has no images for --split {split}",
-            "choose the other --split",
-        )
-    return images_of_split(examples, info, split, setup.input_shape), len(examples)
+        raise _no_images(trained, subset)
+    return images_of_subset(examples, info, subset, trained.input_shape), len(examples)
 
 
 def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
@@ -176,23 +225,22 @@ def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
     return max(1, min(LARGEST_BATCH, BATCH_PIXELS // (input_shape[0] * input_shape[1]), total))
 
 
-def _padded(images: List[Any], batch: int) -> Any:
+def _padded(images: List[np.ndarray], batch: int) -> np.ndarray:
     """uint8 [batch, h, w, c]: the images, and zeros up to the fixed shape."""
     stacked = np.zeros((batch, *images[0].shape), np.uint8)
     stacked[: len(images)] = images
     return stacked
 
 
-def _finisher(subject: Subject) -> Callable[[Any], Any]:
+def _finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
     """From uint8 batches to the network's input, as evaluation prepares it."""
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 
-    setup = subject.setup
-    shape, info, input_range = setup.input_shape, setup.source.info, setup.input_range
+    shape, info, input_range = trained.input_shape, trained.source.info, trained.input_range
     return lambda images: prepare_range(prepare_size(images, shape), shape, input_range, info)
 
 
-def _result(image: ImageInput, logits: Any, names: Sequence[str], top: int) -> Dict[str, Any]:
+def _result(image: ImageInput, logits: np.ndarray, names: Sequence[str], top: int) -> Dict[str, Any]:
     if not np.isfinite(logits).all():
         raise DataError(
             "the network's outputs are not finite: its weights are damaged, or its training diverged",
@@ -208,3 +256,187 @@ def _result(image: ImageInput, logits: Any, names: Sequence[str], top: int) -> D
         {"label": names[i], "class": int(i), "probability": float(probabilities[i])} for i in order
     ]
     return result
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that was segmented.
+
+    Attributes:
+        name: of the input.
+        number, pages: its place in the input, from 0, and how many the input has.
+        image: uint8 [h, w, c].
+        probability: float32 [h, w], of class 1.
+        shown_class: the class that reports count and colour.
+        class_names: of both classes.
+    """
+
+    name: str
+    number: int
+    pages: int
+    image: np.ndarray
+    probability: np.ndarray
+    shown_class: int
+    class_names: Tuple[str, ...]
+
+
+@dataclass
+class Masks:
+    """What was segmented.
+
+    Attributes:
+        results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of
+            the pixels that are ``shown_name``, and ``files`` by kind.
+        shown_name: of the class that reports count and colour.
+        num_failed: inputs that could not be read.
+        num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.
+        tile_sizes: input sizes used.
+    """
+
+    results: List[Dict[str, Any]]
+    shown_name: str
+    num_failed: int
+    num_pages: int
+    wall_s: float
+    tile_sizes: List[int]
+    device: str
+
+    @property
+    def images_per_s(self) -> float:
+        return self.num_pages / self.wall_s if self.wall_s else 0.0
+
+
+def infer_masks(
+    named: Named,
+    images: Sequence[str],
+    *,
+    output: Path,
+    subset: Optional[str] = None,
+    tile_size: Optional[int] = None,
+    views: int = 1,
+    with_overlay: bool = False,
+    contact_sheet: Optional[Path] = None,
+    verbose: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    on_pages: Optional[Callable[[int, int], None]] = None,
+    on_total: Callable[[int], None] = lambda total: None,
+    on_page: Callable[[Page], None] = lambda page: None,
+) -> Masks:
+    """Segments images and volumes.
+
+    Args:
+        named: a segmentation network and its weights.
+        images: files, folders and patterns; empty with ``subset``.
+        output: folder of the results; made if it is not there.
+        subset: eval or train: the images of the data set instead, as one volume.
+        tile_size: height and width of tiles; None chooses.
+        views: versions of each image whose probabilities are averaged.
+        with_overlay: whether to write overlays.
+        contact_sheet: file that the caller will write, checked before any work; None: one in ``output``.
+        verbose: let TensorFlow speak.
+        say: takes a line for each input that cannot be read, and warnings.
+        on_pages: called with the pages done and their total.
+        on_total: called with the number of pages before the first.
+        on_page: called with each page.
+
+    Raises:
+        ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
+        DataError: no readable image at all, or weights that do not fit.
+    """
+    _check_request("segment", images, subset)
+    check_folder(output)
+    outputs = () if contact_sheet is None else (("--contact-sheet", contact_sheet, (".png",)),)
+    trained, paths, problems = _open(named, images, subset, outputs)
+    check_tile_size(trained.record, tile_size)
+    check_views(views)
+    if trained.source.info.num_classes != 2:
+        raise DataError(
+            f"{named.target} has {trained.source.info.num_classes} classes, and a mask has two",
+            "train with two classes",
+        )
+    _say_problems("segment", problems, paths, subset, say)
+    for warning in trained.warnings:
+        say(f"warning: {warning}")
+    if subset is not None:
+        name = trained.source.info.name.replace(":", "-").replace("/", "-")
+        files = [MaskFiles(output, f"{name}-{subset}", True, with_overlay)]
+    else:
+        files = plan_files(paths, output, with_overlay)
+    names = tuple(map(printable, trained.names()))
+    shown = shown_class(names)
+    network = TiledNetwork(trained, tile_size, verbose, views)
+    opened, failed = _open_all(trained, subset, paths, say)
+    failed += len(problems)
+    if not opened:
+        raise DataError(f"none of the {failed} inputs could be read", "the lines above say why")
+    total = sum(len(source.sizes) for _, source in opened)
+    on_total(total)
+    results: List[Dict[str, Any]] = []
+    done, wall_s = 0, 0.0
+    for number, source in opened:
+        spool, pixels, found = PageSpool(), 0, 0
+        for page, image in enumerate(source.pages()):
+            network.prepare(image.shape)
+            started = time.perf_counter()
+            probability = foreground_probability(network.logits(image))
+            wall_s += time.perf_counter() - started
+            spool.append(probability)
+            pixels += probability.size
+            found += int(((probability > 0.5) == shown).sum())
+            on_page(Page(source.name, page, len(source.sizes), image, probability, shown, names))
+            done += 1
+            if on_pages is not None:
+                on_pages(done, total)
+        files[number].write(spool, source.pages, shown)
+        results.append(_masks_result(source, files[number], found / pixels))
+    return Masks(results, names[shown], failed, done, wall_s, network.tile_sizes, network.device)
+
+
+def shown_class(class_names: Sequence[str]) -> int:
+    """The class that reports show and count: membranes where there are any, else the foreground."""
+    return 0 if class_names[0] == "membrane" else 1
+
+
+def _open_all(
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], say: Callable[[str], None]
+) -> Tuple[List[Tuple[int, PageSource]], int]:
+    """(number, input) of all that can be read, each decoded once before any is segmented, and how many cannot be."""
+    found: List[Tuple[int, PageSource]] = []
+    failed = 0
+    for number, source in enumerate(_open_each(trained, subset, paths)):
+        if isinstance(source, DataError):
+            failed += 1
+            say(" ".join(source.message.split()))
+        else:
+            found.append((number, source))
+    return found, failed
+
+
+def _open_each(
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str]
+) -> Iterator[Union[PageSource, DataError]]:
+    if subset is not None:
+        examples = _examples(trained, subset)
+        if not len(examples) or not isinstance(examples, ArrayExamples):
+            raise _no_images(trained, subset)
+        yield array_pages(f"{trained.source.info.name}/{subset}", examples.images)
+        return
+    for path in paths:
+        try:
+            source = file_pages(path, trained.input_shape[2], trained.config.max_image_pixels)
+            check_pages(source.sizes, source.name)
+            yield source
+        except DataError as error:
+            yield error
+
+
+def _masks_result(source: PageSource, files: MaskFiles, share: float) -> Dict[str, Any]:
+    height, width = source.sizes[0]
+    return {
+        "image": source.name,
+        "pages": len(source.sizes),
+        "height": int(height),
+        "width": int(width),
+        "share": share,
+        "files": {kind: printable(str(path)) for kind, path in files.paths.items()},
+    }

@@ -12,9 +12,10 @@ import random
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from ipucnn import json_fields
+from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.datasets.base import fingerprint
 from ipucnn.documents import load_record, read_record_if_whole
@@ -33,6 +34,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.interrupts import Interrupted
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import (
     CONFIG,
     ELSEWHERE,
@@ -43,7 +45,7 @@ from ipucnn.runs.folder import (
     claim_default,
     latest_run_dir,
 )
-from ipucnn.runs.load import open_run
+from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.train import TrainingRun
 
 SCHEMA_VERSION = 1
@@ -160,7 +162,7 @@ class CrossValidation:
         """The run of the first fold there is to do, prepared."""
         return self._first
 
-    def events(self) -> Iterator[Any]:
+    def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         """FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
 
         Raises:
@@ -226,7 +228,7 @@ class CrossValidation:
         self._claim = claim_default(config.model_name, name)
         return self._claim.path
 
-    def _is_joined(self, config: Any) -> bool:
+    def _is_joined(self, config: RunConfig) -> bool:
         """Whether one fold is to be trained beside others that are there."""
         others = [fold for fold in self._there() if fold != config.fold]
         return config.fold is not None and not config.resume and bool(others)
@@ -272,7 +274,7 @@ class CrossValidation:
             merged, config=replace(merged.config, resume=config.resume, overwrite=config.overwrite)
         )
 
-    def _check_folders(self, config: Any) -> None:
+    def _check_folders(self, config: RunConfig) -> None:
         """Refuses a root that holds something else, and folds that are there without being continued."""
         check_makeable(self.root, "run folder", ELSEWHERE)
         names = {p.name for p in entries(self.root, "run folder") if not p.name.startswith(".")}

@@ -1,63 +1,205 @@
-"""What a training run does with its session's events: history, validation, checkpoints, report."""
+"""What a training run tells and keeps of its session's events: history, validation, checkpoints, curves, report.
+
+The recorder gets a run that is settled (:class:`Training`): its network is compiled, and the run folder is its own.
+Everything that is done here is done in such an order that every checkpoint is a place to go on from.
+"""
 
 import json
+import os
+import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
-from ipucnn.config.options import BY_NAME
+import numpy as np
+
+from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import RESUMABLE
-from ipucnn.errors import EXIT_SIGTERM
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.errors import EXIT_SIGTERM, DataError
+from ipucnn.filesystem import is_file, make_folder, make_new_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
-from ipucnn.runs import checkpointing
+from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.events import CheckpointSaved, Notes, RunEvent, Validated
-from ipucnn.runs.folder import BEST, LAST, METRICS, TIMINGS
-from ipucnn.runs.report import training_report
-from ipucnn.sessions.session import CheckpointDue, ExecutionFinished, Progress, Stopped, ValidationDue
+from ipucnn.runs.checkpoints import RunState
+from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS, RunFolder
+from ipucnn.runs.provenance import changes, environment
+from ipucnn.runs.setup import Setup
+from ipucnn.sessions.session import (
+    CheckpointDue,
+    CompilationReport,
+    Event,
+    ExecutionFinished,
+    MakeDataset,
+    NotFiniteError,
+    Progress,
+    Session,
+    Stopped,
+    ValidationDue,
+)
+from ipucnn.training.program import Program
 
 
-def _portable(config: Any) -> Any:
-    """A configuration without what does not decide the result, so that the same run anywhere gives the same file.
+@dataclass(frozen=True)
+class Started:
+    """The model is built and traced; training begins."""
 
-    The data set's path stays: a checkpoint alone can be evaluated where it was trained.
+    program: Program
+    compilation: CompilationReport
+    folder: Path
+    dataset: DatasetInfo
+
+
+@dataclass(frozen=True)
+class CompilingAhead:
+    """The model is built; its programs are compiled, and nothing else happens."""
+
+    program: Program
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Metrics over the whole evaluation set after ``weight_updates``."""
+
+    weight_updates: int
+    metrics: Dict[str, float]
+    is_best: bool
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint was written."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Lines to tell the user."""
+
+    lines: List[str]
+
+
+RunEvent = Union[Started, CompilingAhead, Progress, ExecutionFinished, Validated, CheckpointSaved, Notes]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is settled: what is trained, on what, and where it goes.
+
+    Attributes:
+        setup: data and shapes.
+        program: with its splits and the session's own choices filled in.
+        config: the configuration that repeats the run, as the run folder and its checkpoints have it.
+        schedule: weight updates (int array) -> learning rates.
+        batches: training batches from a weight update on.
+        data_sha256: ``fingerprint`` of the data set.
+        folder: the run folder, which is this process's alone.
+        compilation: what the session compiled before the first weight update.
+        first_weight_update: where this process goes on; 0 where the run begins.
+        is_in_place: the run goes on in its own folder, where its earlier checkpoints are, too.
     """
-    keep = ("dataset_path", "num_epochs")
-    return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
+
+    setup: Setup
+    program: Program
+    config: RunConfig
+    schedule: Callable[[np.ndarray], np.ndarray]
+    batches: MakeDataset
+    data_sha256: str
+    folder: RunFolder
+    compilation: CompilationReport
+    first_weight_update: int
+    is_in_place: bool
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The facts of the data set."""
+        return self.setup.source.info
 
 
-def _num_images(weight: float, info: Any) -> int:
-    """Images that a validation saw, from the sum of its weights: pixels of tiled sets, else samples."""
-    height, width = info.image_shape[:2]
-    count, rest = divmod(weight, height * width) if info.tiled else (weight, 0)
-    if rest or count != int(count):
-        raise RuntimeError(f"the validation's weights add up to {weight:g}, which are no whole images")
-    return int(count)
+class Timer:
+    """Adds up what executions measured.
+
+    Attributes:
+        started: when the work began, ``time.perf_counter()``.
+        busy_s: time in weight updates, without compiling.
+    """
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.busy_s = 0.0
+        self._samples = 0.0
+
+    def add(self, execution: ExecutionFinished) -> None:
+        """Counts an execution."""
+        self.busy_s += execution.wall_s
+        self._samples += execution.images_per_s * execution.wall_s
+
+    @property
+    def images_per_s(self) -> float:
+        """Steady throughput, 0 where nothing was timed."""
+        return self._samples / self.busy_s if self.busy_s else 0.0
 
 
 class Recorder:
     """Handles events in such an order that every checkpoint is a place to go on from.
 
     What an event does to history and state is done before it is counted in ``state.events_done``, and a
-    checkpoint is written only after that.
+    checkpoint is written only after that.  A context manager: inside it TensorBoard's curves are open.
 
     Args:
-        run: the ``TrainingRun``.
+        training: the run.
         session: that trains it.
-        curves: TensorBoard's ``EventWriter``.
+        state: history and validations so far; changed in place.
         guard: knows whether a signal asked the run to end.
+        timer: of this process's part of the run.
+
+    Attributes:
+        report: the end report; empty before :meth:`finish`.
     """
 
-    def __init__(self, run: Any, session: Any, curves: Any, guard: InterruptGuard) -> None:
-        self._run = run
+    _curves: "EventWriter"
+
+    def __init__(
+        self, training: Training, session: Session, state: RunState, guard: InterruptGuard, timer: Timer
+    ) -> None:
+        self._training, self._config, self._folder = training, training.setup.config, training.folder
         self._session = session
-        self._curves = curves
+        self._state = state
         self._guard = guard
+        self._timer = timer
         self._settled_at = -1
         self._saved_at = -1
+        self._statistics_updates = 0
+        self._environment: Dict[str, Any] = {}
+        self._processes: List[Dict[str, Any]] = []
+        self.report: Dict[str, Any] = {}
 
-    def handle(self, event: Any) -> Iterator[RunEvent]:
+    def __enter__(self) -> "Recorder":
+        self._curves = EventWriter(self._folder.path / TENSORBOARD, self._training.first_weight_update)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._curves.close()
+
+    def note_process(self, is_continued: bool) -> List[str]:
+        """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
+        self._environment = environment()
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        first = self._training.first_weight_update
+        self._processes = self._folder.add_environment(
+            {"started": started, "first_weight_update": first, **self._environment}
+        )
+        if not is_continued or len(self._processes) < 2:
+            return []
+        return [
+            f"warning: {change}; the result may differ in bytes from an uninterrupted run"
+            for change in changes(self._processes[-2], self._environment)
+        ]
+
+    def handle(self, event: Event) -> Iterator[RunEvent]:
         """Does what an event of the session asks for.
 
         Raises:
@@ -73,14 +215,14 @@ class Recorder:
         elif isinstance(event, CheckpointDue):
             self._settle_statistics()
             self._session.state.events_done += 1
-            numbered = self._save(checkpointing.checkpoint_name(event.weight_updates))
+            numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
-            yield CheckpointSaved(self._run.folder.link_checkpoint(numbered, LAST))
+            yield CheckpointSaved(self._folder.link_checkpoint(numbered, LAST))
         if self._session.any_instance(self._guard.is_set):
             self._interrupt()
 
     def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
-        self._run.timer.add(event)
+        self._timer.add(event)
         self._record(
             {
                 "event": "execution",
@@ -102,25 +244,29 @@ class Recorder:
     def _record(self, computed: Dict[str, Any], measured: Dict[str, Any]) -> None:
         """One row of history: what was computed, and beside it how long that took."""
         line = json.dumps(computed) + "\n"
-        self._run.state.history.append(line)
-        self._run.folder.append(METRICS, line)
+        self._state.history.append(line)
+        self._folder.append(METRICS, line)
         which = {key: computed[key] for key in ("event", "weight_updates")}
-        self._run.folder.append(TIMINGS, json.dumps({**which, **measured}) + "\n")
+        self._folder.append(TIMINGS, json.dumps({**which, **measured}) + "\n")
 
     def _validation(self, event: ValidationDue) -> Iterator[RunEvent]:
-        run, state = self._run, self._run.state
+        training, state = self._training, self._state
         self._settle_statistics()
         started = time.perf_counter()
-        batch = run.program.validation_micro_batch_size * run.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(run.setup, batch)
+        batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
+        batches = run_setup.evaluation_batches(training.setup, batch)
         try:
             metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
             # Not counted as done: a continued run validates here.
             self._interrupt()
         wall_s = time.perf_counter() - started
-        checkpointing.require_finite_loss(metrics, event.weight_updates)
-        metrics = {**metrics, "samples": _num_images(metrics["samples"], run.info)}
+        if not np.isfinite(metrics.get("loss", 0.0)):
+            raise NotFiniteError(
+                f"the validation loss is {metrics['loss']} after weight update {event.weight_updates}",
+                "lower the learning rate; checkpoints written before are kept",
+            )
+        metrics = {**metrics, "samples": _num_images(metrics["samples"], training.info)}
         figure = "dice" if "dice" in metrics else "accuracy"
         is_best = state.best is None or metrics[figure] > state.best[figure]
         self._record(
@@ -133,78 +279,206 @@ class Recorder:
         points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
         self._curves.scalars(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
-        if is_best and run.setup.config.checkpoints and run.setup.config.training:
+        if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST))
 
-    def validate_each(self, checkpoints: Sequence[Path]) -> Iterator[RunEvent]:
+    def validate_each(self, paths: Sequence[Path]) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
-        for path in checkpoints:
-            updates = checkpointing.load_for_validation(path, self._session.state)
+        for path in paths:
+            updates = checkpoints.load_for_validation(path, self._session.state)
             yield Notes([f"checkpoint {path}"])
             yield from self.handle(ValidationDue(updates, 0))
 
     def _settle_statistics(self) -> None:
         """Recomputes the moving statistics of a pipelined batch norm, once per position."""
         position = self._session.state.weight_updates
-        if self._run.setup.config.training and position != self._settled_at:
-            self._run.statistics_updates = self._session.recompute_statistics(self._run.dataset)
+        if self._config.training and position != self._settled_at:
+            self._statistics_updates = self._session.recompute_statistics(self._training.batches)
             self._settled_at = position
 
     def _save(self, name: str) -> Path:
         """Writes a checkpoint."""
-        import numpy as np
-
-        run, state, info = self._run, self._session.state, self._run.info
+        training, state, info = self._training, self._session.state, self._training.info
         meta = {
-            "model": run.setup.config.model_name,
-            "config": _portable(run.saved_config()).to_yaml(),
+            "model": self._config.model_name,
+            "config": _portable(training.config).to_yaml(),
             "num_classes": info.num_classes,
-            "input_shape": list(run.setup.input_shape),
+            "input_shape": list(training.setup.input_shape),
             "dataset": info.name,
             "image_shape": list(info.image_shape),
             "class_names": list(info.class_names),
             "num_eval": info.num_eval,
             "mean": list(info.mean),
             "std": list(info.std),
-            "data_sha256": run.data_sha256,
-            "seed": run.seed,
-            "program": run.program.to_dict(),
-            **checkpointing.position(state, run.state),
+            "data_sha256": training.data_sha256,
+            "seed": training.setup.seed,
+            "program": training.program.to_dict(),
+            **checkpoints.position(state, self._state),
         }
-        rate = float(run.schedule(np.asarray([state.weight_updates]))[0])
-        weights, slots = (checkpointing.arrays(values, rate) for values in (state.weights, state.slots))
-        path: Path = run.folder.write_checkpoint(name, weights, slots, meta)
-        return path
+        rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
+        weights, slots = (checkpoints.arrays(values, rate) for values in (state.weights, state.slots))
+        return self._folder.write_checkpoint(name, weights, slots, meta)
 
     def _interrupt(self) -> None:
         """Saves and ends; of several instances all end where one of them got a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
-        run, config = self._run, self._run.setup.config
-        updates = f"{self._session.state.weight_updates} of {run.program.num_weight_updates} weight updates"
-        if not (config.training and config.checkpoints):
+        of = self._training.program.num_weight_updates
+        updates = f"{self._session.state.weight_updates} of {of} weight updates"
+        if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
         self._settle_statistics()
         path = self._save(LAST)
         raise Interrupted(
             exit_code,
             f"interrupted after {updates}; checkpoint {path}",
-            f"continue it with: ipucnn train --resume --run-dir {run.folder.path}",
+            f"continue it with: ipucnn train --resume --run-dir {self._folder.path}",
         )
 
     def finish(self) -> Iterator[RunEvent]:
         """The last checkpoint and the report."""
-        run, config = self._run, self._run.setup.config
+        config = self._config
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
             self._settle_statistics()
             yield CheckpointSaved(self._save(LAST))
-        run.final_report = training_report(run, self._session)
-        run.folder.write_report(run.final_report)
+        self.report = self._make_report()
+        self._folder.write_report(self.report)
         if config.clean_dir:
-            run.folder.clean(run.final_report["checkpoints"])
+            self._folder.clean(self.report["checkpoints"])
         if self._session.any_instance(self._guard.is_set):
             # It came too late to save anything, but what follows, the next fold above all, is not wanted.
             raise Interrupted(
                 self._guard.exit_code or EXIT_SIGTERM,
-                f"interrupted when everything was done and saved in {run.folder.path}",
+                f"interrupted when everything was done and saved in {self._folder.path}",
                 None,
             )
+
+    def _make_report(self) -> Dict[str, Any]:
+        """``report.json``: what the run came to, and what its figures are of.
+
+        Throughput and times are of this process: of a run that was continued, of its last part.
+        """
+        training, session, timer, info = self._training, self._session, self._timer, self._training.info
+        images_per_s = timer.images_per_s
+        forward_flops = 2 * training.compilation.macs_per_sample
+        return {
+            "model": self._config.model_name,
+            "dataset": {
+                "name": info.name,
+                "location": info.location,
+                "train": info.num_train,
+                "evaluation": info.num_eval,
+                "class_names": list(info.class_names),
+                "validated_pixels": _validated_pixels(training.setup),
+            },
+            "program": training.program.to_dict(),
+            "compilation": {
+                **(session.compilation or training.compilation).to_dict(),
+                "first_update_s": session.first_update_s,
+                "compile_s": training.compilation.trace_s + session.first_update_s,
+            },
+            "measured": {
+                "images_per_s": images_per_s,
+                # A training step is counted as three forward passes: forward, and the two backward products.
+                "flop_per_s": images_per_s * forward_flops * 3,
+                "train_s": timer.busy_s,
+                "wall_s": time.perf_counter() - timer.started,
+                "first_weight_update": training.first_weight_update,
+            },
+            "moving_statistics": (
+                f"recomputed over {self._statistics_updates} weight updates' batches"
+                if self._statistics_updates
+                else "running"
+            ),
+            "checkpoints": self._checkpoint_names(session.state.weight_updates),
+            "checkpoints_deleted": self._config.clean_dir,
+            "trained_samples": training.program.samples_before(session.state.weight_updates),
+            "validation": self._state.last_validation,
+            "best_validation": self._state.best,
+            "processes": [
+                {key: process.get(key) for key in ("started", "first_weight_update", "command")}
+                for process in self._processes
+            ],
+            "environment": self._environment,
+        }
+
+    def _checkpoint_names(self, weight_updates: int) -> List[str]:
+        """The checkpoints of this run that are there after that many weight updates."""
+        first = 0 if self._training.is_in_place else self._training.first_weight_update
+        names = checkpoints.written_names(self._training.program, first, weight_updates)
+        return sorted(name for name in names if is_file(self._folder.checkpoints / name))
+
+
+def _portable(config: RunConfig) -> RunConfig:
+    """A configuration without what does not decide the result, so that the same run anywhere gives the same file.
+
+    The data set's path stays: a checkpoint alone can be evaluated where it was trained.
+    """
+    keep = ("dataset_path", "num_epochs")
+    return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
+
+
+def _num_images(weight: float, info: DatasetInfo) -> int:
+    """Images that a validation saw, from the sum of its weights: pixels of tiled sets, else samples."""
+    height, width = info.image_shape[:2]
+    pixels = (height or 1) * (width or 1)
+    count, rest = divmod(weight, pixels) if info.tiled else (weight, 0)
+    if rest or count != int(count):
+        raise RuntimeError(f"the validation's weights add up to {weight:g}, which are no whole images")
+    return int(count)
+
+
+def _validated_pixels(setup: Setup) -> Optional[Dict[str, Any]]:
+    """``inner`` of ``of`` (height, width): where an unpadded network sees each image once, and predicts its centre.
+
+    None where all pixels are judged, or there are none.
+    """
+    if setup.output_shape is None or setup.source.info.tiled:
+        return None
+    inner, of = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
+    return None if inner == of else {"inner": inner, "of": of}
+
+
+class EventWriter:
+    """One TensorBoard event file in ``folder``; usable once TensorFlow may be imported.
+
+    It holds scalars only, written with TensorFlow's record writer: no TensorBoard is needed.
+
+    Args:
+        folder: of the event files.
+        first_step: where a run is continued; TensorBoard drops what earlier files have from there on.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
+        import tensorflow as tf
+
+        make_folder(folder, "TensorBoard folder", "choose another --run-dir")
+        now = time.time()
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = tf.io.TFRecordWriter(str(make_new_file(folder, name)))
+        self._event = tf.compat.v1.Event
+        # The first record names the format's version; TensorBoard refuses a file without it.
+        self._write(self._event(wall_time=now, file_version="brain.Event:2"))
+        log = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write(self._event(wall_time=now, step=first_step, session_log=log))
+
+    def _write(self, event: object) -> None:
+        import tensorflow as tf
+
+        try:
+            self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
+            self._writer.flush()
+        except tf.errors.OpError as error:
+            raise DataError(
+                f"TensorBoard events cannot be written: {error.message}", "free some space"
+            ) from None
+
+    def scalars(self, step: int, values: Dict[str, float]) -> None:
+        """Adds one point to each named curve."""
+        import tensorflow as tf
+
+        points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
+        self._write(self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points)))
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()

@@ -1,19 +1,34 @@
-"""From a resolved configuration to what a session runs on: data set, shapes, model, pipeline splits."""
+"""From a resolved configuration to what a session runs on: the data set, the shapes, and how the network is built.
 
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+Everything up to :func:`build` and :func:`evaluation_batches` is done without TensorFlow, so that a wrong option or a
+damaged data set is told of at once.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar
+
+import numpy as np
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.values import norm_of
+from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.models.registry import ModelRecord
+from ipucnn.sessions.session import Session
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import make_schedule
 
-Warn = Callable[[str], None]
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, TfDataset
+    from ipucnn.models.build import BuildOptions
 
 
-@dataclass
+InputShape = Tuple[int, int, int]
+"""(height, width, channels)."""
+
+
+@dataclass(frozen=True)
 class Setup:
     """A run's data and shapes, before TensorFlow is imported.
 
@@ -23,20 +38,16 @@ class Setup:
         input_shape: (height, width, channels) the network is built for.
         output_shape: (height, width) of a segmentation network's logits, None for classification.
         seed: of the run.
-        is_preprocessed: the input pipeline brings images to the network's range; else the session does.
+        input_range: the range of the images that the input pipeline delivers: the network's, or "raw" where the
+            session brings them to it.
     """
 
     resolved: Resolved
-    source: Any
-    input_shape: Tuple[int, int, int]
+    source: DataSource
+    input_shape: InputShape
     output_shape: Optional[Tuple[int, int]]
     seed: int
-    is_preprocessed: bool = True
-
-    @property
-    def input_range(self) -> str:
-        """The range of the images that the input pipeline delivers."""
-        return str(self.record.input_range) if self.is_preprocessed else "raw"
+    input_range: str
 
     @property
     def config(self) -> RunConfig:
@@ -44,13 +55,17 @@ class Setup:
         return self.resolved.config
 
     @property
-    def record(self) -> Any:
+    def record(self) -> ModelRecord:
         """The model's registry record."""
-        return self.resolved.record
+        record: ModelRecord = self.resolved.record
+        return record
 
 
-def move_preprocessing(setup: Setup, session: Any) -> None:
-    """Leaves the last step of preprocessing to the session where the configuration says so and the session can.
+SomeSetup = TypeVar("SomeSetup", bound=Setup)
+
+
+def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
+    """The setup with the last step of preprocessing left to the session, if the configuration says so and it can.
 
     Raises:
         ConfigurationError: the network's range cannot be made in the one operation that was asked for.
@@ -58,7 +73,7 @@ def move_preprocessing(setup: Setup, session: Any) -> None:
     from ipucnn.datasets.preprocessing import channel_affine
 
     affine = channel_affine(setup.record.input_range, setup.source.info, setup.input_shape[2])
-    setup.is_preprocessed = not session.take_preprocessing(affine)
+    return replace(setup, input_range="raw") if session.take_preprocessing(affine) else setup
 
 
 def check_supported(config: RunConfig) -> None:
@@ -83,29 +98,28 @@ def check_supported(config: RunConfig) -> None:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
 
-def input_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
     Data sets of many sizes take the network's own size, as its home data set does.
     """
     height, width = image_shape[0], image_shape[1]
     if height is None or width is None:
-        own: Tuple[int, int, int] = record.input_shape
-        return own
+        return record.input_shape
     return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
 
 
-def _largest_tile(record: Any, side: int) -> int:
+def _largest_tile(record: ModelRecord, side: int) -> int:
     """The largest legal input whose output lies within ``side`` pixels; the smallest legal one if none does."""
     margin = int(record.builder_args.get("margin", 0))
-    largest: int = record.min_size
+    largest = record.min_size
     for size in range(record.min_size, side + margin + 1):
         if (size - record.size_offset) % record.size_step == 0:
             largest = size
     return largest
 
 
-def tile_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[int, int, int]:
+def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images."""
     sides = [
         min(own, _largest_tile(record, int(side or 0)))
@@ -114,14 +128,14 @@ def tile_shape_for(record: Any, image_shape: Sequence[Optional[int]]) -> Tuple[i
     return sides[0], sides[1], record.input_shape[2]
 
 
-def _check_tile(record: Any, info: Any, shape: Sequence[int], outputs: Sequence[int]) -> None:
+def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]) -> None:
     """Refuses images smaller than what the network predicts of a tile.
 
     Raises:
         DataError: they are.
     """
     for axis, image, inner, full in zip(("high", "wide"), info.image_shape, outputs, shape):
-        if image < inner:
+        if image is not None and image < inner:
             smaller = _largest_tile(record, image)
             raise DataError(
                 f"the images of {info.name} are {image} pixels {axis}, and the network predicts the inner {inner} "
@@ -132,7 +146,7 @@ def _check_tile(record: Any, info: Any, shape: Sequence[int], outputs: Sequence[
             )
 
 
-def _fold(source: Any, config: RunConfig, seed: int) -> Any:
+def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
     """A fold of a data set; limits keep some of the fold's own examples."""
     from ipucnn.datasets.base import limit_source
     from ipucnn.datasets.folds import select_fold
@@ -145,8 +159,8 @@ def _fold(source: Any, config: RunConfig, seed: int) -> Any:
 def prepare(
     resolved: Resolved,
     seed: int,
-    trained_shape: Optional[Tuple[int, int, int]] = None,
-    source: Optional[Any] = None,
+    trained_shape: Optional[InputShape] = None,
+    source: Optional[DataSource] = None,
 ) -> Setup:
     """Opens the data set and fixes the shapes.
 
@@ -171,7 +185,8 @@ def prepare(
     if source is None:
         folded = config.kfold is not None and config.fold is not None
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
-            folded = False  # a fold's network on another data set: all of that
+            # The folds are those of the data set that the network was trained on: of another one all is taken.
+            folded = False
         source = open_dataset(
             resolved.choice,
             download=config.download,
@@ -196,10 +211,10 @@ def prepare(
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.tiled and outputs is not None:
         _check_tile(record, source.info, shape, outputs)
-    return Setup(resolved, source, shape, outputs, seed)
+    return Setup(resolved, source, shape, outputs, seed, record.input_range)
 
 
-def build_options(setup: Setup) -> Any:
+def build_options(setup: Setup) -> "BuildOptions":
     """The ``BuildOptions`` of a run, checked as far as that is possible without TensorFlow.
 
     Raises:
@@ -210,8 +225,8 @@ def build_options(setup: Setup) -> Any:
 
 
 def network_options(
-    record: Any, config: RunConfig, input_shape: Tuple[int, int, int], num_classes: int, seed: int = 0
-) -> Any:
+    record: ModelRecord, config: RunConfig, input_shape: InputShape, num_classes: int, seed: int = 0
+) -> "BuildOptions":
     """The ``BuildOptions`` of a configuration, for whatever input and classes.
 
     Raises:
@@ -237,11 +252,12 @@ def network_options(
     return options
 
 
-def _check_weights_fit(record: Any, options: Any) -> None:
+def _check_weights_fit(record: ModelRecord, options: "BuildOptions") -> None:
     """Refuses a network whose weights are more than the machine's memory, before anything is made of it.
 
-    How many weights there would be is told from the shipped layers: the last ones grow with the classes, those that
-    read a flattened image with its area, and all with the square of the base filters.
+    How many weights there would be is estimated from the layer graph that is shipped: the weights of the last layer
+    grow with the number of classes, those of a layer that reads a flattened image with its area, and those of all
+    layers with the square of the base filters.
 
     Raises:
         InfeasibleError: naming both.
@@ -285,7 +301,7 @@ def _check_weights_fit(record: Any, options: Any) -> None:
         )
 
 
-def learning_rates(config: RunConfig, program: Program) -> Callable[[Any], Any]:
+def learning_rates(config: RunConfig, program: Program) -> Callable[[np.ndarray], np.ndarray]:
     """Weight updates (int array) -> learning rates of a training run.
 
     Raises:
@@ -303,7 +319,7 @@ def learning_rates(config: RunConfig, program: Program) -> Callable[[Any], Any]:
     )
 
 
-def build(setup: Setup) -> Any:
+def build(setup: Setup) -> "KerasModel":
     """Builds the model of a run (imports TensorFlow)."""
     from ipucnn.models.build import build_model
 
@@ -336,7 +352,41 @@ def check_padding(config: RunConfig, loss: str) -> None:
         )
 
 
-def evaluation_batches(setup: Any, batch_size: int) -> Any:
+def training_batches(
+    setup: Setup, program: Program, first_update: int, samples_per_element: int, shard: Tuple[int, int]
+) -> "TfDataset":
+    """Training batches without end from a weight update on, as sessions ask for them.
+
+    Args:
+        program: says how many samples an epoch has.
+        first_update: the weight update to begin with.
+        samples_per_element: of each batch.
+        shard: (count, index) of the instances that train together.
+    """
+    from ipucnn.datasets.pipeline import train_batches
+
+    config = setup.config
+    epoch, update = divmod(first_update, program.weight_updates_per_epoch)
+    return train_batches(
+        setup.source,
+        batch_size=samples_per_element,
+        # Padding is taken from a further permutation of the epoch.
+        samples_per_epoch=program.samples_per_epoch + program.samples_padded_per_epoch,
+        weigh_padding=program.samples_padded_per_epoch > 0,
+        input_shape=setup.input_shape,
+        input_range=setup.input_range,
+        augment=config.augment,
+        seed=setup.seed,
+        start_epoch=epoch,
+        start_sample=update * program.global_batch_size,
+        shuffle=config.shuffle,
+        num_parallel=config.pipeline_num_parallel,
+        output_shape=setup.output_shape,
+        shard=shard,
+    )
+
+
+def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
 
     Raises:
@@ -359,8 +409,8 @@ def evaluation_batches(setup: Any, batch_size: int) -> Any:
     )
 
 
-def _check_fits(batch_size: int, input_shape: Tuple[int, int, int]) -> None:
-    """Refuses what surely fails.  A smaller batch than was asked for would not be what an IPU is to run."""
+def _check_fits(batch_size: int, input_shape: InputShape) -> None:
+    """Refuses batches that surely do not fit, rather than making them smaller: an IPU is to run what was asked for."""
     from ipucnn.machine import host_memory_bytes
 
     memory_bytes = host_memory_bytes()

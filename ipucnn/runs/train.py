@@ -1,34 +1,45 @@
-"""One training run: from a resolved configuration to events, files in the run folder, and a report."""
+"""One training run: from a resolved configuration to events, files in the run folder, and a report.
 
+:class:`TrainingRun` decides and refuses; what happens at each event of the session is the :class:`Recorder`'s.
+"""
+
+import atexit
 import random
-import time
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
+from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import exists, expand, is_file
+from ipucnn.filesystem import exists, expand
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
-from ipucnn.runs import checkpointing
+from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.compile_only import check_compile_only, compile_only
-from ipucnn.runs.events import CompilingAhead, Notes, RunEvent, Started
+from ipucnn.runs.checkpoints import check_same_run, find_start
+from ipucnn.runs.checks import check_compile_only, check_effects, check_instances
 from ipucnn.runs.fitting import would_fit
-from ipucnn.runs.folder import METRICS
-from ipucnn.runs.instances import check_instances, own_folder
-from ipucnn.runs.pictures import Picture, predicted_pictures
-from ipucnn.runs.recorder import Recorder
-from ipucnn.runs.report import Timer
-from ipucnn.runs.resume import check_same_run, find_start
-from ipucnn.runs.without_effect import check_effects
-from ipucnn.sessions.poplar.popdist import find_instances
-from ipucnn.sessions.session import CompilationReport, ValidationDue, recomputes_statistics
+from ipucnn.runs.folder import METRICS, RunFolder
+from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
+from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.sessions.session import (
+    CompilationReport,
+    Session,
+    TrainState,
+    ValidationDue,
+    recomputes_statistics,
+)
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel, TfDataset
+    from ipucnn.runs.images.segmentation import Picture
 
 
 class TrainingRun:
@@ -64,7 +75,7 @@ class TrainingRun:
         loss = run_setup.loss_name(config, resolved.record.task)
         run_setup.check_padding(config, loss)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        self.folder = own_folder(self.instances, start.folder)
+        self.folder = _own_folder(self.instances, start.folder)
         self._check_flags()
         # Before data is touched; the rest of the Program needs the size of the data set.
         check_effects(config, resolved.origins, make_layout(config))
@@ -86,17 +97,12 @@ class TrainingRun:
             fused = int(start.checkpoint.meta.get("program", {}).get("fused_micro_batches", 0))
             self.program = self.program.with_fused(fused)
         self.data_sha256 = fingerprint(self.setup.source)
-        self.state = checkpointing.RunState([])
-        self.compilation: Optional[CompilationReport] = None
-        self.timer = Timer()
+        self.state = checkpoints.RunState([])
         self.final_report: Dict[str, Any] = {}
         self.pictures: List[Picture] = []
-        self.environment: Dict[str, Any] = {}
-        self.processes: List[Dict[str, Any]] = []
         self.fresh_weights = 0
         self.first_weight_update = 0
         self._former_rows = 0
-        self.statistics_updates = 0
 
     def _check_flags(self) -> None:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
@@ -153,28 +159,11 @@ class TrainingRun:
             )
         return lines
 
-    def dataset(self, first_update: int, samples_per_element: int) -> Any:
-        """Training batches from a weight update on, for the session."""
-        from ipucnn.datasets.pipeline import train_batches
-
-        p, config = self.program, self.setup.config
-        epoch, update = divmod(first_update, p.weight_updates_per_epoch)
-        return train_batches(
-            self.setup.source,
-            batch_size=samples_per_element,
-            # Padding is taken from a further permutation of the epoch.
-            samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
-            weigh_padding=p.samples_padded_per_epoch > 0,
-            input_shape=self.setup.input_shape,
-            input_range=self.setup.input_range,
-            augment=config.augment,
-            seed=self.seed,
-            start_epoch=epoch,
-            start_sample=update * p.global_batch_size,
-            shuffle=config.shuffle,
-            num_parallel=config.pipeline_num_parallel,
-            output_shape=self.setup.output_shape,
-            shard=(self.instances.count, self.instances.index),
+    def dataset(self, first_update: int, samples_per_element: int) -> "TfDataset":
+        """Training batches from a weight update on, for the session: of several instances this one's part."""
+        shard = (self.instances.count, self.instances.index)
+        return run_setup.training_batches(
+            self.setup, self.program, first_update, samples_per_element, shard=shard
         )
 
     def events(self) -> Iterator[RunEvent]:
@@ -207,23 +196,16 @@ class TrainingRun:
             return None
         return f"continue it with: ipucnn train --resume --run-dir {self.folder.path}"
 
-    def checkpoint_names(self, weight_updates: int) -> List[str]:
-        """The checkpoints of this run that are there after that many weight updates."""
-        first = 0 if self.start.in_place else self.first_weight_update
-        names = checkpointing.written_names(self.program, first, weight_updates)
-        return sorted(name for name in names if is_file(self.folder.checkpoints / name))
-
     def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session
 
         config = self.setup.config
         session = create_session(config.device, verbose=self.verbose, config=config)
-        run_setup.move_preprocessing(self.setup, session)
+        self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
-        from ipucnn.runs.tensorboard import EventWriter
         from ipucnn.training.losses import make_loss
 
-        self.timer = Timer()
+        timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
         saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
@@ -232,7 +214,7 @@ class TrainingRun:
         session.would_fit = would_fit(model, self.setup.record.name, self.program, config)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
-            self.compilation = session.compile(
+            compilation = session.compile(
                 model, self.program, self.optimizer, loss, self.schedule, self.dataset
             )
         assert session.program is not None
@@ -240,49 +222,83 @@ class TrainingRun:
         if config.compile_only:
             yield CompilingAhead(self.program)
             with data_errors():
-                self.final_report = compile_only(self, session)
+                self.final_report = self._compile_ahead(session)
             return
         validated: List[Path] = []
         skipped: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made: a checkpoint of another model leaves nothing behind.
             folder = expand(config.checkpoint_input_dir, "--checkpoint-input-dir")
-            validated, skipped = checkpointing.list_checkpoints(folder, session.state)
+            validated, skipped = checkpoints.list_checkpoints(folder, session.state)
         check()
         # From here on there is something to save, or a folder half made: signals wait for the end of a slice or batch.
         guard.defer()
-        notes = self._open_folder(session) + [f"warning: {note}; passed over" for note in skipped]
+        self._open_folder(session.state)
+        recorder = Recorder(self._settled(compilation), session, self.state, guard, timer)
+        notes = recorder.note_process(is_continued=self.start.checkpoint is not None)
+        notes += [f"warning: {note}; passed over" for note in skipped]
         if notes:
             yield Notes(notes)
-        yield Started(self.program, self.compilation, self.folder.path, self.info)
+        yield Started(self.program, compilation, self.folder.path, self.info)
         if session.any_instance(guard.is_set):
             guard.end_before_training()
-        curves = EventWriter(self.folder.path / "tensorboard", self.first_weight_update)
-        recorder = Recorder(self, session, curves, guard)
-        try:
-            with data_errors():
-                if config.training:
-                    for event in session.train(self.dataset):
-                        yield from recorder.handle(event)
-                yield from recorder.validate_each(validated)
-                if config.validation and self.state.last_validation is None:
-                    yield from recorder.handle(ValidationDue(0, 0))
-                yield from recorder.finish()
-                if self.setup.record.task == "segmentation" and config.training:
-                    self.pictures = predicted_pictures(self.setup, session)
-        finally:
-            curves.close()
+        with recorder, data_errors():
+            if config.training:
+                for event in session.train(self.dataset):
+                    yield from recorder.handle(event)
+            yield from recorder.validate_each(validated)
+            if config.validation and self.state.last_validation is None:
+                yield from recorder.handle(ValidationDue(0, 0))
+            yield from recorder.finish()
+            self.final_report = recorder.report
+            if self.setup.record.task == "segmentation" and config.training:
+                from ipucnn.runs.images.segmentation import predicted_pictures
 
-    def _open_folder(self, session: Any) -> List[str]:
-        """Makes or reopens the run folder, and puts the session where the checkpoint was written.
+                self.pictures = predicted_pictures(self.setup, session)
+
+    def _settled(self, compilation: CompilationReport) -> Training:
+        """What the recorder works on, once nothing of it changes any more."""
+        return Training(
+            setup=self.setup,
+            program=self.program,
+            config=self.saved_config(),
+            schedule=self.schedule,
+            batches=self.dataset,
+            data_sha256=self.data_sha256,
+            folder=self.folder,
+            compilation=compilation,
+            first_weight_update=self.first_weight_update,
+            is_in_place=self.start.in_place,
+        )
+
+    def _compile_ahead(self, session: Session) -> Dict[str, Any]:
+        """``--compile-only``: compiles training, statistics and validation into the executable cache; no IPU need be
+        there, nothing is trained, and no run folder is made.
 
         Returns:
-            Lines to tell the user.
+            The report: model, program, compilation and the cache's folder.
         """
+        from ipucnn.sessions.poplar.surroundings import executable_cache
+
+        program, batches = self.program, None
+        if program.executions_per_validation:
+            batch = program.validation_micro_batch_size * program.validation_num_replicas
+            batches = run_setup.evaluation_batches(self.setup, batch)
+        compilation = session.compile_ahead(self.dataset, batches)
+        return {
+            "model": self.setup.config.model_name,
+            "compiled_only": True,
+            "executable_cache": executable_cache(),
+            "program": program.to_dict(),
+            "compilation": compilation.to_dict(),
+        }
+
+    def _open_folder(self, session_state: TrainState) -> None:
+        """Makes or reopens the run folder, and puts the session where the checkpoint was written."""
         start = self.start
         if start.checkpoint is not None:
-            self.state = checkpointing.restore(start.checkpoint, session.state, str(start.checkpoint_path))
-            self.first_weight_update = session.state.weight_updates
+            self.state = checkpoints.restore(start.checkpoint, session_state, str(start.checkpoint_path))
+            self.first_weight_update = session_state.weight_updates
             self._former_rows = len(self.state.history)
         if start.in_place and start.checkpoint is not None:
             self.folder.reopen(self.saved_config(), self.program, self.state.history)
@@ -293,36 +309,23 @@ class TrainingRun:
             self.folder.create(self.saved_config(), self.program, replace_former)
             for line in self.state.history:
                 self.folder.append(METRICS, line)
-        from ipucnn.runs.provenance import changes, environment
 
-        self.environment = environment()
-        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        self.processes = self.folder.add_environment(
-            {"started": started, "first_weight_update": self.first_weight_update, **self.environment}
-        )
-        if start.checkpoint is None or len(self.processes) < 2:
-            return []
-        return [
-            f"warning: {change}; the result may differ in bytes from an uninterrupted run"
-            for change in changes(self.processes[-2], self.environment)
-        ]
-
-    def saved_config(self) -> Any:
+    def saved_config(self) -> RunConfig:
         """The configuration that repeats this run, its seed and place filled in."""
         config = self.setup.config
-        checkpoints = str(self.folder.checkpoints) if config.checkpoint_dir else None
         return replace(
             config,
             seed=self.seed,
             run_dir=str(self.folder.path),
-            checkpoint_dir=checkpoints,
+            checkpoint_dir=str(self.folder.checkpoints) if config.checkpoint_dir else None,
             # A run that is continued later goes on from its own checkpoints.
             checkpoint_input_dir=None,
             overwrite=False,
             resume=False,
         )
 
-    def _load_weights(self, model: Any) -> None:
+    def _load_weights(self, model: "KerasModel") -> None:
+        """Fills the network with the weights that it starts from, unless it goes on from a checkpoint."""
         weights = self.setup.config.weights
         if weights is None or self.start.checkpoint is not None:
             return
@@ -331,6 +334,14 @@ class TrainingRun:
 
             self.fresh_weights = load_imagenet_weights(model, self.setup.record)
             return
-        from ipucnn.runs.load import load_starting_weights
+        path = expand(weights, "--weights")
+        self.fresh_weights = len(checkpoints.load_starting_weights(model, path))
 
-        self.fresh_weights = len(load_starting_weights(model, expand(weights, "--weights")))
+
+def _own_folder(instances: Instances, folder: RunFolder) -> RunFolder:
+    """The run folder for the instance that writes; for the others one that goes away with them."""
+    if instances.is_writer:
+        return folder
+    path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
+    atexit.register(shutil.rmtree, str(path), ignore_errors=True)
+    return RunFolder(path / "run")

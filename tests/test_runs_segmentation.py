@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.subject import FactsOnly, Subject
-from ipucnn.runs.tiling import OUTPUTS, TiledNetwork, check_tile_size, choose_tile
+from ipucnn.runs.images.segmentation import OUTPUTS, TiledNetwork, check_tile_size, choose_tile
+from ipucnn.runs.trained import TrainedSetup, facts_only
 
 MARGIN, STEP = 184, 16
 
 
-def make_subject(norm="none"):
+def make_trained(norm="none"):
     """A U-Net of two filters with its initial kernels, biases and moving statistics that are not the initial ones."""
     from ipucnn.config.resolve import resolve
     from ipucnn.datasets.base import DatasetInfo
@@ -24,7 +24,6 @@ def make_subject(norm="none"):
     flags = {"base_filters": "2", "image_size": "204", "norm_layer": norm, "dataset": "membranes"}
     resolved = resolve("evaluate", flags, model="unet")
     info = DatasetInfo("membranes", "segmentation", 2, (204, 204, 1), 0, 0, ("a", "b"), "", (128.0,), (60.0,))
-    setup = run_setup.Setup(resolved, FactsOnly(info), (204, 204, 1), (20, 20), 0)
 
     def fill(model):
         random = np.random.RandomState(1)
@@ -35,10 +34,21 @@ def make_subject(norm="none"):
             elif "kernel" not in weight.name:
                 weight.assign(values)
 
-    return Subject(setup, {}, fill, lambda: ("a", "b"), 0)
+    return TrainedSetup(
+        resolved,
+        facts_only(info),
+        (204, 204, 1),
+        (20, 20),
+        0,
+        resolved.record.input_range,
+        summary={},
+        fill=fill,
+        names=lambda: ("a", "b"),
+        num_stored=0,
+    )
 
 
-def one_pass(subject, image):
+def one_pass(trained, image):
     """Logits of one forward pass over the image, mirrored by 92 pixels and on to the next legal size."""
     from ipucnn.sessions.factory import create_session
 
@@ -48,9 +58,9 @@ def one_pass(subject, image):
         np.pad(np.arange(n), (92, side - 92 - n), mode="reflect") for n, side in zip((height, width), sides)
     )
     padded = image[row][:, column].astype(np.float32)
-    setup = replace(subject.setup, input_shape=(*sides, 1))
+    setup = replace(trained, input_shape=(*sides, 1))
     model = run_setup.build(setup)
-    subject.fill(model)
+    trained.fill(model)
     session = create_session("cpu")
     session.prepare_evaluation(model, None)
     return session.predict([(padded[None] - 128.0) / 60.0])[0][0, :height, :width]
@@ -63,19 +73,19 @@ def draw(height, width):
 
 
 @pytest.fixture(scope="module")
-def subject():
-    return make_subject()
+def trained():
+    return make_trained()
 
 
 @pytest.fixture(scope="module")
-def networks(subject):
-    return {tile: TiledNetwork(subject, tile) for tile in (204, 236, None)}
+def networks(trained):
+    return {tile: TiledNetwork(trained, tile) for tile in (204, 236, None)}
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 20), (101, 150)])
-def test_tiles_are_one_pass_over_the_whole_image(subject, networks, size):
+def test_tiles_are_one_pass_over_the_whole_image(trained, networks, size):
     image = draw(*size)
-    whole = one_pass(subject, image)
+    whole = one_pass(trained, image)
     assert whole.std() > 0.01 or size == (1, 1)
     for network in networks.values():
         np.testing.assert_allclose(network.logits(image), whole, rtol=1e-5, atol=1e-5)
@@ -83,14 +93,14 @@ def test_tiles_are_one_pass_over_the_whole_image(subject, networks, size):
 
 
 def test_batch_norm_has_its_moving_statistics(networks):
-    normed, image = make_subject("batch_norm"), draw(45, 50)
+    normed, image = make_trained("batch_norm"), draw(45, 50)
     whole = one_pass(normed, image)
     assert np.abs(whole - networks[204].logits(image)).max() > 0.1
     np.testing.assert_allclose(TiledNetwork(normed, 220).logits(image), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_group_norm_takes_the_size_that_was_trained():
-    network = TiledNetwork(make_subject("group_norm"))
+    network = TiledNetwork(make_trained("group_norm"))
     network.prepare((300, 300, 1))
     assert network.tile_sizes == [204]
 
@@ -110,8 +120,8 @@ def test_a_pixel_depends_on_its_place_modulo_sixteen_and_on_what_is_within_107_p
     assert np.abs(network.logits(changed)[110:120] - whole[110:120]).max() > 1e-4
 
 
-def test_outputs_that_are_not_finite(subject):
-    broken = replace(subject, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
+def test_outputs_that_are_not_finite(trained):
+    broken = replace(trained, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
     with pytest.raises(DataError, match="not finite"):
         TiledNetwork(broken, 204).logits(draw(5, 5))
 
@@ -139,26 +149,26 @@ def test_tile_sizes_that_the_network_cannot_take(size, hint):
 
 
 @pytest.mark.parametrize("views", [2, 4, 8])
-def test_views_are_averaged_as_probabilities(subject, views):
+def test_views_are_averaged_as_probabilities(trained, views):
     image = draw(37, 24)
     every = [(flip, turns) for turns in (0, 2, 1, 3) for flip in (False, True)]
     chosen = every[:views]
     expected = []
     for flip, turns in chosen:
         seen = np.rot90(np.fliplr(image) if flip else image, turns)
-        logits = TiledNetwork(subject, 204).logits(np.ascontiguousarray(seen)).astype(np.float64)
+        logits = TiledNetwork(trained, 204).logits(np.ascontiguousarray(seen)).astype(np.float64)
         exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
         back = np.rot90(exponentials / exponentials.sum(axis=-1, keepdims=True), -turns)
         expected.append(np.fliplr(back) if flip else back)
     assert len({turns for _, turns in chosen}) == {2: 1, 4: 2, 8: 4}[views]
-    network = TiledNetwork(subject, 204, views=views)
+    network = TiledNetwork(trained, 204, views=views)
     found = np.exp(network.logits(image))
     np.testing.assert_allclose(found, np.mean(expected, axis=0), atol=1e-6)
     assert np.abs(found - expected[0]).max() > 1e-4
 
 
-def test_other_numbers_of_views_are_refused(subject):
+def test_other_numbers_of_views_are_refused(trained):
     for views, near in ((0, 1), (3, 2), (7, 8), (9, 8)):
         with pytest.raises(ConfigurationError, match=f"--views {views}") as raised:
-            TiledNetwork(subject, views=views)
+            TiledNetwork(trained, views=views)
         assert f"--views {near}" in raised.value.hint

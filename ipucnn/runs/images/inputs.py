@@ -1,4 +1,8 @@
-"""The images ``infer`` is given: files, folders, patterns, or a split of a data set; decoded a few at a time."""
+"""The images that ``infer`` is given: files, folders, patterns, or those of a data set.
+
+A classification network takes single images (:class:`ImageInput`), of which a few at a time are decoded.  A
+segmentation network takes grey or colour images and volumes of many pages (:class:`PageSource`), a page at a time.
+"""
 
 import contextlib
 import fnmatch
@@ -11,21 +15,43 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, read_file
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamples, read_file
+from ipucnn.datasets.grey import as_grey, pixels_of
 from ipucnn.datasets.imagefolder import EXTENSIONS
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, absolute, shown
 from ipucnn.text import printable
 
-SPLITS = ("eval", "train")
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUBSETS = ("eval", "train")
 POLL_S = 0.2
-_Task = Optional[Tuple["ImageInput", "Future[Any]"]]
+VOLUME_ENDINGS = (".tif", ".tiff")
+HINT = "save it as 8-bit grey: TIFF (of one or many pages), PNG or JPEG"
+Decoded = Union[np.ndarray, DataError]
+"""An image's pixels, or what is wrong with it."""
+_Task = Optional[Tuple["ImageInput", "Future[Decoded]"]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +65,7 @@ class ImageInput:
     """
 
     name: str
-    read: Callable[[], Any]
+    read: Callable[[], np.ndarray]
     truth: Optional[int] = None
 
 
@@ -154,28 +180,28 @@ def images_of_files(
         yield ImageInput(printable(path), read)
 
 
-def images_of_split(
-    examples: Any, info: DatasetInfo, split: str, input_shape: Tuple[int, int, int]
+def images_of_subset(
+    examples: Examples, info: DatasetInfo, subset: str, input_shape: Tuple[int, int, int]
 ) -> Iterator[ImageInput]:
     """The samples of a data set in stored order, with their classes."""
     for i in range(len(examples)):
         truth = int(examples.labels[i])
         if isinstance(examples, ArrayExamples):
-            yield ImageInput(f"{info.name}/{split}/{i}", partial(examples.images.__getitem__, i), truth)
+            yield ImageInput(f"{info.name}/{subset}/{i}", partial(examples.images.__getitem__, i), truth)
         else:
-            name = examples.paths[i] if hasattr(examples, "paths") else f"{info.name}/{split}/{i}"
+            name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{subset}/{i}"
             read = _reader(partial(examples.encoded, i), name, info, input_shape)
             yield ImageInput(printable(name), read, truth)
 
 
 def _reader(
     load: Callable[[], bytes], name: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
-) -> Callable[[], Any]:
+) -> Callable[[], np.ndarray]:
     """Decodes as ``ipucnn.datasets.pipeline.load_images`` does."""
     height, width, channels = info.image_shape
     origin = f"image {printable(name)}"
 
-    def read() -> Any:
+    def read() -> np.ndarray:
         data = load()
         if height is None or width is None:
             return image_files.decode_for_eval(data, origin, input_shape[:2], channels, info.max_image_pixels)
@@ -186,7 +212,7 @@ def _reader(
 
 def decoded(
     inputs: Iterable[ImageInput], num_parallel: int, ahead: int
-) -> Iterator[Tuple[ImageInput, Union[Any, DataError]]]:
+) -> Iterator[Tuple[ImageInput, Decoded]]:
     """Each input with its pixels or with what is wrong with it, in order.
 
     Args:
@@ -194,7 +220,7 @@ def decoded(
         num_parallel: threads.
         ahead: images decoded and not taken yet, at most: what memory holds.
     """
-    waiting: Deque[Tuple[ImageInput, Future[Any]]] = deque()
+    waiting: Deque[Tuple[ImageInput, Future[Decoded]]] = deque()
     tasks: SimpleQueue[_Task] = SimpleQueue()
     threads = max(1, num_parallel)
     # Not a ThreadPoolExecutor: the interpreter waits for its threads, and an interrupt must not wait for a disk.
@@ -202,7 +228,7 @@ def decoded(
         threading.Thread(target=_work, args=(tasks,), daemon=True).start()
     try:
         for image in inputs:
-            future: Future[Any] = Future()
+            future: Future[Decoded] = Future()
             waiting.append((image, future))
             tasks.put((image, future))
             if len(waiting) >= max(1, ahead):
@@ -218,7 +244,7 @@ def decoded(
             tasks.put(None)
 
 
-def _result(future: "Future[Any]") -> Any:
+def _result(future: "Future[Decoded]") -> Decoded:
     """Waits in small pieces: a signal that comes just before an endless wait would go unnoticed."""
     while not wait([future], timeout=POLL_S).done:
         pass
@@ -237,8 +263,110 @@ def _work(tasks: "SimpleQueue[_Task]") -> None:
             future.set_exception(error)
 
 
-def _read(image: ImageInput) -> Union[Any, DataError]:
+def _read(image: ImageInput) -> Decoded:
     try:
         return np.asarray(image.read())
     except DataError as error:
         return error
+
+
+@dataclass(frozen=True)
+class PageSource:
+    """An image of one page, or a volume, of which every page was decoded once and is all right.
+
+    Attributes:
+        name: the path, or the place in the data set; printable.
+        is_volume: whether the results are volumes, too.
+        sizes: (height, width) of each page.
+        pages: decodes the pages one by one: uint8 [h, w, channels].
+    """
+
+    name: str
+    is_volume: bool
+    sizes: Tuple[Tuple[int, int], ...]
+    pages: Callable[[], Iterator[np.ndarray]]
+
+
+def is_volume_name(path: str) -> bool:
+    """Whether a file may have many pages, and its results are TIFF."""
+    return path.lower().endswith(VOLUME_ENDINGS)
+
+
+def array_pages(name: str, images: np.ndarray) -> PageSource:
+    """The images of a set in memory: uint8 [n, h, w, c]."""
+    return PageSource(name, True, tuple([images.shape[1:3]] * len(images)), lambda: iter(images))
+
+
+def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PageSource:
+    """A file of one or, for TIFF, many pages.
+
+    Args:
+        path: any format that Pillow reads.
+        channels: of the network's input: 1 takes grey pages, 3 colour ones.  Nothing is converted: other
+            pixels than those that a network was trained with mean nothing to it.
+        max_pixels: what a page may have at most.
+
+    Raises:
+        DataError: no image, a page that is damaged or of another kind, or many pages in a file that is no TIFF.
+    """
+    data = read_file(path)
+    sizes = [page.shape[:2] for page in _pages(data, path, channels, max_pixels)]
+    volume = is_volume_name(path)
+    # Read again when it is segmented: a folder of volumes need not fit into memory.
+    return PageSource(
+        printable(path), volume, tuple(sizes), partial(_read_again, path, channels, max_pixels, tuple(sizes))
+    )
+
+
+def _read_again(
+    path: str, channels: int, max_pixels: int, sizes: Sequence[Tuple[int, int]]
+) -> Iterator[np.ndarray]:
+    found = 0
+    for page, size in zip(_pages(read_file(path), path, channels, max_pixels), sizes):
+        if page.shape[:2] != size:
+            break
+        found += 1
+        yield page
+    if found < len(sizes):
+        raise DataError(
+            f"image {printable(path)} was changed while it was segmented", "run the command again"
+        )
+
+
+def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
+    origin = f"image {printable(path)}"
+    with image_files.opened(data, origin, max_pixels, HINT) as image:
+        yield from _pages_of(image, path, origin, channels, max_pixels)
+
+
+def _pages_of(image: "Image", path: str, origin: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
+    count = int(getattr(image, "n_frames", 1))
+    if count > 1 and not (image.format == "TIFF" and is_volume_name(path)):
+        ending = Path(path).suffix or "no ending"
+        raise DataError(
+            f"{origin} has {count} pages, and its name says it is one picture ({ending})",
+            "give volumes as TIFF, named .tif or .tiff",
+        )
+    for number in range(count):
+        where = origin if count == 1 else f"{origin}, page {number + 1} of {count},"
+        yield _decode(image, number, where, channels, max_pixels)
+
+
+def _decode(image: "Image", number: int, where: str, channels: int, max_pixels: int) -> np.ndarray:
+    """uint8 [h, w, channels] of a page."""
+    try:
+        image.seek(number)
+        check_pixels(image.width, image.height, max_pixels, where)
+        image.load()
+        page = as_grey(image)
+        pixels = np.array(page)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{where} is damaged: {error}", "get the file again") from error
+    if page.mode != ("L" if channels == 1 else "RGB"):
+        wanted = "8-bit grey" if channels == 1 else "8-bit colour"
+        raise DataError(f"{where} has {pixels_of(page.mode)}; the network takes {wanted}", HINT)
+    if not pixels.size:
+        raise DataError(f"{where} has no pixels", "remove it")
+    return pixels[..., np.newaxis] if pixels.ndim == 2 else pixels

@@ -1,160 +1,170 @@
-"""What ``evaluate`` and ``infer`` work on: a trained run, Keras weights, or a network with ImageNet weights."""
+"""Networks that have weights already, for ``evaluate`` and ``infer``: of a run, of a Keras file, or of ImageNet.
+
+What the command line names is found out, and all that can be is checked, without TensorFlow.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
 
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, limit_source
+from ipucnn.datasets.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    limit_source,
+)
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checkpoints import open_run
+from ipucnn.runs.checks import refuse_instances
 from ipucnn.runs.folder import RUN_FILES, RunFolder
-from ipucnn.runs.instances import refuse_instances
-from ipucnn.runs.load import load_weights, open_run, summary
+from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.training.checkpoints import read_meta
+
+if TYPE_CHECKING:
+    from ipucnn.compat import KerasModel
 
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
 _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_eval")
 
 
-@dataclass
-class Subject:
-    """A network to build and the weights for it, before TensorFlow is imported.
+@dataclass(frozen=True)
+class Named:
+    """What a command line names as a network and its weights.
 
     Attributes:
-        setup: configuration, shapes and data; of a data set that is not read, only its facts.
-        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where nobody knows), for reports.
-        fill: puts the weights into the built model.
-        names: the names of the classes; may ask the network, and import TensorFlow.
-        num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
-        notes: what is otherwise here than where it was trained, one line each.
+        command: evaluate or infer.
+        target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
+        flags: options given on the command line.
+        which: ``--checkpoint``, which of a run's.
+        weights: ``--weights``: imagenet, or a Keras weight file.
     """
 
-    setup: run_setup.Setup
+    command: str
+    target: str
+    flags: Mapping[str, Any]
+    which: Optional[str] = None
+    weights: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class TrainedSetup(Setup):
+    """A setup whose network gets weights that were trained before; of a data set that is not read it has the facts.
+
+    Attributes:
+        summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where that is not known), for reports.
+        fill: puts the weights into the built network.
+        names: the names of the classes.  It may ask the network, and import TensorFlow.
+        num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
+        notes: how this machine computes otherwise than the one that trained the network, one line each.
+    """
+
     summary: Dict[str, Any]
-    fill: Callable[[Any], None]
+    fill: Callable[["KerasModel"], None]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
     notes: Tuple[str, ...] = ()
-
-    @property
-    def resolved(self) -> Resolved:
-        """The configuration."""
-        return self.setup.resolved
 
     @property
     def warnings(self) -> List[str]:
         """What the user should know before the work begins, one line each."""
         from ipucnn.sessions.factory import device_warnings
 
-        return [*device_warnings(self.resolved.config.device), *self.setup.source.info.warnings, *self.notes]
+        return [*device_warnings(self.config.device), *self.source.info.warnings, *self.notes]
 
-    def build(self) -> Any:
-        """The model with its weights (imports TensorFlow)."""
-        model = run_setup.build(self.setup)
+    def build(self) -> "KerasModel":
+        """The network with its weights (imports TensorFlow)."""
+        model = run_setup.build(self)
         self.fill(model)
         return model
 
 
-class FactsOnly:
-    """Stands for a data set of which nothing but the facts is needed."""
-
-    def __init__(self, info: DatasetInfo) -> None:
-        self.info = info
-
-
-def _facts_only(info: DatasetInfo, resolved: Resolved) -> FactsOnly:
-    return FactsOnly(replace(info, max_image_pixels=resolved.config.max_image_pixels))
+def facts_only(info: DatasetInfo) -> DataSource:
+    """Stands for a data set of which nothing but the facts is needed: it has no examples."""
+    height, width, channels = info.image_shape
+    none = ArrayExamples(np.zeros((0, height or 1, width or 1, channels), np.uint8), np.zeros(0, np.int32))
+    return DataSource(info, none, none)
 
 
-def open_subject(
-    command: str,
-    target: str,
-    flags: Mapping[str, Any],
-    *,
-    which: Optional[str] = None,
-    weights: Optional[str] = None,
-    reads_data: bool = True,
-) -> Subject:
+def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     """Finds out what the command line names, and checks all that can be checked without TensorFlow.
 
     Args:
-        command: evaluate or infer.
-        target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
-        flags: options given on the command line.
-        which: ``--checkpoint``, which of a run's.
-        weights: ``--weights``: imagenet, or a Keras weight file.
+        named: by the command line.
         reads_data: whether the samples of a data set are needed.
 
     Raises:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
+    command, target, which = named.command, named.target, named.which
     refuse_instances(command)
     path = expand(target, "RUN")
-    if (
-        weights is None
-        and which is not None
-        and _is_network(target)
-        and exists(expand(which, "--checkpoint"))
-    ):
+    is_twice_named = named.weights is None and which is not None and _is_network(target)
+    if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
-        subject = _of_run(command, which, flags, None, reads_data)
-        if subject.setup.record.name != get_model(target).name:
+        trained = _of_run(replace(named, target=which, which=None), reads_data)
+        if trained.record.name != get_model(target).name:
             raise DataError(
-                f"--checkpoint {which} is of {subject.setup.record.name}, not of {target}",
+                f"--checkpoint {which} is of {trained.record.name}, not of {target}",
                 f"ipucnn {command} {which}",
             )
-        return subject
-    if weights is None and is_keras_file(path):
-        if "model_name" not in flags:
+        return trained
+    if named.weights is None and is_keras_file(path):
+        if "model_name" not in named.flags:
             raise ConfigurationError(
                 f"{target} holds weights only; the network they belong to must be named",
                 f"ipucnn {command} {target} --model-name lenet --dataset mnist",
             )
-        weights, target = target, str(flags["model_name"])
-    if weights is None:
-        return _of_run(command, target, flags, which, reads_data)
+        named = replace(named, target=str(named.flags["model_name"]), weights=target)
+    if named.weights is None:
+        return _of_run(named, reads_data)
     if which is not None:
         raise ConfigurationError(
             f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it"
         )
-    if weights.lower() == IMAGENET:
-        return _of_imagenet(command, target, flags, reads_data)
-    return _of_keras_file(command, target, flags, weights, reads_data)
+    if named.weights.lower() == IMAGENET:
+        return _of_imagenet(named, reads_data)
+    return _of_keras_file(named, named.weights, reads_data)
 
 
-def weight_inputs(target: str, which: Optional[str], weights: Optional[str]) -> List[Tuple[str, Path]]:
+def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     """(what it is, path) of the files that the command line names as weights, and that no output may replace."""
-    named = (("RUN", target), ("--checkpoint", which), ("--weights", weights))
+    options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
     found = [
         (f"what {option} names", expand(name, option))
-        for option, name in named
+        for option, name in options
         if name not in (None, IMAGENET)
     ]
-    folder = expand(target, "RUN")
+    folder = expand(named.target, "RUN")
     return found + [("a file of the run", folder / name) for name in RUN_FILES]
 
 
-def task_of(target: str, flags: Mapping[str, Any], which: Optional[str], weights: Optional[str]) -> str:
+def task_of(named: Named) -> str:
     """The task of what the command line names, with nothing read but a configuration.
 
-    Whatever is wrong with the command line is "classification": :func:`open_subject` says what it is.
+    It is "classification" where anything is wrong with the command line, which :func:`open_trained` then explains.
     """
+    target, weights = named.target, named.weights
     try:
         path = expand(target, "RUN")
         if weights is not None and weights.lower() == IMAGENET:
             return "classification"
-        if weights is not None or (which is not None and _is_network(target)):
+        if weights is not None or (named.which is not None and _is_network(target)):
             return get_model(target).task
         if is_keras_file(path):
-            return get_model(str(flags["model_name"])).task
+            return get_model(str(named.flags["model_name"])).task
         if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
@@ -167,7 +177,7 @@ def _is_network(target: str) -> bool:
 
 
 def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
-    """The configuration as this machine runs it, checked, and what that makes otherwise."""
+    """The configuration as this machine runs it, checked, and a line for each thing that is not as in training."""
     from ipucnn.sessions.factory import check_device, runs_on_ipus
 
     config, notes = resolved.config, []
@@ -190,9 +200,8 @@ def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: st
             raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
 
 
-def _of_run(
-    command: str, target: str, flags: Mapping[str, Any], which: Optional[str], reads_data: bool
-) -> Subject:
+def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
+    command, target, flags, which = named.command, named.target, named.flags, named.which
     path = expand(target, "RUN")
     if _is_network(target):
         raise DataError(
@@ -206,7 +215,7 @@ def _of_run(
         )
     try:
         run = open_run(path, which, command)
-        facts = _facts_of_run(run)
+        facts = run.facts
     except KeyError as error:
         raise DataError(
             f"checkpoint {target} lacks {error.args[0]}",
@@ -220,7 +229,7 @@ def _of_run(
     seed = int(run.checkpoint.meta["seed"])
     if reads_data:
         setup, num_stored = _prepare(resolved, seed, run.input_shape)
-        _normalise_as_trained(setup, facts)
+        setup = _normalised_as_trained(setup, facts)
         _check_classes(
             setup,
             run.num_classes,
@@ -228,18 +237,21 @@ def _of_run(
             f"take {facts.name}, which it was trained on",
         )
     else:
-        setup, num_stored = (
-            run_setup.Setup(resolved, _facts_only(facts, resolved), run.input_shape, None, seed),
-            0,
-        )
-    return Subject(
-        setup,
-        summary(run),
-        lambda model: load_weights(model, run.checkpoint, str(run.path)),
-        lambda: facts.class_names,
-        num_stored,
-        notes,
+        setup, num_stored = _without_data(resolved, facts, run.input_shape, seed), 0
+    return TrainedSetup(
+        **vars(setup),
+        summary=run.summary,
+        fill=run.fill,
+        names=lambda: facts.class_names,
+        num_stored=num_stored,
+        notes=notes,
     )
+
+
+def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
+    """The setup of a network for images that are named on the command line, of which no data set is read."""
+    source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
+    return Setup(resolved, source, input_shape, None, seed, resolved.record.input_range)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:
@@ -249,44 +261,25 @@ def _how_to_get_weights(command: str, model: str) -> str:
     return f"give a run folder; `ipucnn train {model}` makes one"
 
 
-def _prepare(
-    resolved: Resolved, seed: int, trained_shape: Optional[Tuple[int, int, int]] = None
-) -> Tuple[run_setup.Setup, int]:
+def _prepare(resolved: Resolved, seed: int, trained_shape: Optional[InputShape] = None) -> Tuple[Setup, int]:
     """The setup, and how many evaluation samples the data set has before ``--limit-eval``."""
     config = resolved.config
     everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
     setup = run_setup.prepare(everything, seed, trained_shape)
-    num_stored = len(setup.source.eval)
-    setup.resolved = resolved
-    setup.source = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
-    return setup, num_stored
+    limited = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
+    return replace(setup, resolved=resolved, source=limited), len(setup.source.eval)
 
 
-def _facts_of_run(run: Any) -> DatasetInfo:
-    """The training set's facts, from the checkpoint."""
-    meta = run.checkpoint.meta
-    return DatasetInfo(
-        name=meta["dataset"],
-        task=get_model(run.config.model_name).task,
-        num_classes=run.num_classes,
-        image_shape=tuple(meta["image_shape"]),
-        num_train=0,
-        num_eval=0,
-        class_names=tuple(meta["class_names"]),
-        location=str(run.path),
-        mean=tuple(meta["mean"]),
-        std=tuple(meta["std"]),
-    )
-
-
-def _normalise_as_trained(setup: run_setup.Setup, facts: DatasetInfo) -> None:
+def _normalised_as_trained(setup: Setup, facts: DatasetInfo) -> Setup:
     """Another data set is normalised with the training set's mean and standard deviation, not its own."""
     info = setup.source.info
-    if len(facts.mean) == len(info.mean):
-        setup.source = replace(setup.source, info=replace(info, mean=facts.mean, std=facts.std))
+    if len(facts.mean) != len(info.mean):
+        return setup
+    info = replace(info, mean=facts.mean, std=facts.std)
+    return replace(setup, source=replace(setup.source, info=info))
 
 
-def _check_classes(setup: run_setup.Setup, num_classes: int, what: str, hint: str) -> None:
+def _check_classes(setup: Setup, num_classes: int, what: str, hint: str) -> None:
     info = setup.source.info
     if info.num_classes != num_classes:
         raise DataError(f"{what}, data set {info.name} has {info.num_classes}", hint)
@@ -296,39 +289,37 @@ def _refuse_data(flags: Mapping[str, Any]) -> None:
     _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
 
 
-def _of_keras_file(
-    command: str, model: str, flags: Mapping[str, Any], weights: str, reads_data: bool
-) -> Subject:
+def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup:
     from ipucnn.models.keras_files import load_keras_weights
 
     path = expand(weights, "--weights")
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
-            f"a run or its checkpoint needs no model: ipucnn {command} {weights}",
+            f"a run or its checkpoint needs no model: ipucnn {named.command} {weights}",
         )
     if not is_file(path, "--weights"):
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
-    if not reads_data and "dataset" not in flags:
+    if not reads_data and "dataset" not in named.flags:
         raise ConfigurationError(
             f"{path} knows neither the names of its classes nor how its images were normalised",
             "name the data set it was trained on: --dataset mnist",
         )
-    resolved = resolve(command, flags, model=model)
-    resolved, notes = _here(command, resolved)
+    resolved, notes = _here(named.command, resolve(named.command, named.flags, model=named.target))
     setup, num_stored = _prepare(resolved, 0)
     run_setup.build_options(setup)
-    return Subject(
-        setup,
-        {"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
-        lambda built: load_keras_weights(built, path),
-        lambda: setup.source.info.class_names,
-        num_stored,
-        notes,
+    return TrainedSetup(
+        **vars(setup),
+        summary={"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
+        fill=lambda built: load_keras_weights(built, path),
+        names=lambda: setup.source.info.class_names,
+        num_stored=num_stored,
+        notes=notes,
     )
 
 
-def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data: bool) -> Subject:
+def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
+    command, model = named.command, named.target
     if exists(expand(model, "RUN")) and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
@@ -337,8 +328,8 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     record = get_model(model)
     check_has_weights(record)
     if not reads_data:
-        _refuse_data(flags)
-    resolved = resolve(command, flags, model=model, reads_data=reads_data)
+        _refuse_data(named.flags)
+    resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
     if resolved.origins["norm_layer"] != FLAG:
         # The weights are those of the network as published, whatever a preset trains.
         norm = norm_layer_of(record.default_norm)
@@ -355,25 +346,26 @@ def _of_imagenet(command: str, model: str, flags: Mapping[str, Any], reads_data:
     else:
         size = resolved.config.image_size
         shape = record.input_shape if size is None else (*size, record.input_shape[2])
-        setup, num_stored = (
-            run_setup.Setup(resolved, _facts_only(_imagenet_facts(), resolved), shape, None, 0),
-            0,
-        )
+        setup, num_stored = _without_data(resolved, _imagenet_facts(), shape, 0), 0
     run_setup.build_options(setup)
 
-    def fill(built: Any) -> None:
+    def fill(built: "KerasModel") -> None:
         from ipucnn.models.imagenet import load_imagenet_weights
 
         with quiet_download():
             load_imagenet_weights(built, record)
 
-    return Subject(
-        setup,
-        {"checkpoint": "imagenet, of Keras Applications", "model": record.name, "weight_updates": None},
-        fill,
-        class_names if not reads_data else lambda: setup.source.info.class_names,
-        num_stored,
-        notes,
+    return TrainedSetup(
+        **vars(setup),
+        summary={
+            "checkpoint": "imagenet, of Keras Applications",
+            "model": record.name,
+            "weight_updates": None,
+        },
+        fill=fill,
+        names=class_names if not reads_data else lambda: setup.source.info.class_names,
+        num_stored=num_stored,
+        notes=notes,
     )
 
 

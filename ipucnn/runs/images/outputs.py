@@ -1,24 +1,145 @@
-"""Files of a segmentation: probability maps, masks and overlays, as TIFF volumes or PNG."""
+"""What ``evaluate`` and ``infer`` write of images: tables, and of a segmentation probability maps, masks and overlays.
 
+Output files are checked before any work.  Results wait for them on disk, so that memory does not grow with the
+number of images.
+"""
+
+import csv
+import json
 import os
 import tempfile
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn import filesystem
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import absolute, check_makeable, is_folder, make_folder, real, write_atomically
-from ipucnn.runs.mask_inputs import is_volume_name
-from ipucnn.runs.spool import in_temporary_folder
-
-__all__ = ["MaskFiles", "PageSpool", "check_folder", "overlay", "plan_files", "write_pages"]
+from ipucnn.filesystem import (
+    absolute,
+    check_different,
+    check_makeable,
+    check_not_read,
+    is_folder,
+    is_written_to,
+    make_folder,
+    real,
+    reason_of,
+    shown,
+    write_atomically,
+    write_hint,
+    write_output,
+)
+from ipucnn.runs.images.inputs import is_volume_name
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
 OVERLAY_COLOUR = (213, 94, 0)
 OVERLAY_SHARE = 0.6
+
+
+class Spool:
+    """A list of dictionaries in an anonymous temporary file, gone when the process ends, however it ends.
+
+    Append first, then iterate, any number of times.  All of it raises DataError where the temporary folder is
+    full, or cannot be used.
+    """
+
+    def __init__(self) -> None:
+        with in_temporary_folder():
+            self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with this object
+        self._length = 0
+
+    def append(self, row: Dict[str, Any]) -> None:
+        """Adds a JSON-able row."""
+        with in_temporary_folder():
+            self._file.write(json.dumps(row) + "\n")
+        self._length += 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Dict[str, Any]]:
+        with in_temporary_folder():
+            self._file.flush()
+            self._file.seek(0)
+        for line in self._file:
+            yield json.loads(line)
+
+
+@contextmanager
+def in_temporary_folder() -> Iterator[None]:
+    """Names the temporary folder in what goes wrong inside, and not the file that results are written to."""
+    try:
+        yield
+    except OSError as error:
+        try:
+            where = tempfile.gettempdir()
+        except OSError:
+            where = "a temporary folder"  # there is none; the reason lists where Python looked
+        raise DataError(
+            f"results cannot be kept in {where}: {reason_of(error)}",
+            write_hint(error, "set TMPDIR to another folder"),
+        ) from error
+
+
+def check_output(
+    path: Path, option: str, extensions: Sequence[str], inputs: Iterable[Tuple[str, Path]] = ()
+) -> None:
+    """Refuses a file that could not be written in the end, before any work.
+
+    Args:
+        path: the file to be.
+        option: the flag, for messages.
+        extensions: what its name may end in, without regard to case; a device, FIFO or stream needs no ending.
+        inputs: (what it is, path) of what is read, and must not be replaced.
+
+    Raises:
+        ConfigurationError: another extension, or a file that is read.
+        DataError: no folder, no permission, or a folder of that name.
+    """
+    if path.name in ("", ".", "..") or (path.suffix.lower() not in extensions and not is_written_to(path)):
+        raise ConfigurationError(
+            f"{option} {shown(path)}: the name must end in {', '.join(extensions)}",
+            f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
+        )
+    filesystem.check_output(path, option)
+    check_not_read(path, option, inputs, ConfigurationError)
+
+
+def check_outputs(
+    outputs: Iterable[Tuple[str, Optional[Path], Sequence[str]]], inputs: Iterable[Tuple[str, Path]]
+) -> None:
+    """:func:`check_output` of each (option, file, extensions) whose file is not None; no two may be one file.
+
+    Raises:
+        ConfigurationError, DataError: as that does; two are one file.
+    """
+    outputs, inputs = list(outputs), list(inputs)
+    for option, path, extensions in outputs:
+        if path is not None:
+            check_output(path, option, extensions, inputs)
+    check_different([(option, path) for option, path, _ in outputs], ConfigurationError)
+
+
+def format_of(path: Path, extensions: Sequence[str]) -> str:
+    """The ending, with its dot, whose format is written: the name's, or the first for ``/dev/stdout`` and the like."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in extensions else extensions[0]
+
+
+def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a table, UTF-8, to what a path leads to.  Raises DataError where the file system refuses."""
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", encoding="utf-8", newline="") as handle:
+            writer = csv.writer(handle, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+
+    write_output(path, write)
 
 
 class PageSpool:
@@ -32,13 +153,13 @@ class PageSpool:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
         self._sizes: List[Tuple[int, int]] = []
 
-    def append(self, page: Any) -> None:
+    def append(self, page: np.ndarray) -> None:
         """Adds a page: float32 [h, w]."""
         with in_temporary_folder():
             self._file.write(np.ascontiguousarray(page, np.float32).data)
         self._sizes.append(page.shape)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[np.ndarray]:
         with in_temporary_folder():
             self._file.flush()
             self._file.seek(0)
@@ -64,7 +185,9 @@ class MaskFiles:
             for kind in ("probability", "mask", *(["overlay"] if with_overlay else []))
         }
 
-    def write(self, probabilities: PageSpool, pages: Callable[[], Iterator[Any]], shown_class: int) -> None:
+    def write(
+        self, probabilities: PageSpool, pages: Callable[[], Iterator[np.ndarray]], shown_class: int
+    ) -> None:
         """Writes all of them, each whole or not at all.
 
         Args:
@@ -72,7 +195,7 @@ class MaskFiles:
             pages: the images, uint8 [h, w, c].
             shown_class: 0 or 1, the class that overlays colour.
         """
-        makers: Dict[str, Callable[[], Iterator[Any]]] = {
+        makers: Dict[str, Callable[[], Iterator[np.ndarray]]] = {
             "probability": lambda: map(_stored(self.is_volume), probabilities),
             "mask": lambda: map(to_mask, probabilities),
             "overlay": lambda: (
@@ -84,30 +207,30 @@ class MaskFiles:
             make_folder(path.parent, "--output")
             write_atomically(path, partial(self._write_one, makers[kind]))
 
-    def _write_one(self, make: Callable[[], Iterator[Any]], into: Path) -> None:
+    def _write_one(self, make: Callable[[], Iterator[np.ndarray]], into: Path) -> None:
         write_pages(into, make(), self.is_volume)
 
 
-def to_mask(probability: Any) -> Any:
+def to_mask(probability: np.ndarray) -> np.ndarray:
     """uint8 [h, w]: 255 where class 1 is more probable, else 0."""
     return np.where(probability > 0.5, np.uint8(255), np.uint8(0))
 
 
-def _stored(is_volume: bool) -> Callable[[Any], Any]:
+def _stored(is_volume: bool) -> Callable[[np.ndarray], np.ndarray]:
     """Probabilities as float32 in TIFF; in PNG, which has no floats, as uint16: 65535 is 1."""
     if is_volume:
         return lambda page: page
     return lambda page: np.round(page * 65535.0).astype(np.uint16)
 
 
-def overlay(image: Any, shown: Any) -> Any:
-    """uint8 [h, w, 3]: a grey or colour image [h, w, c], tinted where ``shown``."""
+def overlay(image: np.ndarray, tinted: np.ndarray) -> np.ndarray:
+    """uint8 [h, w, 3]: a grey or colour image [h, w, c], in another colour where ``tinted``."""
     colours = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
     tint = (1 - OVERLAY_SHARE) * colours + OVERLAY_SHARE * np.array(OVERLAY_COLOUR)
-    return np.where(shown[..., None], tint.round().astype(np.uint8), colours)
+    return np.where(tinted[..., None], tint.round().astype(np.uint8), colours)
 
 
-def write_pages(path: Path, pages: Iterable[Any], is_volume: bool) -> None:
+def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> None:
     """Writes pages, uint8 [h, w] or [h, w, 3], uint16 or float32 [h, w], one by one into a TIFF; or one into a PNG."""
     from PIL import Image, TiffImagePlugin
 
@@ -117,7 +240,7 @@ def write_pages(path: Path, pages: Iterable[Any], is_volume: bool) -> None:
         return
     with TiffImagePlugin.AppendingTiffWriter(str(path), new=True) as writer:
         for page in pages:
-            # Deflate halves masks a hundred times and floats hardly.
+            # Deflate makes masks a hundred times smaller, and floats hardly.
             options = {} if page.dtype == np.float32 else {"compression": "tiff_adobe_deflate"}
             Image.fromarray(page).save(writer, format="TIFF", **options)
             writer.newFrame()

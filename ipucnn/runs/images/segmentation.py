@@ -1,4 +1,6 @@
-"""Overlap-tile segmentation of images of any size (Ronneberger et al. 2015, section 2 and figure 2).
+"""Whole images through a segmentation network: overlapping tiles of any image, and pictures of a few of a data set.
+
+Overlap tiles are those of Ronneberger et al. 2015 (section 2 and figure 2).
 
 An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs
 are laid over the image without gaps; each one's input is the output's place and what lies around it, and
@@ -13,20 +15,21 @@ which floats are summed). Outputs are 4 more than a multiple of 16 wide: neighbo
 columns, on which they agree.
 """
 
-from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from scipy import special
 
 from ipucnn.config.values import norm_of
+from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.models.registry import nearest_legal_sizes, output_shape
+from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.fitting import prediction_would_fit
-from ipucnn.runs.subject import Subject
-
-__all__ = ["OUTPUTS", "VIEWS", "TiledNetwork", "check_tile_size", "check_views", "choose_tile"]
+from ipucnn.runs.setup import Setup
+from ipucnn.runs.trained import TrainedSetup
+from ipucnn.sessions.session import Session
 
 VIEWS = (1, 2, 4, 8)
 """How many of an image's eight rotated and mirrored versions can be averaged; the first ones are taken."""
@@ -35,6 +38,7 @@ OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of tiles' outputs to choose from: a few, since each is a network to build and to trace."""
 # Pixels of a batch's input: one tile of 700 x 700, or several small ones.
 BATCH_PIXELS = 700 * 700
+NUM_PICTURES = 3
 
 
 def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
@@ -47,7 +51,7 @@ def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, st
     return min(sorted(outputs), key=cost)
 
 
-def check_tile_size(record: Any, size: Optional[int]) -> None:
+def check_tile_size(record: ModelRecord, size: Optional[int]) -> None:
     """Refuses an input size that the network can't take, or whose outputs leave gaps.
 
     Raises:
@@ -79,13 +83,13 @@ def check_views(views: int) -> None:
         )
 
 
-def _view(image: Any, number: int) -> Any:
+def _view(image: np.ndarray, number: int) -> np.ndarray:
     """[h, w, ...]: number 0 as it is, 1 mirrored, 2 and 3 these turned by 180 degrees, 4 to 7 all turned by 90."""
     mirrored = image[:, ::-1] if number & 1 else image
     return np.rot90(mirrored, 2 * (number >> 1 & 1) + (number >> 2 & 1))
 
 
-def _unview(image: Any, number: int) -> Any:
+def _unview(image: np.ndarray, number: int) -> np.ndarray:
     """What :func:`_view` was made of."""
     turned = np.rot90(image, -(2 * (number >> 1 & 1) + (number >> 2 & 1)))
     return turned[:, ::-1] if number & 1 else turned
@@ -95,7 +99,7 @@ class TiledNetwork:
     """A segmentation network for images of any size; builds what it needs when it is needed.
 
     Args:
-        subject: the network and its weights.
+        trained: the network and its weights.
         tile_size: height and width of a tile's input; None chooses by the image.  A network with group norm,
             whose statistics are each tile's own, then takes the size it was trained with.
         verbose: let TensorFlow speak.
@@ -108,7 +112,7 @@ class TiledNetwork:
 
     def __init__(
         self,
-        subject: Subject,
+        trained: TrainedSetup,
         tile_size: Optional[int] = None,
         verbose: bool = False,
         views: int = 1,
@@ -117,16 +121,15 @@ class TiledNetwork:
         check_views(views)
         self._command = command
         self.views = views
-        self._subject, self._verbose = subject, verbose
-        record = subject.setup.record
+        self._trained, self._verbose = trained, verbose
+        record = trained.record
         check_tile_size(record, tile_size)
         self._margin, self._step = int(record.builder_args["margin"]), record.size_step
-        trained = max(subject.setup.input_shape[:2])
-        fixed = _has_own_statistics(subject)
-        if tile_size is None and fixed:
-            tile_size = max(trained, nearest_legal_sizes(record, self._margin + self._step)[-1])
+        if tile_size is None and norm_of(trained.config.norm_layer) == "group":
+            own = max(trained.input_shape[:2])
+            tile_size = max(own, nearest_legal_sizes(record, self._margin + self._step)[-1])
         self._outputs = OUTPUTS if tile_size is None else (tile_size - self._margin,)
-        self._sessions: Dict[int, Any] = {}
+        self._sessions: Dict[int, Session] = {}
         self.device = ""
 
     @property
@@ -143,7 +146,7 @@ class TiledNetwork:
     def _output(self, image_shape: Sequence[int]) -> int:
         return choose_tile(image_shape[0], image_shape[1], self._outputs, self._margin, self._step)
 
-    def logits(self, image: Any) -> Any:
+    def logits(self, image: np.ndarray) -> np.ndarray:
         """float32 [h, w, classes] of uint8 [h, w, channels]; of several views the logarithm of their mean probability.
 
         Raises:
@@ -152,13 +155,13 @@ class TiledNetwork:
         """
         if self.views == 1:
             return self._logits(image)
-        mean: Any = 0.0
+        mean: Union[float, np.ndarray] = 0.0
         for view in range(self.views):
             probabilities = special.softmax(self._logits(_view(image, view)), axis=-1)
             mean = mean + _unview(probabilities, view) / self.views
         return np.log(np.maximum(mean, np.finfo(np.float32).tiny)).astype(np.float32)
 
-    def _logits(self, image: Any) -> Any:
+    def _logits(self, image: np.ndarray) -> np.ndarray:
         height, width = image.shape[:2]
         output = self._output(image.shape)
         session = self._session(output)
@@ -181,7 +184,7 @@ class TiledNetwork:
             )
         return result
 
-    def _tile(self, image: Any, corner: Tuple[int, int], output: int) -> Any:
+    def _tile(self, image: np.ndarray, corner: Tuple[int, int], output: int) -> np.ndarray:
         """uint8 [input, input, channels]: a tile's output place and its surroundings."""
         rows, columns = (
             mirror(np.arange(output + self._margin) + first - self._margin // 2, length)
@@ -189,17 +192,17 @@ class TiledNetwork:
         )
         return image[rows[:, None], columns]
 
-    def _predict(self, session: Any, tiles: List[Any], batch: int) -> Any:
+    def _predict(self, session: Session, tiles: List[np.ndarray], batch: int) -> np.ndarray:
         """Logits of tiles, in a batch of one fixed shape."""
         import tensorflow as tf
 
         from ipucnn.datasets.preprocessing import prepare_range
 
-        setup = self._subject.setup
+        trained = self._trained
         stacked = np.zeros((batch, *tiles[0].shape), np.float32)
         stacked[: len(tiles)] = tiles
-        shape = (*tiles[0].shape[:2], setup.input_shape[2])
-        images = prepare_range(stacked, shape, setup.record.input_range, setup.source.info)
+        shape = (*tiles[0].shape[:2], trained.input_shape[2])
+        images = prepare_range(stacked, shape, trained.record.input_range, trained.source.info)
         try:
             return session.predict([images])[0][: len(tiles)]
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
@@ -208,23 +211,97 @@ class TiledNetwork:
                 f"--tile-size {OUTPUTS[0] + self._margin}",
             ) from error
 
-    def _session(self, output: int) -> Any:
+    def _session(self, output: int) -> Session:
         """A session with the network built for tiles of that output."""
         if output not in self._sessions:
             from ipucnn.sessions.factory import create_session
 
-            setup = self._subject.setup
+            record, config = self._trained.record, self._trained.config
             size = output + self._margin
-            shape = (size, size, setup.input_shape[2])
-            sized = replace(setup, input_shape=shape, output_shape=output_shape(setup.record, shape))
-            session = create_session(setup.config.device, verbose=self._verbose, config=setup.config)
-            model = replace(self._subject, setup=sized).build()
-            session.would_fit = prediction_would_fit(model, setup.record.name, setup.config, self._command)
+            shape = (size, size, self._trained.input_shape[2])
+            session = create_session(config.device, verbose=self._verbose, config=config)
+            model = replace(
+                self._trained, input_shape=shape, output_shape=output_shape(record, shape)
+            ).build()
+            session.would_fit = prediction_would_fit(model, record.name, config, self._command)
             session.prepare_evaluation(model, None)
             self._sessions[output] = session
             self.device = session.device.kind
         return self._sessions[output]
 
 
-def _has_own_statistics(subject: Subject) -> bool:
-    return norm_of(subject.setup.config.norm_layer) == "group"
+def foreground_probability(logits: np.ndarray) -> np.ndarray:
+    """float32 [h, w]: softmax of class 1 from logits [h, w, 2], without overflow."""
+    gap = (logits[..., 0] - logits[..., 1]).astype(np.float64)
+    # The exponential of -|gap| is at most 1, where that of the gap itself could overflow.
+    small = np.exp(-np.abs(gap))
+    probability: np.ndarray = np.where(gap > 0, small / (1 + small), 1 / (1 + small))
+    return probability.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image, its mask and its prediction, all of the pixels that are predicted.
+
+    Attributes:
+        number: of the image in the evaluation set, from 0.
+        image: uint8 [h, w] or [h, w, 3].
+        truth, predicted: uint8 [h, w] of classes.
+        whole: (height, width) of what the network sees, where the picture is the centre of that.
+    """
+
+    number: int
+    image: np.ndarray
+    truth: np.ndarray
+    predicted: np.ndarray
+    whole: Optional[Tuple[int, int]] = None
+
+
+def predicted_pictures(setup: Setup, session: Session, count: int = NUM_PICTURES) -> List[Picture]:
+    """Pictures of the first, the last and evenly spaced evaluation images in between; none where images are files.
+
+    Args:
+        setup: of the run.
+        session: ready to predict.
+    """
+    examples = setup.source.eval
+    if not isinstance(examples, ArrayExamples):
+        return []
+    spread = np.linspace(0, len(examples) - 1, min(count, len(examples)))
+    return [_picture(setup, session, examples, round(float(number))) for number in spread]
+
+
+def _picture(setup: Setup, session: Session, examples: ArrayExamples, number: int) -> Picture:
+    from ipucnn.datasets.pipeline import eval_batches
+    from ipucnn.datasets.preprocessing import crop_centre, prepare_size
+    from ipucnn.datasets.tiles import stitch
+
+    one = examples.subset([number])
+    batches = eval_batches(
+        one,
+        setup.source.info,
+        batch_size=1,
+        input_shape=setup.input_shape,
+        input_range=setup.record.input_range,
+        output_shape=setup.output_shape,
+        tile_step=setup.record.size_step,
+    )
+    tiles, truths = [], []
+    for images, labels, _ in batches:
+        tiles.append(session.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
+        truths.append(labels.numpy()[0])
+    if setup.source.info.tiled:
+        size = one.images.shape[1:3]
+        predicted = stitch(tiles, size, setup.record.size_step)
+        return Picture(number, _displayed(one.images[0]), one.labels[0], predicted)
+    sized = np.clip(np.round(prepare_size(one.images, setup.input_shape).numpy()), 0, 255).astype(np.uint8)
+    assert setup.output_shape is not None  # a segmentation network has one
+    image = crop_centre(sized, *setup.output_shape)[0]
+    height, width = setup.input_shape[:2]
+    whole = None if image.shape[:2] == (height, width) else (height, width)
+    return Picture(number, _displayed(image), truths[0].astype(np.uint8), tiles[0], whole)
+
+
+def _displayed(image: np.ndarray) -> np.ndarray:
+    """[h, w] of grey, [h, w, 3] of colour."""
+    return image[..., 0] if image.shape[-1] == 1 else image[..., :3]
