@@ -1,0 +1,890 @@
+"""What is found when a data set is verified: findings with codes, the facts of each subset, and what follows from both.
+
+The readers of ``verify_files`` and ``verify_tfds`` go over the samples and hand each to a :class:`Survey`, which keeps
+no pixels: of every sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.
+From these :meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in
+both subsets, and a mean that is not the published one.  No TensorFlow.
+"""
+
+import hashlib
+import math
+import zlib
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import moments, parse_limit
+from ipucnn.datasets.hashing import LIMIT, permutation
+from ipucnn.text import printable
+
+SCHEMA_VERSION = 1
+"""Of the JSON report; grows when a key changes its meaning or goes away."""
+ERROR, WARNING = "error", "warning"
+TRAIN, EVAL = "train", "eval"
+MOST_EXAMPLES = 10
+"""Samples or files that a finding names; the count says how many there are."""
+DIGEST_BYTES = 16
+BATCH = 256
+"""Samples in memory that are measured at once."""
+IMBALANCE = 10
+"""The largest class may have so many times the samples of the smallest."""
+LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kind of finding.
+
+    Attributes:
+        severity: ERROR where training would fail or its result mislead, else WARNING.
+        message: what is wrong, of all that a finding counts.
+        hint: what to do about it.
+        partial: something of the set is not there, which ``--allow-partial`` makes a warning.
+        as_published: where all files are byte for byte the published ones, nobody can mend it: then it is a warning.
+    """
+
+    severity: str
+    message: str
+    hint: str
+    partial: bool = False
+    as_published: bool = False
+
+
+_AGAIN = "copy or download the files again"
+_PARTIAL = "copy or download what is missing, or pass --allow-partial"
+CODES: Dict[str, Code] = {
+    # -- what should be there
+    "missing-subset": Code(
+        ERROR, "a subset without samples", "add it, or pass --allow-partial", partial=True
+    ),
+    "no-eval-subset": Code(
+        WARNING, "the set has no subset for evaluation: the last 10 % of train serve as one", "none is needed"
+    ),
+    "missing-file": Code(ERROR, "files that are not there", _PARTIAL, partial=True),
+    "fewer-samples": Code(ERROR, "fewer samples than the set has", _PARTIAL, partial=True),
+    "more-samples": Code(
+        WARNING, "more samples than the set has", "check that nothing was mixed into the set"
+    ),
+    "unpaired": Code(
+        ERROR,
+        "images without a mask of their name, or masks without an image",
+        "add the partner or remove the file; training passes over it; or pass --allow-partial",
+        partial=True,
+    ),
+    "class-names": Code(
+        WARNING, "the file of the class names is not there", "copy it beside the data, for names in reports"
+    ),
+    "passed-over": Code(
+        WARNING,
+        "files or folders that are no samples, and are passed over",
+        "remove them, or check their names",
+    ),
+    # -- whether it can be read
+    "empty-file": Code(ERROR, "files of 0 bytes", _AGAIN),
+    "truncated": Code(ERROR, "files or samples that end too early", _AGAIN),
+    "checksum": Code(ERROR, "records or files whose checksum is wrong", _AGAIN),
+    "unreadable": Code(ERROR, "files or samples that cannot be read", "replace or remove them"),
+    "count-mismatch": Code(ERROR, "files with other numbers of images than labels", _AGAIN),
+    "not-published": Code(
+        WARNING,
+        "files that differ from the published ones, by their checksum",
+        "packed again or changed: compare the other findings, or download them again",
+    ),
+    "not-checked": Code(
+        WARNING, "parts that this command cannot look into", "store them as TFRecord to have them checked"
+    ),
+    # -- what a sample is
+    "wrong-dtype": Code(ERROR, "pixels or labels of another type than bytes", "convert them to uint8"),
+    "wrong-shape": Code(
+        ERROR, "samples of another size than the set's", "bring all samples to one size, or remove them"
+    ),
+    "wrong-mode": Code(
+        ERROR, "images or masks that are not 8-bit grey", "save them as 8-bit grey: PNG or TIFF"
+    ),
+    "odd-mode": Code(
+        WARNING,
+        "images whose pixels are of another mode than the set's; training converts them",
+        "check that they belong to the set; white is laid under transparency",
+    ),
+    "wrong-format": Code(
+        WARNING, "images in another format than their name's ending says", "rename them; they are read anyway"
+    ),
+    "several-frames": Code(
+        WARNING,
+        "images of several frames, of which the first is used",
+        "save the frames as images of their own",
+    ),
+    "small-image": Code(
+        WARNING, "images smaller than --image-size, which are enlarged", "use a smaller --image-size"
+    ),
+    "constant-image": Code(WARNING, "images of one colour all over", "check how they were exported"),
+    # -- labels
+    "label-range": Code(
+        ERROR, "labels that are none of the classes", "mend the labels, or remove the samples"
+    ),
+    "unknown-class": Code(
+        ERROR, "classes of the evaluation subset that the training subset lacks", "rename or move the folders"
+    ),
+    "empty-class": Code(WARNING, "classes without samples in a subset", "add samples, or drop the class"),
+    "imbalance": Code(
+        WARNING,
+        f"the largest class has more than {IMBALANCE} times the samples of the smallest",
+        "read accuracies class by class: ipucnn evaluate",
+    ),
+    "mask-values": Code(
+        ERROR,
+        "masks with other values than 0 and one more, the same in all masks",
+        "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
+    ),
+    "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
+    "nothing-to-learn": Code(
+        ERROR, "all samples of the set are of one class", "add samples of other classes"
+    ),
+    # -- samples among each other
+    "duplicate": Code(
+        WARNING, "samples that are in a subset more than once, pixel for pixel", "keep one of each"
+    ),
+    "conflict": Code(
+        ERROR,
+        "identical images with different labels or masks",
+        "at least one of the labels is wrong: mend or remove it",
+        as_published=True,
+    ),
+    "leakage": Code(
+        ERROR,
+        "evaluation samples that are in the training subset, too: accuracies come out too high",
+        "remove them from one of the subsets",
+        as_published=True,
+    ),
+    # -- all samples together
+    "statistics": Code(
+        ERROR,
+        "mean or standard deviation is not the published one",
+        "check the order of channels and the range of values, or whether this is the set it is called",
+    ),
+    "shift": Code(
+        WARNING,
+        "the subsets differ in brightness by more than chance",
+        "check that both were prepared in the same way",
+    ),
+}
+
+
+_WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
+    "no-eval-subset"
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of problem in one subset.
+
+    Attributes:
+        code: a key of CODES.
+        severity: ERROR or WARNING.
+        subset: "train" or "eval"; None for the set as a whole.
+        count: files, samples or classes it is about.
+        message: what is wrong.
+        examples: the first of them, each with its file or sample and what is wrong with it.
+        hint: what to do.
+    """
+
+    code: str
+    severity: str
+    subset: Optional[str]
+    count: int
+    message: str
+    examples: Tuple[str, ...]
+    hint: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is published about a set.
+
+    Attributes:
+        counts: samples by subset.
+        shape: (height, width, channels), where all samples have one.
+        mean, std: per channel in 0..255 units of the subsets in ``measured_on``; empty where nobody published them.
+        tolerance: how far a whole set may be from them: they are published rounded, or of other crops.
+        measured_on: the subsets they were computed from.
+        severity: of a difference.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    shape: Optional[Tuple[int, int, int]] = None
+    mean: Tuple[float, ...] = ()
+    std: Tuple[float, ...] = ()
+    tolerance: float = 0.05
+    measured_on: Tuple[str, ...] = (TRAIN,)
+    severity: str = ERROR
+
+
+class Measured(NamedTuple):
+    """What is kept of the pixels of some images.
+
+    Attributes:
+        digests: 16 bytes per image.
+        histogram: int64 [channels, 256] of all of them.
+        means: float64 [n, channels].
+        constant: bool [n]: all pixels of an image are one colour.
+    """
+
+    digests: bytes
+    histogram: Any
+    means: Any
+    constant: Any
+
+
+def measure(images: Any) -> Measured:
+    """Measures images of one size: uint8 [n, h, w, c]."""
+    from PIL import Image
+
+    images = np.ascontiguousarray(images)
+    num, height, width, channels = images.shape
+    shape = f"{height}x{width}x{channels}".encode()
+    digests = b"".join(
+        hashlib.blake2b(image.data, digest_size=DIGEST_BYTES, person=shape[:16]).digest() for image in images
+    )
+    if channels in (1, 3):
+        # Pillow counts many times faster than NumPy.
+        stacked = images.reshape(num * height, width, channels)
+        picture = Image.fromarray(stacked[..., 0] if channels == 1 else stacked)
+        histogram: Any = np.array(picture.histogram(), np.int64).reshape(channels, 256)
+    else:
+        histogram = np.stack(
+            [np.bincount(images[..., c].reshape(-1), minlength=256) for c in range(channels)]
+        )
+    if num == 1:
+        means = (histogram @ np.arange(256)[:, np.newaxis] / max(height * width, 1)).reshape(1, channels)
+        return Measured(digests, histogram, means, ((histogram > 0).sum(axis=1) == 1).all(keepdims=True))
+    pixels = images.reshape(num, height * width, channels)
+    constant = (pixels.max(axis=1) == pixels.min(axis=1)).all(axis=1)
+    return Measured(digests, histogram, pixels.mean(axis=1), constant)
+
+
+class Sample(NamedTuple):
+    """A sample for the contact sheet.
+
+    Attributes:
+        name: file, or file and number.
+        label: of the class, or the masked share.
+        problems: codes of findings about this sample alone.
+        image: uint8 [h, w, 1 or 3].
+        mask: uint8 [h, w] of classes, of segmentation sets.
+    """
+
+    name: str
+    label: str
+    problems: Tuple[str, ...]
+    image: Any
+    mask: Any = None
+
+
+@dataclass
+class Watcher:
+    """What wants to hear of the work while it goes on: a progress bar and a contact sheet.
+
+    Attributes:
+        on_total: called once with the number of samples that will be looked at.
+        on_progress: called with how many of how many are done.
+        wants: whether the sample at a position is to be drawn.
+        on_sample: called with the position and the sample that is.
+    """
+
+    on_total: Callable[[int], None] = lambda total: None
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    wants: Callable[[int], bool] = lambda position: False
+    on_sample: Callable[[int, Sample], None] = lambda position, sample: None
+
+
+class SubsetSurvey:
+    """What is gathered about one subset.
+
+    Attributes:
+        name: "train" or "eval".
+        num_stored: samples there are, whether or not a limit leaves some out.
+        chosen: bool [num_stored] of those a limit keeps; None for all.
+        name_of: the file, or file and number, of a sample by its number.
+        class_counts: samples (or pixels of masks) per class.
+        class_unit: "samples" or "pixels".
+        checked: samples that were looked at, unreadable ones included.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_stored = 0
+        self.chosen: Any = None
+        self.name_of: Callable[[int], str] = lambda index: f"sample {index}"
+        self.class_counts: Any = np.zeros(0, np.int64)
+        self.class_unit = "samples"
+        self.checked = 0
+        self.numbers = array("q")
+        self.labels = array("q")
+        self.digests = bytearray()
+        self.histogram: Any = None
+        self.smallest: Optional[Tuple[int, int]] = None
+        self.largest: Optional[Tuple[int, int]] = None
+        self._sums: Any = 0.0
+        self._squares: Any = 0.0
+
+    def is_chosen(self, number: int) -> bool:
+        """Whether a sample is to be looked at."""
+        return self.chosen is None or (number < len(self.chosen) and bool(self.chosen[number]))
+
+    def record(self, numbers: Sequence[int], labels: Sequence[int], measured: Measured, size: Any) -> None:
+        """Takes what is kept of some samples of one size (height, width)."""
+        self.numbers.extend(int(number) for number in numbers)
+        self.labels.extend(int(label) for label in labels)
+        self.digests += measured.digests
+        if self.histogram is None:
+            self.histogram = np.zeros_like(measured.histogram)
+        if len(measured.histogram) == len(self.histogram):
+            self.histogram += measured.histogram
+            self._sums = self._sums + measured.means.sum(axis=0)
+            self._squares = self._squares + (measured.means**2).sum(axis=0)
+        if len(numbers):
+            size = (int(size[0]), int(size[1]))
+            area = size[0] * size[1]
+            if self.smallest is None or area < self.smallest[0] * self.smallest[1]:
+                self.smallest = size
+            if self.largest is None or area > self.largest[0] * self.largest[1]:
+                self.largest = size
+
+    def count_classes(self, counts: Any) -> None:
+        """Adds samples or pixels per class: int [at most as many as classes]."""
+        if len(counts) > len(self.class_counts):
+            self.class_counts = np.pad(self.class_counts, (0, len(counts) - len(self.class_counts)))
+        self.class_counts[: len(counts)] += counts
+
+    def standard_error(self) -> float:
+        """Of the mean of an image's mean: the largest of all channels."""
+        num = len(self.numbers)
+        if num < 2:
+            return math.inf
+        variance = np.maximum(np.asarray(self._squares) / num - (np.asarray(self._sums) / num) ** 2, 0.0)
+        return float(np.sqrt(variance.max() / (num - 1)))
+
+
+@dataclass(frozen=True)
+class SubsetFacts:
+    """What a subset is, for the report; the attributes are the keys of the JSON (docs/datasets.md)."""
+
+    name: str
+    samples: int
+    expected: Optional[int]
+    checked: int
+    readable: int
+    smallest: Optional[Tuple[int, int]]
+    largest: Optional[Tuple[int, int]]
+    channels: Optional[int]
+    class_unit: str
+    classes: Tuple[Tuple[str, int], ...]
+    mean: Tuple[float, ...]
+    std: Tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result: what the set is, and what is wrong with it.
+
+    Attributes:
+        checksums: how many of each kind were compared: kind -> (right, wrong).
+    """
+
+    dataset: str
+    task: str
+    location: str
+    class_names: Tuple[str, ...]
+    allow_partial: bool
+    subsets: Tuple[SubsetFacts, ...]
+    known: Known
+    checksums: Mapping[str, Tuple[int, int]]
+    findings: Tuple[Finding, ...]
+
+    @property
+    def num_errors(self) -> int:
+        return sum(finding.severity == ERROR for finding in self.findings)
+
+    @property
+    def num_warnings(self) -> int:
+        return len(self.findings) - self.num_errors
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain data for JSON; docs/datasets.md describes the keys."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "dataset": self.dataset,
+            "task": self.task,
+            "location": self.location,
+            "allow_partial": self.allow_partial,
+            "verdict": "errors" if self.num_errors else "warnings" if self.findings else "ok",
+            "num_errors": self.num_errors,
+            "num_warnings": self.num_warnings,
+            "class_names": list(self.class_names),
+            "subsets": [
+                {
+                    "name": subset.name,
+                    "samples": subset.samples,
+                    "expected": subset.expected,
+                    "checked": subset.checked,
+                    "readable": subset.readable,
+                    "smallest": subset.smallest,
+                    "largest": subset.largest,
+                    "channels": subset.channels,
+                    "class_unit": subset.class_unit,
+                    "classes": [{"name": name, "count": count} for name, count in subset.classes],
+                    "mean": list(subset.mean),
+                    "std": list(subset.std),
+                }
+                for subset in self.subsets
+            ],
+            "published": {
+                "mean": list(self.known.mean),
+                "std": list(self.known.std),
+                "measured_on": list(self.known.measured_on),
+            }
+            if self.known.mean
+            else None,
+            "checksums": {
+                kind: {"right": right, "wrong": wrong} for kind, (right, wrong) in self.checksums.items()
+            },
+            "findings": [
+                {
+                    "code": finding.code,
+                    "severity": finding.severity,
+                    "subset": finding.subset,
+                    "count": finding.count,
+                    "message": finding.message,
+                    "examples": list(finding.examples),
+                    "hint": finding.hint,
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+class Survey:
+    """Gathers everything about a data set.
+
+    Args:
+        dataset: its name.
+        task: "classification" or "segmentation".
+        location: where it lies.
+        known: what is published about it.
+        watcher: what hears of the progress.
+        limits: by subset, as given with ``--limit-train`` and ``--limit-eval``.
+        image_size: (height, width) of the network's input, where it was given.
+        max_pixels: what an image may have at most.
+
+    Attributes:
+        class_names: set by the reader.
+        is_published: all files that hold samples have their published checksums; set by the reader.
+        checksums: kind -> [right, wrong].
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        task: str,
+        location: str,
+        known: Known,
+        watcher: Watcher,
+        limits: Mapping[str, Optional[str]],
+        image_size: Optional[Tuple[int, int]],
+        max_pixels: int,
+    ) -> None:
+        self.dataset, self.task, self.location, self.known = dataset, task, location, known
+        self.image_size, self.max_pixels = image_size, max_pixels
+        self.class_names: Tuple[str, ...] = ()
+        self.is_published = False
+        self.checksums: Dict[str, List[int]] = {}
+        self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
+        self._watcher, self._limits = watcher, limits
+        self._found: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
+        self._severities: Dict[str, str] = {}
+        self._tallies: Dict[str, Dict[str, List[Any]]] = {}
+        self._done = self._total = 0
+
+    # -- what readers say -------------------------------------------------------------------------------------
+
+    def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
+        """Notes a problem.
+
+        Args:
+            code: a key of CODES.
+            subset: that it is in; None for the set as a whole.
+            example: the file or sample, and what is wrong with it.
+            count: files, samples or classes it is about.
+        """
+        before, examples = self._found.get((code, subset), (0, []))
+        if example and len(examples) < MOST_EXAMPLES:
+            examples.append(printable(example))
+        self._found[code, subset] = (before + count, examples)
+
+    def check(self, kind: str, is_right: bool) -> None:
+        """Counts a checksum that was compared."""
+        self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
+
+    def tally(self, what: str, value: str, subset: str, example: str) -> None:
+        """Counts a property that all samples should have in common; see :meth:`odd_ones`."""
+        entry = self._tallies.setdefault(what, {}).setdefault(value, [0, {}])
+        entry[0] += 1
+        count, examples = entry[1].setdefault(subset, (0, []))
+        if len(examples) < MOST_EXAMPLES:
+            examples.append(example)
+        entry[1][subset] = (count + 1, examples)
+
+    def odd_ones(self, what: str, code: str, usual: Optional[Callable[[str], bool]] = None) -> None:
+        """Finds the samples whose property is not the one that most samples have.
+
+        Args:
+            what: as given to :meth:`tally`.
+            code: of the finding.
+            usual: which values may be the common one; any if not given.
+        """
+        values = self._tallies.get(what, {})
+        allowed = [value for value in values if usual is None or usual(value)]
+        common = max(allowed, key=lambda value: values[value][0], default=None)
+        for value, (_, by_subset) in values.items():
+            if value == common:
+                continue
+            for subset, (count, examples) in by_subset.items():
+                instead = f"{value}, not {common}" if common is not None else value
+                for number, example in enumerate(examples):
+                    self.find(
+                        code, subset, f"{example}: {instead}", count - len(examples) + 1 if not number else 1
+                    )
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Says how many samples each subset has, before any is handed in; limits are applied to these numbers."""
+        for number, name in enumerate((TRAIN, EVAL)):
+            size, subset = sizes.get(name, 0), self.subsets[name]
+            subset.num_stored = size
+            kept = parse_limit(self._limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
+            if kept < size:
+                subset.chosen = np.zeros(size, bool)
+                subset.chosen[permutation(size, 0, LIMIT, number)[:kept]] = True
+            self._total += kept
+        self._watcher.on_total(self._total)
+
+    @property
+    def num_done(self) -> int:
+        """Samples that were looked at: the position of the next one."""
+        return self._done
+
+    def wants(self, position: int) -> bool:
+        """Whether the sample at a position is one for the contact sheet."""
+        return self._watcher.wants(position)
+
+    def passed(self, subset: str, count: int = 1) -> None:
+        """So many samples were looked at that could not be read."""
+        self.subsets[subset].checked += count
+        self._advance(count)
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        self._watcher.on_progress(min(self._done, self._total), self._total)
+
+    def add(
+        self,
+        subset: str,
+        number: int,
+        label: int,
+        measured: Measured,
+        image: Any,
+        problems: Sequence[str] = (),
+        size: Optional[Tuple[int, int]] = None,
+    ) -> None:
+        """Takes one sample that a class is known of.
+
+        Args:
+            subset: it is in.
+            number: of it among the subset's.
+            label: its class.
+            measured: of its pixels.
+            image: uint8 [h, w, c]; None if :meth:`wants` said no.
+            problems: codes that were found about it already.
+            size: (height, width), where the image is not given.
+        """
+        self._take(subset, [number], [label], measured, size or image.shape[:2], lambda _: image, problems)
+
+    def add_arrays(self, subset: str, images: Any, labels: Any, first: int = 0) -> None:
+        """Takes samples in memory: uint8 [n, h, w, c] and whole numbers [n], numbered from ``first``."""
+        into = self.subsets[subset]
+        for start in range(0, len(images), BATCH):
+            numbers = [n for n in range(start, min(start + BATCH, len(images))) if into.is_chosen(first + n)]
+            if not numbers:
+                continue
+            batch = images[numbers]
+            self._take(
+                subset,
+                [first + n for n in numbers],
+                [int(labels[n]) for n in numbers],
+                measure(batch),
+                batch.shape[1:3],
+                lambda k, batch=batch: batch[k],  # type: ignore[misc]
+            )
+
+    def _take(
+        self,
+        subset: str,
+        numbers: Sequence[int],
+        labels: Sequence[int],
+        measured: Measured,
+        size: Any,
+        image_of: Callable[[int], Any],
+        problems: Sequence[str] = (),
+    ) -> None:
+        """Takes samples of one size, and checks each label and image by itself."""
+        into, num_classes = self.subsets[subset], len(self.class_names)
+        into.record(numbers, labels, measured, size)
+        legal = [label for label in labels if 0 <= label < num_classes]
+        into.count_classes(np.bincount(np.array(legal, np.int64), minlength=num_classes))
+        is_small = self.image_size is not None and (
+            size[0] < self.image_size[0] or size[1] < self.image_size[1]
+        )
+        for k, (number, label) in enumerate(zip(numbers, labels)):
+            own = list(problems)
+            if not 0 <= label < num_classes:
+                if "unknown-class" not in own:
+                    self.find(
+                        "label-range",
+                        subset,
+                        f"{into.name_of(number)}: label {label}, classes are 0 to {num_classes - 1}",
+                    )
+                own.append("label-range")
+            if measured.constant[k] and size[0] * size[1] > 1:
+                self.find("constant-image", subset, into.name_of(number))
+                own.append("constant-image")
+            if is_small:
+                self.find("small-image", subset, f"{into.name_of(number)}: {size[0]}x{size[1]}")
+                own.append("small-image")
+            if self._watcher.wants(self._done + k):
+                name = self.class_names[label] if 0 <= label < num_classes else f"label {label}"
+                self._watcher.on_sample(
+                    self._done + k, Sample(into.name_of(number), name, tuple(own), image_of(k))
+                )
+        into.checked += len(numbers)
+        self._advance(len(numbers))
+
+    def add_mask(self, subset: str, number: int, image: Any, mask: Any) -> None:
+        """Takes one sample with a mask: uint8 [h, w, c] and uint8 [h, w] of classes."""
+        into, num_classes = self.subsets[subset], len(self.class_names)
+        into.class_unit = "pixels"
+        measured = measure(image[np.newaxis])
+        into.record([number], [zlib.crc32(np.ascontiguousarray(mask).data)], measured, image.shape[:2])
+        counts: Any = np.bincount(mask.reshape(-1), minlength=num_classes)
+        into.count_classes(counts[:num_classes])
+        problems, name = [], into.name_of(number)
+        if counts[num_classes:].any():
+            self.find("label-range", subset, f"{name}: class {len(counts) - 1} of {num_classes} in its mask")
+            problems.append("label-range")
+        if (counts > 0).sum() == 1:
+            self.find("mask-constant", subset, f"{name}: all {self.class_names[int(counts.argmax())]}")
+            problems.append("mask-constant")
+        if measured.constant[0] and mask.size > 1:
+            self.find("constant-image", subset, name)
+            problems.append("constant-image")
+        if self._watcher.wants(self._done):
+            rarest = int(counts[:num_classes].argmin())
+            label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
+            self._watcher.on_sample(self._done, Sample(name, label, tuple(problems), image, mask == rarest))
+        into.checked += 1
+        self._advance(1)
+
+    # -- what follows -----------------------------------------------------------------------------------------
+
+    def finish(self, allow_partial: bool) -> Verification:
+        """Compares what was gathered, and gives the report."""
+        for subset in self.subsets.values():
+            self._check_counts(subset)
+            self._check_balance(subset)
+        self._check_classes()
+        self._check_same()
+        self._check_statistics()
+        findings = [
+            self._finding(code, subset, count, examples, allow_partial)
+            for (code, subset), (count, examples) in self._found.items()
+        ]
+        order = list(CODES)
+        findings.sort(key=lambda f: (f.severity != ERROR, order.index(f.code), f.subset or "", f.message))
+        return Verification(
+            self.dataset,
+            self.task,
+            self.location,
+            self.class_names,
+            allow_partial,
+            tuple(self._facts(subset) for subset in self.subsets.values()),
+            self.known,
+            {kind: (right, wrong) for kind, (right, wrong) in self.checksums.items()},
+            tuple(findings),
+        )
+
+    def _finding(
+        self, code: str, subset: Optional[str], count: int, examples: List[str], allow_partial: bool
+    ) -> Finding:
+        kind = CODES[code]
+        severity = self._severities.get(code, kind.severity)
+        hint = kind.hint
+        nothing = not any(len(one.numbers) for one in self.subsets.values())
+        if kind.partial and allow_partial and not nothing:
+            severity = WARNING
+            hint = hint.replace(", or pass --allow-partial", "").replace("; or pass --allow-partial", "")
+        if kind.as_published and self.is_published:
+            severity, hint = WARNING, "the set was published so: nothing is wrong with this copy"
+        return Finding(code, severity, subset, count, kind.message, tuple(examples), hint)
+
+    def _facts(self, subset: SubsetSurvey) -> SubsetFacts:
+        mean: Tuple[float, ...] = ()
+        std: Tuple[float, ...] = ()
+        if subset.histogram is not None:
+            mean, std = moments(subset.histogram)
+        counts = subset.class_counts if len(subset.numbers) else []
+        return SubsetFacts(
+            subset.name,
+            subset.num_stored,
+            self.known.counts.get(subset.name),
+            subset.checked,
+            len(subset.numbers),
+            subset.smallest,
+            subset.largest,
+            None if subset.histogram is None else len(subset.histogram),
+            subset.class_unit,
+            tuple((name, int(count)) for name, count in zip(self.class_names, counts)),
+            tuple(round(value, 3) for value in mean),
+            tuple(round(value, 3) for value in std),
+        )
+
+    def _check_counts(self, subset: SubsetSurvey) -> None:
+        expected = self.known.counts.get(subset.name)
+        if not subset.num_stored:
+            # What was found says more, where it says why there are none.
+            if not any(name in (subset.name, None) and code in _WHY_NONE for code, name in self._found):
+                self.find("missing-subset", subset.name, f"{self.location} has no samples for it")
+        elif expected is not None and subset.num_stored != expected:
+            code = "fewer-samples" if subset.num_stored < expected else "more-samples"
+            self.find(
+                code,
+                subset.name,
+                f"{subset.num_stored:,} of {expected:,}",
+                abs(expected - subset.num_stored),
+            )
+
+    def _check_balance(self, subset: SubsetSurvey) -> None:
+        counts: Any = subset.class_counts[: len(self.class_names)]
+        if not len(subset.numbers) or not counts.any() or subset.class_unit == "pixels":
+            return
+        # Of few samples, or a limited part, a class may be absent by chance.
+        if subset.chosen is None:
+            for label in np.nonzero(counts == 0)[0]:
+                self.find("empty-class", subset.name, self.class_names[label])
+        present = counts[counts > 0]
+        if present.max() > IMBALANCE * present.min():
+            most = counts.argmax()
+            least = np.where(counts > 0, counts, counts.max()).argmin()
+            self.find(
+                "imbalance",
+                subset.name,
+                f"{self.class_names[most]}: {counts[most]:,}, {self.class_names[least]}: {counts[least]:,}",
+            )
+
+    def _check_classes(self) -> None:
+        train = self.subsets[TRAIN]
+        if len(train.numbers) > 1 and train.class_unit == "samples" and (train.class_counts > 0).sum() == 1:
+            self.find("nothing-to-learn", TRAIN, self.class_names[int(train.class_counts.argmax())])
+        if train.class_unit == "pixels":
+            counts = (
+                train.class_counts + self.subsets[EVAL].class_counts
+                if len(self.subsets[EVAL].class_counts) == len(train.class_counts)
+                else train.class_counts
+            )
+            if counts.any() and (counts > 0).sum() == 1:
+                self.find("nothing-to-learn", None, self.class_names[int(counts.argmax())])
+
+    def _check_same(self) -> None:
+        """Samples that are pixel for pixel the same: in one subset, in both, and with different labels."""
+        train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
+        num_train = len(train.numbers)
+        digests: Any = np.frombuffer(bytes(train.digests + evaluation.digests), np.uint64).reshape(-1, 2)
+        if len(digests) < 2:
+            return
+        labels: Any = np.concatenate([np.array(s.labels, np.int64) for s in (train, evaluation)])
+        order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ones stay in their order
+        ordered = digests[order]
+        same = (ordered[1:] == ordered[:-1]).all(axis=1)
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+        groups = [order[start : end + 1] for start, end in zip(edges[::2], edges[1::2])]
+        for group in sorted(groups, key=lambda members: int(members[0])):
+            parts = {TRAIN: group[group < num_train], EVAL: group[group >= num_train]}
+            for name, members in parts.items():
+                if len(members) > 1:
+                    self.find("duplicate", name, self._same(members), len(members) - 1)
+            if len(parts[TRAIN]) and len(parts[EVAL]):
+                pair = [parts[EVAL][0], parts[TRAIN][0]]
+                self.find("leakage", EVAL, self._same(pair, with_subset=True), len(parts[EVAL]))
+            if (labels[group] != labels[group[0]]).any():
+                other = group[np.flatnonzero(labels[group] != labels[group[0]])[0]]
+                is_both = len(parts[TRAIN]) > 0 and len(parts[EVAL]) > 0
+                subset = None if is_both else TRAIN if len(parts[TRAIN]) else EVAL
+                shown = self._same([group[0], other], with_subset=is_both, with_label=True)
+                self.find("conflict", subset, shown, len(group))
+
+    def _same(self, members: Any, with_subset: bool = False, with_label: bool = False) -> str:
+        """Two samples of a group as an example names them, and how many more there are."""
+        texts = []
+        num_train = len(self.subsets[TRAIN].numbers)
+        for member in members[:2]:
+            name, at = (TRAIN, member) if member < num_train else (EVAL, member - num_train)
+            subset = self.subsets[name]
+            text = subset.name_of(subset.numbers[at])
+            if with_label and subset.class_unit == "samples":
+                label = subset.labels[at]
+                known = 0 <= label < len(self.class_names)
+                text += f" ({self.class_names[label] if known else label})"
+            texts.append(f"{name} {text}" if with_subset else text)
+        more = f" and {len(members) - 2} more" if len(members) > 2 else ""
+        return " = ".join(texts) + more
+
+    def _check_statistics(self) -> None:
+        train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
+        measured = [self.subsets[name] for name in self.known.measured_on]
+        histograms = [subset.histogram for subset in measured if subset.histogram is not None]
+        if self.known.mean and histograms and len({len(h) for h in histograms}) == 1:
+            self._compare_with_known(measured, sum(histograms))
+        if (
+            train.histogram is not None
+            and evaluation.histogram is not None
+            and len(train.histogram) == len(evaluation.histogram)
+            and min(len(train.numbers), len(evaluation.numbers)) >= 10
+        ):
+            means = [np.array(moments(subset.histogram)[0]) for subset in (train, evaluation)]
+            apart = float(np.abs(means[0] - means[1]).max())
+            # Photographs and slices differ a lot: a tenth of the range is more than any honest split shows.
+            if apart > 25.5 and apart > 6 * math.hypot(train.standard_error(), evaluation.standard_error()):
+                shown = " and ".join(_numbers(mean) for mean in means)
+                self.find("shift", None, f"mean of train and eval: {shown} of 255")
+
+    def _compare_with_known(self, measured: Sequence[SubsetSurvey], histogram: Any) -> None:
+        mean, std = moments(histogram)
+        num = sum(len(subset.numbers) for subset in measured)
+        expected = sum(self.known.counts.get(subset.name, 0) for subset in measured)
+        tolerance = self.known.tolerance
+        if num != expected:
+            # Of a part of the set the mean differs by chance; five standard errors are beyond it.
+            tolerance += 5 * max(subset.standard_error() for subset in measured)
+        wrong = [
+            f"{what} {_numbers(got)}, published {_numbers(should)} (0 to 255)"
+            for what, got, should in (("mean", mean, self.known.mean), ("deviation", std, self.known.std))
+            if should
+            and (len(got) != len(should) or any(abs(a - b) > tolerance for a, b in zip(got, should)))
+        ]
+        for text in wrong:
+            self._severities["statistics"] = self.known.severity
+            self.find("statistics", TRAIN if len(measured) == 1 else None, text)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
