@@ -39,8 +39,8 @@ def verify_dataset(
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags
-    from ipucnn.datasets.verification import Watcher
-    from ipucnn.datasets.verify_files import choose, verify
+    from ipucnn.datasets.verification.survey import Watcher
+    from ipucnn.datasets.verification.verify import choose, verify
     from ipucnn.filesystem import check_output, expand, write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.progress import ItemProgress

@@ -96,7 +96,7 @@ class Data:
     )
     allow_partial: bool = option(
         False,
-        "verify-dataset: what is missing of the data set (a subset, a file, samples) is a warning, not an error.",
+        "Verifying: what is missing of the data set (a subset, a file, samples) is a warning, not an error.",
         in_yaml=False,
         commands=("verify-dataset",),
     )

@@ -1,203 +1,59 @@
-"""What is found when a data set is verified: findings with codes, the facts of each subset, and what follows from both.
+"""What is gathered while a data set is verified, and what follows from it.
 
-The readers of ``verify_files`` and ``verify_tfds`` go over the samples and hand each to a :class:`Survey`, which keeps
+The walks of this folder go over the samples and hand each to a :class:`Survey`, which keeps
 no pixels: of every sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.
 From these :meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in
 both subsets, and a mean that is not the published one.  No TensorFlow.
 """
 
+import contextlib
 import hashlib
 import math
+import re
 import zlib
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.datasets.base import moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
+from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
+from ipucnn.errors import DataError
+from ipucnn.filesystem import file_size, is_file, open_regular
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
 """Of the JSON report; grows when a key changes its meaning or goes away."""
-ERROR, WARNING = "error", "warning"
-TRAIN, EVAL = "train", "eval"
 MOST_EXAMPLES = 10
 """Samples or files that a finding names; the count says how many there are."""
 DIGEST_BYTES = 16
 BATCH = 256
 """Samples in memory that are measured at once."""
-IMBALANCE = 10
-"""The largest class may have so many times the samples of the smallest."""
-LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
-
-
-@dataclass(frozen=True)
-class Code:
-    """A kind of finding.
-
-    Attributes:
-        severity: ERROR where training would fail or its result mislead, else WARNING.
-        message: what is wrong, of all that a finding counts.
-        hint: what to do about it.
-        partial: something of the set is not there, which ``--allow-partial`` makes a warning.
-        as_published: where all files are byte for byte the published ones, nobody can mend it: then it is a warning.
-    """
-
-    severity: str
-    message: str
-    hint: str
-    partial: bool = False
-    as_published: bool = False
-
-
-_AGAIN = "copy or download the files again"
-_PARTIAL = "copy or download what is missing, or pass --allow-partial"
-CODES: Dict[str, Code] = {
-    # -- what should be there
-    "missing-subset": Code(
-        ERROR, "a subset without samples", "add it, or pass --allow-partial", partial=True
-    ),
-    "no-eval-subset": Code(
-        WARNING, "the set has no subset for evaluation: the last 10 % of train serve as one", "none is needed"
-    ),
-    "missing-file": Code(ERROR, "files that are not there", _PARTIAL, partial=True),
-    "fewer-samples": Code(ERROR, "fewer samples than the set has", _PARTIAL, partial=True),
-    "more-samples": Code(
-        WARNING, "more samples than the set has", "check that nothing was mixed into the set"
-    ),
-    "unpaired": Code(
-        ERROR,
-        "images without a mask of their name, or masks without an image",
-        "add the partner or remove the file; training passes over it; or pass --allow-partial",
-        partial=True,
-    ),
-    "class-names": Code(
-        WARNING, "the file of the class names is not there", "copy it beside the data, for names in reports"
-    ),
-    "passed-over": Code(
-        WARNING,
-        "files or folders that are no samples, and are passed over",
-        "remove them, or check their names",
-    ),
-    # -- whether it can be read
-    "empty-file": Code(ERROR, "files of 0 bytes", _AGAIN),
-    "truncated": Code(ERROR, "files or samples that end too early", _AGAIN),
-    "checksum": Code(ERROR, "records or files whose checksum is wrong", _AGAIN),
-    "unreadable": Code(ERROR, "files or samples that cannot be read", "replace or remove them"),
-    "count-mismatch": Code(ERROR, "files with other numbers of images than labels", _AGAIN),
-    "not-published": Code(
-        WARNING,
-        "files that differ from the published ones, by their checksum",
-        "packed again or changed: compare the other findings, or download them again",
-    ),
-    "not-checked": Code(
-        WARNING, "parts that this command cannot look into", "store them as TFRecord to have them checked"
-    ),
-    # -- what a sample is
-    "wrong-dtype": Code(ERROR, "pixels or labels of another type than bytes", "convert them to uint8"),
-    "wrong-shape": Code(
-        ERROR, "samples of another size than the set's", "bring all samples to one size, or remove them"
-    ),
-    "wrong-mode": Code(
-        ERROR, "images or masks that are not 8-bit grey", "save them as 8-bit grey: PNG or TIFF"
-    ),
-    "odd-mode": Code(
-        WARNING,
-        "images whose pixels are of another mode than the set's; training converts them",
-        "check that they belong to the set; white is laid under transparency",
-    ),
-    "wrong-format": Code(
-        WARNING, "images in another format than their name's ending says", "rename them; they are read anyway"
-    ),
-    "several-frames": Code(
-        WARNING,
-        "images of several frames, of which the first is used",
-        "save the frames as images of their own",
-    ),
-    "small-image": Code(
-        WARNING, "images smaller than --image-size, which are enlarged", "use a smaller --image-size"
-    ),
-    "constant-image": Code(WARNING, "images of one colour all over", "check how they were exported"),
-    # -- labels
-    "label-range": Code(
-        ERROR, "labels that are none of the classes", "mend the labels, or remove the samples"
-    ),
-    "unknown-class": Code(
-        ERROR, "classes of the evaluation subset that the training subset lacks", "rename or move the folders"
-    ),
-    "empty-class": Code(WARNING, "classes without samples in a subset", "add samples, or drop the class"),
-    "imbalance": Code(
-        WARNING,
-        f"the largest class has more than {IMBALANCE} times the samples of the smallest",
-        "read accuracies class by class: ipucnn evaluate",
-    ),
-    "mask-values": Code(
-        ERROR,
-        "masks with other values than 0 and one more, the same in all masks",
-        "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
-    ),
-    "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
-    "nothing-to-learn": Code(
-        ERROR, "all samples of the set are of one class", "add samples of other classes"
-    ),
-    # -- samples among each other
-    "duplicate": Code(
-        WARNING, "samples that are in a subset more than once, pixel for pixel", "keep one of each"
-    ),
-    "conflict": Code(
-        ERROR,
-        "identical images with different labels or masks",
-        "at least one of the labels is wrong: mend or remove it",
-        as_published=True,
-    ),
-    "leakage": Code(
-        ERROR,
-        "evaluation samples that are in the training subset, too: accuracies come out too high",
-        "remove them from one of the subsets",
-        as_published=True,
-    ),
-    # -- all samples together
-    "statistics": Code(
-        ERROR,
-        "mean or standard deviation is not the published one",
-        "check the order of channels and the range of values, or whether this is the set it is called",
-    ),
-    "shift": Code(
-        WARNING,
-        "the subsets differ in brightness by more than chance",
-        "check that both were prepared in the same way",
-    ),
-}
-
-
 _WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
     "no-eval-subset"
 }
+LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One kind of problem in one subset.
-
-    Attributes:
-        code: a key of CODES.
-        severity: ERROR or WARNING.
-        subset: "train" or "eval"; None for the set as a whole.
-        count: files, samples or classes it is about.
-        message: what is wrong.
-        examples: the first of them, each with its file or sample and what is wrong with it.
-        hint: what to do.
-    """
-
-    code: str
-    severity: str
-    subset: Optional[str]
-    count: int
-    message: str
-    examples: Tuple[str, ...]
-    hint: str
+# Which kind of finding an error of a reader is, by words of its message without the file's name.
+_KINDS_OF_ERROR: Tuple[Tuple[str, str], ...] = (
+    ("truncated", "truncated"),
+    ("ended before", "truncated"),
+    ("CRC", "checksum"),
+    ("checksum", "checksum"),
+    ("8-bit grey", "wrong-mode"),
+    ("pixels of mode", "wrong-mode"),
+    ("has 0 and one other", "mask-values"),
+    ("pages of different sizes", "wrong-shape"),
+    ("not an array of bytes", "wrong-dtype"),
+    (" images but ", "count-mismatch"),
+)
+# Types of numbers in idx files besides unsigned bytes, by the third byte of the file.
+_OTHER_IDX_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
+_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -274,6 +130,8 @@ class Sample(NamedTuple):
         problems: codes of findings about this sample alone.
         image: uint8 [h, w, 1 or 3].
         mask: uint8 [h, w] of classes, of segmentation sets.
+        marked: the class that covers least of the mask.
+        num_classes: that masks may have.
     """
 
     name: str
@@ -281,6 +139,8 @@ class Sample(NamedTuple):
     problems: Tuple[str, ...]
     image: Any
     mask: Any = None
+    marked: int = 0
+    num_classes: int = 0
 
 
 @dataclass
@@ -528,6 +388,67 @@ class Survey:
         """Counts a checksum that was compared."""
         self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
 
+    @contextlib.contextmanager
+    def noting(self, subset: Optional[str], name: str, path: Path) -> Iterator[None]:
+        """Around the reading of a file or sample: what is refused becomes a finding, and the block ends there.
+
+        Args:
+            subset: it is in.
+            name: what to call it.
+            path: the file.
+        """
+        try:
+            yield
+        except DataError as error:
+            self.note_error(subset, name, error, path)
+
+    def note_error(
+        self, subset: Optional[str], name: str, error: DataError, path: Optional[Path] = None, said: str = ""
+    ) -> None:
+        """Turns what a reader refused into a finding.
+
+        Args:
+            subset: it is in.
+            name: the file or sample.
+            error: of the reader.
+            path: the file, which the message begins with.
+            said: what else the message calls it.
+        """
+        if path is not None and _is_empty(path):
+            self.find("empty-file", subset, name)
+            return
+        reason = error.message
+        shown = [] if path is None else [printable(str(path)), str(path)]
+        for prefix in (said, *(what + p for p in shown for what in ("image ", "mask ", ""))):
+            if prefix and reason.startswith(prefix):
+                reason = reason[len(prefix) :]
+                break
+        reason = reason.strip(" :,")
+        code = next((code for words, code in _KINDS_OF_ERROR if words in reason), "unreadable")
+        magic = re.search(r"starts with 0x([0-9a-f]{8})", reason)
+        if magic and int(magic.group(1), 16) >> 8 in _OTHER_IDX_TYPES:
+            code = "wrong-dtype"
+        self.find(code, subset, f"{name}: {reason}" if reason else name)
+
+    def is_as_published(self, subset: Optional[str], path: Path, kind: str, published: str) -> bool:
+        """Compares a file with the published checksum, and notes a difference.
+
+        Args:
+            subset: it is in.
+            path: of the file.
+            kind: MD5 or SHA-256.
+            published: hexadecimal.
+        """
+        digest = hashlib.new(kind.lower().replace("-", ""))
+        with open_regular(path) as file:
+            for chunk in iter(lambda: file.read(_READ_BYTES), b""):
+                digest.update(chunk)
+        is_right = digest.hexdigest() == published
+        self.check(f"{kind} of files", is_right)
+        if not is_right:
+            self.find("not-published", subset, f"{printable(path.name)}: {kind} {digest.hexdigest()}")
+        return is_right
+
     def tally(self, what: str, value: str, subset: str, example: str) -> None:
         """Counts a property that all samples should have in common; see :meth:`odd_ones`."""
         entry = self._tallies.setdefault(what, {}).setdefault(value, [0, {}])
@@ -691,7 +612,9 @@ class Survey:
         if self._watcher.wants(self._done):
             rarest = int(counts[:num_classes].argmin())
             label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
-            self._watcher.on_sample(self._done, Sample(name, label, tuple(problems), image, mask == rarest))
+            self._watcher.on_sample(
+                self._done, Sample(name, label, tuple(problems), image, mask, rarest, num_classes)
+            )
         into.checked += 1
         self._advance(1)
 
@@ -710,7 +633,7 @@ class Survey:
             for (code, subset), (count, examples) in self._found.items()
         ]
         order = list(CODES)
-        findings.sort(key=lambda f: (f.severity != ERROR, order.index(f.code), f.subset or "", f.message))
+        findings.sort(key=lambda f: (f.severity != ERROR, order.index(f.code), f.subset != TRAIN))
         return Verification(
             self.dataset,
             self.task,
@@ -888,3 +811,9 @@ class Survey:
 
 def _numbers(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
+
+
+def _is_empty(path: Path) -> bool:
+    with contextlib.suppress(DataError):
+        return is_file(path) and file_size(path) == 0
+    return False

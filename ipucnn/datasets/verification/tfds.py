@@ -15,8 +15,9 @@ import numpy as np
 
 from ipucnn.datasets import tfds as reader
 from ipucnn.datasets.limits import available_bytes
-from ipucnn.datasets.verification import EVAL, TRAIN, Survey
-from ipucnn.datasets.verify_files import Look, in_order, look_at, note_error, take_look
+from ipucnn.datasets.verification.findings import EVAL, TRAIN
+from ipucnn.datasets.verification.folders import Look, in_order, look_at, take_look
+from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file, open_regular
 from ipucnn.text import printable
@@ -163,7 +164,7 @@ def _walk_split(
         try:
             num_records = _walk_shard(survey, subset, shard, keys, shape)
         except DataError as error:
-            note_error(survey, subset, shard_name, error)
+            survey.note_error(subset, shard_name, error)
             continue
         num_there += num_records
         if num_records < shard.num_records:
@@ -218,7 +219,7 @@ def _walk_shard(
             try:
                 looked = result()
             except DataError as error:
-                note_error(survey, subset, name, DataError(error.message.replace("image", "", 1), error.hint))
+                survey.note_error(subset, name, error, said="image")
                 looked = None
             if item.code:
                 survey.find(item.code, subset, f"{name}: {item.problem}")
