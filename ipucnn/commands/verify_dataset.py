@@ -39,7 +39,7 @@ def verify_dataset(
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags
-    from ipucnn.datasets.verification.survey import Watcher
+    from ipucnn.datasets.verification.samples import Watcher
     from ipucnn.datasets.verification.verify import choose, verify
     from ipucnn.filesystem import check_output, expand, write_output
     from ipucnn.reports.console import note

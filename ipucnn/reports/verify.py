@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 from ipucnn.datasets.verification.findings import ERROR, Finding
-from ipucnn.datasets.verification.survey import Sample, SubsetFacts, Verification
+from ipucnn.datasets.verification.samples import Sample
+from ipucnn.datasets.verification.survey import SubsetFacts, Verification
 from ipucnn.reports.console import console
 from ipucnn.reports.contact_sheet import ContactSheet
 from ipucnn.reports.evaluate import plain_table, titled

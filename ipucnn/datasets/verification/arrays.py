@@ -83,9 +83,7 @@ def walk_idx(survey: Survey, name: str, folder: Path) -> None:
                 are_published = False
             elif path.suffix == ".gz":
                 with survey.noting(subset, path.name, path):
-                    are_published &= _is_as_published(
-                        survey, subset, path, "SHA-256", published[stem + ".gz"]
-                    )
+                    are_published &= survey.is_as_published(subset, path, "SHA-256", published[stem + ".gz"])
             else:
                 are_published = False  # nobody publishes checksums of the unpacked files
         if any(paths[subset, kind] is not None for kind in ("images", "labels")):

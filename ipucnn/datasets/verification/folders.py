@@ -13,7 +13,8 @@ from ipucnn.datasets import imagefolder
 from ipucnn.datasets.base import read_file
 from ipucnn.datasets.images import open_image, opened
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
-from ipucnn.datasets.verification.survey import Measured, Survey, measure
+from ipucnn.datasets.verification.samples import Measured, measure
+from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, is_folder, kind_of
 from ipucnn.hardware import num_cores

@@ -1,8 +1,8 @@
 """Verifying a data set: which one is meant, what is published about it, and the walk over its files.
 
-Each kind of set has one function that reads its files as training does, with the same readers, and hands every sample
-to a :class:`~ipucnn.datasets.verification.survey.Survey`.  What a reader refuses is noted, and the walk goes on with the next
-file, page or record.  Nothing is executed, and no more than one file's samples are in memory.
+Each kind of set has one walk, which reads its files as training does, with the same readers, and hands every sample to
+a :class:`~ipucnn.datasets.verification.survey.Survey`.  What a reader refuses is noted, and the walk goes on with the
+next file, page or record.  Nothing is executed, and no more than one file's samples are in memory.
 """
 
 from pathlib import Path
@@ -17,7 +17,8 @@ from ipucnn.datasets.verification.arrays import walk_cifar, walk_generated, walk
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.folders import walk_imagefolder
 from ipucnn.datasets.verification.masks import walk_imagemasks, walk_isbi2012
-from ipucnn.datasets.verification.survey import Known, Survey, Verification, Watcher
+from ipucnn.datasets.verification.samples import Watcher
+from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import Kind, expand, is_file, is_folder, kind_of, real, shown
 from ipucnn.text import printable
