@@ -1,6 +1,8 @@
 """A walk over class folders, and how encoded images are looked at, several at a time."""
 
 import contextlib
+import struct
+import zlib
 from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -162,6 +164,7 @@ _MODES = {
     "I": "16 or 32 bits",
     "F": "floating point",
 }
+_PNG = b"\x89PNG\r\n\x1a\n"
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg"),
     "MPO": (".jpg", ".jpeg"),
@@ -177,6 +180,7 @@ _ENDINGS = {
 
 def look_at(data: bytes, origin: str, wants_pixels: bool, max_pixels: int, channels: int = 3) -> Look:
     """Decodes an image as training does, and says what it was before.  Raises DataError."""
+    check_png(data, origin)
     with opened(data, origin, max_pixels) as image:
         mode, form, frames = str(image.mode), str(image.format), 1
         if form in ("GIF", "WEBP", "TIFF", "PNG"):
@@ -189,6 +193,29 @@ def look_at(data: bytes, origin: str, wants_pixels: bool, max_pixels: int, chann
     mode = _MODES.get("I" if mode.startswith("I;") else mode, f"mode {mode}")
     measured = measure(pixels[np.newaxis])
     return Look(measured, mode, form, frames, pixels.shape[:2], pixels if wants_pixels else None)
+
+
+def check_png(data: bytes, origin: str) -> None:
+    """Compares the checksums of a PNG file's chunks, which decoding does not look at where the pixels can be made out.
+
+    Raises:
+        DataError: one is wrong, or the file has no end.
+    """
+    at = len(_PNG)
+    if data[:at] != _PNG:
+        return
+    while at + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if at + 12 + length > len(data):
+            break
+        (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
+        if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
+            name = printable(kind.decode("latin1"))
+            raise DataError(f"{origin}: the checksum of its chunk {name} is wrong", "get the file again")
+        if kind == b"IEND":
+            return
+        at += 12 + length
+    raise DataError(f"{origin} is truncated: it has no end", "get the file again")
 
 
 def take_look(

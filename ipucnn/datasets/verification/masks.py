@@ -7,9 +7,11 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.datasets import imagefolder, imagemasks, isbi2012
+from ipucnn.datasets.base import read_file
 from ipucnn.datasets.masks import mask_values
 from ipucnn.datasets.tiff import open_volume, page_name, read_page
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
+from ipucnn.datasets.verification.folders import check_png
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_folder
@@ -126,10 +128,12 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
                 continue
             image = mask = None
             with survey.noting(subset, names[number], image_path):
+                check_png(read_file(str(image_path)), f"image {image_path}")
                 image = imagemasks.read_image(image_path, survey.max_pixels)
                 survey.tally("size", _size(image.shape), subset, names[number])
             mask_name = _below(mask_path, folder)
             with survey.noting(subset, mask_name, mask_path):
+                check_png(read_file(str(mask_path)), f"mask {mask_path}")
                 mask = imagemasks.read_mask(mask_path, survey.max_pixels)
                 other = _check_mask(survey, subset, mask_name, mask, other)
             if image is None or mask is None:
