@@ -445,7 +445,9 @@ MASKS = {
     "no masks": ("missing-file", lambda f: (f / "masks").rename(f / "other")),
     "an image of another size": (
         "wrong-shape",
-        lambda f: [Image.open(f / b / "3.png").resize((20, 20), 0).save(f / b / "3.png") for b in ("images", "masks")],
+        lambda f: [
+            Image.open(f / b / "3.png").resize((20, 20), 0).save(f / b / "3.png") for b in ("images", "masks")
+        ],
     ),
     "a mask of another size": (
         "wrong-shape",
@@ -455,10 +457,22 @@ MASKS = {
     "truncated mask": ("truncated", lambda f: rewrite(f / "masks" / "3.png", lambda d: d[:-20])),
     "an empty file": ("empty-file", lambda f: rewrite(f / "masks" / "3.png", lambda d: b"")),
     "two of a name": ("unreadable", lambda f: (f / "images" / "3.bmp").write_bytes(b"x")),
-    "a copy": ("duplicate", lambda f: [rewrite(f / b / "3.png", lambda d, b=b: (f / b / "4.png").read_bytes()) for b in ("images", "masks")]),
-    "other masks": ("conflict", lambda f: rewrite(f / "images" / "3.png", lambda d: (f / "images" / "4.png").read_bytes())),
-    "a leak": ("leakage", lambda f: rewrite(f / "images" / "9.png", lambda d: (f / "images" / "4.png").read_bytes())),
-}  # fmt: skip
+    "a copy": (
+        "duplicate",
+        lambda f: [
+            rewrite(f / b / "3.png", lambda d, b=b: (f / b / "4.png").read_bytes())
+            for b in ("images", "masks")
+        ],
+    ),
+    "other masks": (
+        "conflict",
+        lambda f: rewrite(f / "images" / "3.png", lambda d: (f / "images" / "4.png").read_bytes()),
+    ),
+    "a leak": (
+        "leakage",
+        lambda f: rewrite(f / "images" / "9.png", lambda d: (f / "images" / "4.png").read_bytes()),
+    ),
+}
 
 
 @pytest.mark.parametrize("what", MASKS)
@@ -485,7 +499,10 @@ def volume(folder, stem, change):
 VOLUMES = {
     "no labels": ("missing-file", lambda f: (f / "train-labels.tif").unlink()),
     "truncated": ("truncated", lambda f: rewrite(f / "train-volume.tif", lambda d: d[:-9000])),
-    "fewer pages": ("fewer-samples", lambda f: [volume(f, s, lambda p: p[:20]) for s in ("train-volume", "train-labels")]),
+    "fewer pages": (
+        "fewer-samples",
+        lambda f: [volume(f, s, lambda p: p[:20]) for s in ("train-volume", "train-labels")],
+    ),
     "fewer labels": ("count-mismatch", lambda f: volume(f, "train-labels", lambda p: p[:-1])),
     "a page of colour": ("wrong-mode", lambda f: volume(f, "train-volume", lambda p: [photo(), *p[1:]])),
     "a small page": ("wrong-shape", lambda f: volume(f, "train-volume", lambda p: [p[0][:100], *p[1:]])),
@@ -493,7 +510,7 @@ VOLUMES = {
     "no TIFF": ("unreadable", lambda f: photo("L").save(f / "train-volume.tif", "PNG")),
     "an empty file": ("empty-file", lambda f: rewrite(f / "train-labels.tif", lambda d: b"")),
     "a page twice": ("duplicate", lambda f: volume(f, "train-volume", lambda p: [p[1], *p[1:]])),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", VOLUMES)
@@ -515,7 +532,10 @@ def test_every_code_is_found_by_a_test():
 # ---------------------------------------------------------------- partial sets, limits, published sets
 
 
-@pytest.mark.parametrize("kind, what", [("cifar", "a file missing"), ("folders", "no val"), ("masks", "no partner"), ("volumes", "fewer pages")])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, what",
+    [("cifar", "a file missing"), ("folders", "no val"), ("masks", "no partner"), ("volumes", "fewer pages")],
+)
 def test_a_partial_set_may_be_allowed(made, kind, what):
     name, folder = made(kind)
     {"cifar": CIFAR, "folders": FOLDERS, "masks": MASKS, "volumes": VOLUMES}[kind][what][1](folder)
@@ -560,7 +580,16 @@ def test_what_was_published_so_is_a_warning(tmp_path):
 # ---------------------------------------------------------------- which set
 
 
-@pytest.mark.parametrize("kind, name", [("idx", "mnist"), ("cifar", "cifar10"), ("folders", "imagefolder"), ("masks", "imagemasks"), ("volumes", "isbi2012")])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("idx", "mnist"),
+        ("cifar", "cifar10"),
+        ("folders", "imagefolder"),
+        ("masks", "imagemasks"),
+        ("volumes", "isbi2012"),
+    ],
+)
 def test_a_folder_is_recognised(made, kind, name):
     _, folder = made(kind)
     assert verify.choose(str(folder), ".").name == name
@@ -662,7 +691,13 @@ def targets(tmp_path_factory):
     """Undamaged small sets, whose bytes are changed at random."""
     base = tmp_path_factory.mktemp("targets")
     made = {}
-    for name, write in (("mnist", write_idx), ("folders", write_folders), ("masks", write_masks), ("python", lambda f: write_cifar(f, False)), ("isbi2012", lambda f: write_volumes(f, 3, 16))):  # fmt: skip
+    for name, write in (
+        ("mnist", write_idx),
+        ("folders", write_folders),
+        ("masks", write_masks),
+        ("python", lambda f: write_cifar(f, False)),
+        ("isbi2012", lambda f: write_volumes(f, 3, 16)),
+    ):
         (base / name).mkdir()
         write(base / name)
         made[name] = base / name
@@ -725,7 +760,7 @@ def test_no_line_is_wider_than_the_terminal(run, made, columns):
 def test_the_json_has_the_documented_keys(run, made):
     name, folder = made("idx")
     IDX["a leak"][1](folder)
-    code, out, err = run("verify-dataset", name, "--dataset-path", folder, "--json")
+    code, out, _ = run("verify-dataset", name, "--dataset-path", folder, "--json")
     report = json.loads(out)
     assert code == 3 and report["schema_version"] == 1 and report["verdict"] == "errors"
     page = (Path(__file__).parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")

@@ -37,12 +37,15 @@ AUGMENTATION = {
 def _import_tfds() -> Any:
     try:
         import tensorflow_datasets
+
+        # What it needs itself it imports when it is first used.
+        tensorflow_datasets.disable_progress_bar()
+        connector = tensorflow_datasets.features.FeatureConnector
     except ImportError as error:
         raise MissingError(
             "reading a TFDS data set needs the package tensorflow-datasets", 'pip install "ipucnn[tfds]"'
         ) from error
-    tensorflow_datasets.disable_progress_bar()
-    refuse_foreign_features(tensorflow_datasets.features.FeatureConnector)
+    refuse_foreign_features(connector)
     return tensorflow_datasets
 
 

@@ -198,11 +198,13 @@ def _find_kinds(folder: Path) -> List[Choice]:
             location = find_location(name, folder)
             if location is not None:
                 found.append(Choice(name, location, "", record.task))
-    if found:
+    if any(choice.location == folder for choice in found):
         return found
     if _has_pairs_somewhere(folder):
-        return [Choice("imagemasks", folder, "", "segmentation")]
-    return [Choice("imagefolder", folder, "")] if _has_subset(folder) else []
+        found.append(Choice("imagemasks", folder, "", "segmentation"))
+    elif _has_subset(folder):
+        found.append(Choice("imagefolder", folder, ""))
+    return found
 
 
 def _has_subset(folder: Path) -> bool:
