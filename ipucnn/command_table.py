@@ -32,7 +32,7 @@ COMMANDS = {
             "verify-dataset",
             "verify_dataset",
             "verify_dataset",
-            "Check a data set's files.",
+            "Look at every sample of a data set, and say what is wrong.",
             "Look up and plan",
         ),
         Command(

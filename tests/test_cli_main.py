@@ -110,7 +110,8 @@ def test_command_help_lists_its_options_in_panels(capsys, monkeypatch, command, 
             "does not divide",
             "batches 2",
         ),
-        ("verify-dataset --dataset digits", 2, "not built yet", "train"),
+        ("verify-dataset digit", 2, "no such folder", "did you mean 'digits'?"),
+        ("verify-dataset mnist", 3, "mnist is not in", "--download"),
     ],
 )
 def test_what_users_get_wrong_is_explained(capsys, args, code, error, hint):

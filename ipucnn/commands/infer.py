@@ -117,8 +117,8 @@ def infer(
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
     from ipucnn.reports.console import ItemProgress, note
-    from ipucnn.reports.sheets import ContactSheet
     from ipucnn.reports.infer import print_predictions, save_results, write_results
+    from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.infer import OUTPUTS, infer_run
 

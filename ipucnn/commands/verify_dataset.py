@@ -1,15 +1,89 @@
-"""``ipucnn verify-dataset``: check a data set's files."""
+"""``ipucnn verify-dataset``: look at every sample of a data set, and say what is wrong."""
 
-from typing import Any, Mapping
+import json
+from typing import Any, Mapping, Optional
 
-from ipucnn.config.signature import with_run_options
-from ipucnn.errors import ConfigurationError
+import typer
+
+from ipucnn.config.signature import complete_dataset, with_run_options
+from ipucnn.errors import ConfigurationError, DataError
+
+DATASET = typer.Argument(
+    None,
+    metavar="DATASET",
+    help="Name of a data set, tfds:NAME, or a folder with any kind of data set in it.  "
+    "[default: the one in --dataset-path]",
+    show_default=False,
+    autocompletion=complete_dataset,
+)
+SHEET = typer.Option(
+    None,
+    "--contact-sheet",
+    metavar="FILE.png",
+    help="Draw up to 100 samples with their labels (30 with their masks).",
+)
 
 
 @with_run_options("verify-dataset", from_flags=True)
-def verify_dataset(flags: Mapping[str, Any]) -> None:
-    """Check that a data set's files are complete, readable and of the shapes and classes expected."""
-    raise ConfigurationError(
-        "ipucnn verify-dataset is not built yet",
-        "`ipucnn train --limit-train 1%` reads a part of the data set",
+def verify_dataset(
+    flags: Mapping[str, Any],
+    json_output: bool,
+    name: Optional[str] = DATASET,
+    contact_sheet: Optional[str] = SHEET,
+) -> None:
+    """Look at every sample of a data set, and say what is wrong with it.
+
+    Files that are missing, damaged or changed, counts, shapes, pixel modes, labels and their balance, duplicates,
+    samples in both subsets, mean and deviation. The exit code is 3 if there are errors, 0 if there are only warnings.
+    """
+    from ipucnn.config.options import RunConfig
+    from ipucnn.config.resolve import convert_flags
+    from ipucnn.datasets.verification.samples import Watcher
+    from ipucnn.datasets.verification.verify import choose, verify
+    from ipucnn.filesystem import check_output, expand, write_output
+    from ipucnn.reports.console import ItemProgress, note
+    from ipucnn.reports.verify import LabelSheet, print_verification
+
+    given = convert_flags(flags)
+    if name is not None and "dataset" in given:
+        raise ConfigurationError(
+            f"the data set is given twice: {name} and --dataset {given['dataset']}", "drop one of them"
+        )
+    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    if sheet_to is not None:
+        check_output(sheet_to, "--contact-sheet")
+    download = given.get("download", RunConfig.download)
+    choice = choose(
+        given.get("dataset") if name is None else name,
+        given.get("dataset_path", RunConfig.dataset_path),
+        download,
     )
+    sheet = LabelSheet(choice.task)
+    with ItemProgress("verifying") as progress:
+        found = verify(
+            choice,
+            download=download,
+            allow_partial=given.get("allow_partial", RunConfig.allow_partial),
+            limit_train=given.get("limit_train"),
+            limit_eval=given.get("limit_eval"),
+            image_size=given.get("image_size"),
+            max_pixels=given.get("max_image_pixels", RunConfig.max_image_pixels),
+            watcher=Watcher(on_progress=progress.update)
+            if sheet_to is None
+            else Watcher(sheet.expect, progress.update, sheet.wants, sheet.add),
+        )
+    if json_output:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_verification(found)
+    if sheet_to is not None and len(sheet):
+        write_output(sheet_to, sheet.save)
+        note(f"contact sheet of {len(sheet)} samples in {sheet_to}")
+    elif sheet_to is not None:
+        note("no contact sheet: no sample could be read")
+    if found.num_errors:
+        plural = "" if found.num_errors == 1 else "s"
+        raise DataError(
+            f"{found.dataset}: {found.num_errors} error{plural} in the data",
+            "each is described above, with what to do about it",
+        )

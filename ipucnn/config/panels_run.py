@@ -94,6 +94,12 @@ class Data:
         commands=("train", "evaluate", "infer", "verify-dataset"),
         default_text="all",
     )
+    allow_partial: bool = option(
+        False,
+        "Verifying: what is missing of the data set (a subset, a file, samples) is a warning, not an error.",
+        in_yaml=False,
+        commands=("verify-dataset",),
+    )
     shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
     pad_dataset: bool = option(
         False,

@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -197,10 +197,16 @@ def channel_statistics(images: Any) -> Tuple[Tuple[float, ...], Tuple[float, ...
 
     A constant channel has a standard deviation of 1, so that dividing by it is harmless.
     """
+    return moments(
+        np.bincount(images[..., channel].reshape(-1), minlength=256) for channel in range(images.shape[-1])
+    )
+
+
+def moments(histograms: Iterable[Any]) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
+    """As :func:`channel_statistics`, of how often each of the 256 values occurs in a channel."""
     values: Any = np.arange(256, dtype=np.float64)
     mean, std = [], []
-    for channel in range(images.shape[-1]):
-        counts = np.bincount(images[..., channel].reshape(-1), minlength=256)
+    for counts in histograms:
         total = max(int(counts.sum()), 1)
         centre = float((counts * values).sum() / total)
         spread = math.sqrt(float((counts * (values - centre) ** 2).sum() / total))

@@ -66,8 +66,11 @@ def find_layout(name: str, folder: Path) -> Optional[Layout]:
     return None
 
 
-def read_pickle(path: Path, label_key: str, num_classes: int) -> Tuple[Any, Any]:
-    """uint8 [n, 32, 32, 3] and int32 [n] of one file of the Python version.  Raises DataError."""
+def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[Any, Any]:
+    """uint8 [n, 32, 32, 3] and int32 [n] of one file of the Python version.  Raises DataError.
+
+    Without ``num_classes`` labels are given as they are, whatever classes there are.
+    """
     content = safe_unpickle(read_file(str(path)), str(path))
     if isinstance(content, dict):  # bytes keys: written by Python 3
         content = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
@@ -106,7 +109,7 @@ def _whole_numbers(path: Path, label_key: str, labels: Any) -> Any:
     return np.array(labels, np.int64)
 
 
-def read_binary(path: Path, num_label_bytes: int, num_classes: int) -> Tuple[Any, Any]:
+def read_binary(path: Path, num_label_bytes: int, num_classes: Optional[int]) -> Tuple[Any, Any]:
     """uint8 [n, 32, 32, 3] and int32 [n] of one file of the binary version.  Raises DataError.
 
     A record is the label (the last of ``num_label_bytes``: CIFAR-100 has a coarse one before it), then the
@@ -121,19 +124,26 @@ def read_binary(path: Path, num_label_bytes: int, num_classes: int) -> Tuple[Any
     return _checked(path, records[:, num_label_bytes:], labels, num_classes)
 
 
-def _checked(path: Path, planes: Any, labels: Any, num_classes: int) -> Tuple[Any, Any]:
+def _checked(path: Path, planes: Any, labels: Any, num_classes: Optional[int]) -> Tuple[Any, Any]:
     if len(planes) != len(labels):
         raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN)
     if len(planes) == 0:
         raise DataError(f"{path} has no images", AGAIN)
-    if labels.min() < 0 or labels.max() >= num_classes:
+    if num_classes is not None and (labels.min() < 0 or labels.max() >= num_classes):
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise DataError(f"{path} has label {wrong}; its classes are 0 to {num_classes - 1}", AGAIN)
     images = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, labels.astype(np.int32)
 
 
-def _class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
+def read_batch(name: str, layout: Layout, path: Path, num_classes: Optional[int]) -> Tuple[Any, Any]:
+    """Images and labels of one file of either version, as :func:`read_pickle` gives them.  Raises DataError."""
+    if layout.binary:
+        return read_binary(path, 1 if name == "cifar10" else 2, num_classes)
+    return read_pickle(path, layout.label_key, num_classes)
+
+
+def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
     """From the file that lists them; CIFAR-10's are known without it, CIFAR-100's become numbers."""
     known = CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
     path = folder / layout.meta
@@ -165,9 +175,7 @@ def open_cifar(name: str, folder: Path) -> DataSource:
         raise DataError(f"{folder} has no {name} files", hint)
 
     def read(file_name: str) -> Tuple[Any, Any]:
-        if layout.binary:
-            return read_binary(folder / file_name, 1 if name == "cifar10" else 2, NUM_CLASSES[name])
-        return read_pickle(folder / file_name, layout.label_key, NUM_CLASSES[name])
+        return read_batch(name, layout, folder / file_name, NUM_CLASSES[name])
 
     present: List[str] = [n for n in layout.train if is_file(folder / n)]
     if not present:
@@ -190,7 +198,7 @@ def open_cifar(name: str, folder: Path) -> DataSource:
         train,
         evaluation,
         name=name,
-        class_names=_class_names(name, folder, layout),
+        class_names=read_class_names(name, folder, layout),
         location=str(folder),
         augmentation="crop_flip",
         warnings=warnings,

@@ -26,13 +26,15 @@ def is_image_folder(folder: Path) -> bool:
     return is_folder(folder / "train") and find_eval(folder) is not None
 
 
-def _entries(folder: Path) -> List["os.DirEntry[str]"]:
+def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
+    """What lies in a folder, in the order of names; hidden files are left out."""
     # Not filesystem.entries: scandir knows the kind of most files without a question for each.
     with asking(folder), os.scandir(folder) as found:
         return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
 
 
-def _is(entry: "os.DirEntry[str]", kind: Kind) -> bool:
+def leads_to(entry: "os.DirEntry[str]", kind: Kind) -> bool:
+    """Whether an entry is, or links to, a folder or a regular file."""
     with asking(Path(entry.path)):
         return entry.is_dir() if kind is Kind.FOLDER else entry.is_file()
 
@@ -42,10 +44,10 @@ def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
     paths: List[str] = []
     labels: List[int] = []
     skipped = 0
-    for entry in _entries(part):
-        if not _is(entry, Kind.FOLDER):
+    for entry in list_folder(part):
+        if not leads_to(entry, Kind.FOLDER):
             continue
-        files = [f for f in _entries(Path(entry.path)) if _is(f, Kind.FILE)]
+        files = [f for f in list_folder(Path(entry.path)) if leads_to(f, Kind.FILE)]
         images = [f.path for f in files if f.name.lower().endswith(EXTENSIONS)]
         skipped += len(files) - len(images)
         if not images:
@@ -72,7 +74,7 @@ def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
     evaluation_part = find_eval(folder)
     if not is_folder(folder / "train") or evaluation_part is None:
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", LAYOUT)
-    names = [e.name for e in _entries(folder / "train") if _is(e, Kind.FOLDER)]
+    names = [e.name for e in list_folder(folder / "train") if leads_to(e, Kind.FOLDER)]
     classes = {class_name: label for label, class_name in enumerate(names)}
     train, skipped_train = _scan(folder / "train", classes)
     evaluation, skipped_eval = _scan(evaluation_part, classes)

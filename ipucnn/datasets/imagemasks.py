@@ -26,16 +26,16 @@ IMAGE_HINT = "save it as 8-bit grey: PNG, TIFF or JPEG"
 _MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
 
 
-def _has_pairs(folder: Path) -> bool:
+def has_pairs(folder: Path) -> bool:
     return is_folder(folder / "images") and is_folder(folder / "masks")
 
 
 def is_imagemasks(folder: Path) -> bool:
     """Whether a folder is laid out as pairs of images and masks."""
-    return _has_pairs(folder) or _has_pairs(folder / "train")
+    return has_pairs(folder) or has_pairs(folder / "train")
 
 
-def _files(folder: Path, is_mask: bool) -> Dict[str, Path]:
+def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
     """The image files of a folder by the name that pairs them."""
     found: Dict[str, Path] = {}
     for path in entries(folder):
@@ -50,7 +50,7 @@ def _files(folder: Path, is_mask: bool) -> Dict[str, Path]:
     return found
 
 
-def _read(path: Path, max_pixels: int) -> Any:
+def read_image(path: Path, max_pixels: int) -> Any:
     """uint8 [h, w].  As ``infer`` reads images: colour, more bits and several pages are refused."""
     origin = f"image {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, IMAGE_HINT) as image:
@@ -64,7 +64,7 @@ def _read(path: Path, max_pixels: int) -> Any:
     return pixels
 
 
-def _read_mask(path: Path, max_pixels: int) -> Any:
+def read_mask(path: Path, max_pixels: int) -> Any:
     """uint8 [h, w]; a colour or 16-bit mask is refused, for it would not keep its two values."""
     origin, hint = f"mask {printable(str(path))}", "masks are 8-bit grey PNG or TIFF"
     with opened(read_file(str(path)), origin, max_pixels, hint) as image:
@@ -77,7 +77,7 @@ def _read_mask(path: Path, max_pixels: int) -> Any:
 
 def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
     """Images [n, h, w, 1] and masks [n, h, w] with the values they are stored with, and warnings."""
-    images, masks = _files(folder / "images", False), _files(folder / "masks", True)
+    images, masks = files_by_name(folder / "images", False), files_by_name(folder / "masks", True)
     names = sorted(set(images) & set(masks))
     if not names:
         raise DataError(f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", LAYOUT)
@@ -88,7 +88,7 @@ def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
             passed_over.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
-        image, mask = _read(images[name], max_pixels), _read_mask(masks[name], max_pixels)
+        image, mask = read_image(images[name], max_pixels), read_mask(masks[name], max_pixels)
         if image.shape != mask.shape:
             sizes = ["x".join(map(str, a.shape)) for a in (image, mask)]
             raise DataError(
@@ -118,7 +118,7 @@ def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSou
         DataError: no pairs, sizes that differ, a file that is damaged or no 8-bit grey image, a mask of more than two
             values, or more pairs than half of the memory holds.
     """
-    own_split = _has_pairs(folder)
+    own_split = has_pairs(folder)
     if own_split:
         images, masks, passed_over = _read_part(folder, max_pixels)
         if len(images) < 2:
@@ -127,7 +127,7 @@ def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSou
         parts = [(images[:-held_out], masks[:-held_out]), (images[-held_out:], masks[-held_out:])]
     else:
         evaluation = find_eval(folder)
-        if not _has_pairs(folder / "train") or evaluation is None or not _has_pairs(evaluation):
+        if not has_pairs(folder / "train") or evaluation is None or not has_pairs(evaluation):
             raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
         parts, passed_over = [], []
         for part in (folder / "train", evaluation):

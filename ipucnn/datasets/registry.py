@@ -138,7 +138,7 @@ def _open(
     num_classes: Optional[int],
     max_image_pixels: int,
 ) -> DataSource:
-    name, location = choice.name, choice.location
+    name = choice.name
     if name == "digits":
         from ipucnn.datasets.digits import open_digits
 
@@ -153,15 +153,7 @@ def _open(
 
         classes = num_classes or (2 if choice.task == "segmentation" else 10)
         return open_random(*(image_shape or DEFAULT_SHAPE), classes, choice.task, seed)
-    if location is None and download and choice.download_to is not None:
-        if name.startswith(TFDS_PREFIX):
-            from ipucnn.datasets.tfds import prepare
-
-            location = prepare(name[len(TFDS_PREFIX) :], choice.download_to)
-        else:
-            location = download_files(name, choice.download_to)
-    if location is None:
-        raise DataError(f"data set {name} is not here", _how_to_get(name))
+    location = fetch(choice, download)
     if is_file(location / "dataset_info.json"):
         from ipucnn.datasets.tfds import open_tfds
 
@@ -175,6 +167,25 @@ def _open(
     if name == "imagemasks":
         return imagemasks.open_imagemasks(location, max_image_pixels)
     return imagefolder.open_imagefolder(location, name)
+
+
+def fetch(choice: Choice, download: bool) -> Path:
+    """Where the files of a set lie, after they were downloaded if they are to be.
+
+    Raises:
+        DataError: they are not here, or what was fetched is damaged.
+        MissingError: the network or a package is missing.
+    """
+    name = choice.name
+    if choice.location is not None:
+        return choice.location
+    if download and choice.download_to is not None:
+        if name.startswith(TFDS_PREFIX):
+            from ipucnn.datasets.tfds import prepare
+
+            return prepare(name[len(TFDS_PREFIX) :], choice.download_to)
+        return download_files(name, choice.download_to)
+    raise DataError(f"data set {name} is not here", _how_to_get(name))
 
 
 def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:

@@ -37,12 +37,15 @@ AUGMENTATION = {
 def _import_tfds() -> Any:
     try:
         import tensorflow_datasets
+
+        # What it needs itself it imports when it is first used.
+        tensorflow_datasets.disable_progress_bar()
+        connector = tensorflow_datasets.features.FeatureConnector
     except ImportError as error:
         raise MissingError(
             "reading a TFDS data set needs the package tensorflow-datasets", 'pip install "ipucnn[tfds]"'
         ) from error
-    tensorflow_datasets.disable_progress_bar()
-    refuse_foreign_features(tensorflow_datasets.features.FeatureConnector)
+    refuse_foreign_features(connector)
     return tensorflow_datasets
 
 
@@ -102,6 +105,32 @@ def _features(builder: Any, tfds: Any, name: str) -> Tuple[str, str]:
     return images[0], labels[0]
 
 
+def open_builder(name: str, folder: Path) -> Tuple[Any, str, str]:
+    """TFDS's builder of a prepared version, and the names of the image and the class in its examples.
+
+    Raises:
+        MissingError: tensorflow-datasets is not installed.
+        DataError: the description is damaged, or it is no 8-bit image classification set.
+    """
+    tfds = _import_tfds()
+    try:
+        builder = tfds.builder_from_directory(str(folder))
+        image_key, label_key = _features(builder, tfds, name)
+        feature = builder.info.features[image_key]
+        if np.dtype(feature.np_dtype) != np.uint8 or feature.shape[-1] not in (1, 3):
+            raise DataError(f"data set {name} has no 8-bit images of 1 or 3 channels", _OTHER_HINT)
+    except DataError:
+        raise
+    except Exception as error:  # an info file that is no JSON
+        raise _cannot_read(name, folder, error) from error
+    return builder, image_key, label_key
+
+
+def _cannot_read(name: str, folder: Path, error: Exception) -> DataError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again")
+
+
 def _splits(builder: Any, name: str) -> Tuple[str, str, List[str]]:
     """The train and evaluation parts, and a warning where the set has no part for evaluation."""
     available = builder.info.splits
@@ -127,13 +156,10 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         DataError: it is damaged, no 8-bit image classification set, or larger than 8 GiB in memory.
     """
     tfds = _import_tfds()
+    builder, image_key, label_key = open_builder(name, folder)
     try:
-        builder = tfds.builder_from_directory(str(folder))
-        image_key, label_key = _features(builder, tfds, name)
         train_split, eval_split, warnings = _splits(builder, name)
         shape = tuple(builder.info.features[image_key].shape)
-        if np.dtype(builder.info.features[image_key].np_dtype) != np.uint8 or shape[-1] not in (1, 3):
-            raise DataError(f"data set {name} has no 8-bit images of 1 or 3 channels", _OTHER_HINT)
         one_size = None not in shape
         stored = [builder.info.splits[s] for s in {train_split.split("[")[0], eval_split.split("[")[0]}]
         pixels = int(np.prod(shape)) if one_size else 0
@@ -148,9 +174,8 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         evaluation = read(builder, tfds, eval_split, image_key, label_key, name)
     except DataError:
         raise
-    except Exception as error:  # damaged records, a missing shard, an info file that is no JSON
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again") from error
+    except Exception as error:  # damaged records, a missing shard
+        raise _cannot_read(name, folder, error) from error
     for part, examples in ((train_split, train), (eval_split, evaluation)):
         if len(examples) == 0:
             raise DataError(f"data set {name} has no images in '{part}'", "prepare the data set again")

@@ -44,7 +44,8 @@ class ContactSheet:
     """Collects up to 100 images, evenly spread over all of them, and draws them.
 
     A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
-    wrong one says the true class, too, for those who can't tell the colours apart.
+    wrong one says the true class, too, for those who can't tell the colours apart.  Of a data set's own samples
+    (without ``predictions``) the label is written, and the frame is red where ``problems`` were found.
     """
 
     def __init__(self) -> None:
@@ -57,10 +58,14 @@ class ContactSheet:
         shown = min(total, MOST_IMAGES)
         self._wanted = {i * total // shown for i in range(shown)}
 
+    def wants(self, position: int) -> bool:
+        """Whether the image at a position is one of those shown."""
+        return position in self._wanted
+
     def add(self, position: int, result: Dict[str, Any], pixels: np.ndarray) -> None:
         """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
         self._given += 1
-        if position in self._wanted:
+        if self.wants(position):
             self._tiles.append((result, _small(pixels, TILE)))
 
     def __len__(self) -> int:
@@ -72,7 +77,8 @@ class ContactSheet:
 
         columns = min(COLUMNS, len(self._tiles))
         rows = -(-len(self._tiles) // columns)
-        lines = 3 if any("truth" in result for result, _ in self._tiles) else 2
+        has_third = any("truth" in result or result.get("problems") for result, _ in self._tiles)
+        lines = 3 if has_third else 2
         step = TILE + 2 * BORDER + MARGIN
         tall = step + lines * LINE
         head = LINE + MARGIN if self._given > len(self._tiles) else 0
@@ -83,7 +89,7 @@ class ContactSheet:
             draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
         for i, (result, thumbnail) in enumerate(self._tiles):
             left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
-            colour = GREY if "truth" not in result else GREEN if result["correct"] else RED
+            colour = _frame(result)
             side = TILE + 2 * BORDER
             draw.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
             inset = ((side - thumbnail.width) // 2, (side - thumbnail.height) // 2)
@@ -98,11 +104,20 @@ class ContactSheet:
         sheet.save(str(path), format="PNG")
 
 
+def _frame(result: Dict[str, Any]) -> Colour:
+    if "truth" in result:
+        return GREEN if result["correct"] else RED
+    return RED if result.get("problems") else GREY
+
+
 def _caption(result: Dict[str, Any]) -> List[Tuple[str, Colour]]:
-    """The predicted label, its probability with the file's name, and where it is wrong the true label."""
-    best = result["predictions"][0]
+    """The predicted label and its probability, or the label, the file's name, and in red what is wrong."""
     last = result["image"].rpartition("/")[2]
     name = last if "." in last else result["image"]
+    if "predictions" not in result:
+        lines = [(result["label"], BLACK), (name, DARK)]
+        return lines + ([(", ".join(result["problems"]), RED)] if result["problems"] else [])
+    best = result["predictions"][0]
     lines = [(f"{best['label']}: {best['probability']:.0%}", BLACK), (name, DARK)]
     if not result.get("correct", True):
         lines.append((f"is {result['truth']}", RED))

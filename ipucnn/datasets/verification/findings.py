@@ -1,0 +1,171 @@
+"""What can be wrong with a data set: a code, a severity and a hint for each kind of problem."""
+
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+ERROR, WARNING = "error", "warning"
+TRAIN, EVAL = "train", "eval"
+IMBALANCE = 10
+"""The largest class may have so many times the samples of the smallest."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kind of finding.
+
+    Attributes:
+        severity: ERROR where training would fail or its result mislead, else WARNING.
+        message: what is wrong, of all that a finding counts.
+        hint: what to do about it.
+        partial: something of the set is not there, which ``--allow-partial`` makes a warning.
+        as_published: where all files are byte for byte the published ones, nobody can mend it: then it is a warning.
+    """
+
+    severity: str
+    message: str
+    hint: str
+    partial: bool = False
+    as_published: bool = False
+
+
+_AGAIN = "copy or download the files again"
+_PARTIAL = "copy or download what is missing, or pass --allow-partial"
+CODES: Dict[str, Code] = {
+    # -- what should be there
+    "missing-subset": Code(
+        ERROR, "a subset without samples", "add it, or pass --allow-partial", partial=True
+    ),
+    "no-eval-subset": Code(
+        WARNING, "the set has no subset for evaluation: the last 10 % of train serve as one", "none is needed"
+    ),
+    "missing-file": Code(ERROR, "files that are not there", _PARTIAL, partial=True),
+    "fewer-samples": Code(ERROR, "fewer samples than the set has", _PARTIAL, partial=True),
+    "more-samples": Code(
+        WARNING, "more samples than the set has", "check that nothing was mixed into the set"
+    ),
+    "unpaired": Code(
+        ERROR,
+        "images without a mask of their name, or masks without an image",
+        "add the partner or remove the file; training passes over it; or pass --allow-partial",
+        partial=True,
+    ),
+    "class-names": Code(
+        WARNING, "the file of the class names is not there", "copy it beside the data, for names in reports"
+    ),
+    "passed-over": Code(
+        WARNING,
+        "files or folders that are no samples, and are passed over",
+        "remove them, or check their names",
+    ),
+    # -- whether it can be read
+    "empty-file": Code(ERROR, "files of 0 bytes", _AGAIN),
+    "truncated": Code(ERROR, "files or samples that end too early", _AGAIN),
+    "checksum": Code(ERROR, "records or files whose checksum is wrong", _AGAIN),
+    "unreadable": Code(ERROR, "files or samples that cannot be read", "replace or remove them"),
+    "count-mismatch": Code(ERROR, "files with other numbers of images than labels", _AGAIN),
+    "not-published": Code(
+        WARNING,
+        "files that differ from the published ones, by their checksum",
+        "packed again or changed: compare the other findings, or download them again",
+    ),
+    "not-checked": Code(
+        WARNING, "parts that this command cannot look into", "store them as TFRecord to have them checked"
+    ),
+    # -- what a sample is
+    "wrong-dtype": Code(ERROR, "pixels or labels of another type than bytes", "convert them to uint8"),
+    "wrong-shape": Code(
+        ERROR, "samples of another size than the set's", "bring all samples to one size, or remove them"
+    ),
+    "wrong-mode": Code(
+        ERROR, "images or masks that are not 8-bit grey", "save them as 8-bit grey: PNG or TIFF"
+    ),
+    "odd-mode": Code(
+        WARNING,
+        "images whose pixels are of another mode than the set's; training converts them",
+        "check that they belong to the set; white is laid under transparency",
+    ),
+    "wrong-format": Code(
+        WARNING, "images in another format than their name's ending says", "rename them; they are read anyway"
+    ),
+    "several-frames": Code(
+        WARNING,
+        "images of several frames, of which the first is used",
+        "save the frames as images of their own",
+    ),
+    "small-image": Code(
+        WARNING, "images smaller than --image-size, which are enlarged", "use a smaller --image-size"
+    ),
+    "constant-image": Code(WARNING, "images of one colour all over", "check how they were exported"),
+    # -- labels
+    "label-range": Code(
+        ERROR, "labels that are none of the classes", "mend the labels, or remove the samples"
+    ),
+    "unknown-class": Code(
+        ERROR, "classes of the evaluation subset that the training subset lacks", "rename or move the folders"
+    ),
+    "empty-class": Code(WARNING, "classes without samples in a subset", "add samples, or drop the class"),
+    "imbalance": Code(
+        WARNING,
+        f"the largest class has more than {IMBALANCE} times the samples of the smallest",
+        "read accuracies class by class: ipucnn evaluate",
+    ),
+    "mask-values": Code(
+        ERROR,
+        "masks with other values than 0 and one more, the same in all masks",
+        "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
+    ),
+    "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
+    "nothing-to-learn": Code(
+        ERROR, "all samples of the set are of one class", "add samples of other classes"
+    ),
+    # -- samples among each other
+    "duplicate": Code(
+        WARNING, "samples that are in a subset more than once, pixel for pixel", "keep one of each"
+    ),
+    "conflict": Code(
+        ERROR,
+        "identical images with different labels or masks",
+        "at least one of the labels is wrong: mend or remove it",
+        as_published=True,
+    ),
+    "leakage": Code(
+        ERROR,
+        "evaluation samples that are in the training subset, too: accuracies come out too high",
+        "remove them from one of the subsets",
+        as_published=True,
+    ),
+    # -- all samples together
+    "statistics": Code(
+        ERROR,
+        "mean or standard deviation is not the published one",
+        "check the order of channels and the range of values, or whether this is the set it is called",
+    ),
+    "shift": Code(
+        WARNING,
+        "the subsets differ in brightness by more than chance",
+        "check that both were prepared in the same way",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of problem in one subset.
+
+    Attributes:
+        code: a key of CODES.
+        severity: ERROR or WARNING.
+        subset: "train" or "eval"; None for the set as a whole.
+        count: files, samples or classes it is about.
+        message: what is wrong.
+        examples: the first of them, each with its file or sample and what is wrong with it.
+        hint: what to do.
+    """
+
+    code: str
+    severity: str
+    subset: Optional[str]
+    count: int
+    message: str
+    examples: Tuple[str, ...]
+    hint: str

@@ -1,0 +1,161 @@
+"""What is kept of samples while a data set is verified: no pixels, but digests, histograms and counts."""
+
+import hashlib
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+DIGEST_BYTES = 16
+
+
+class Measured(NamedTuple):
+    """What is kept of the pixels of some images.
+
+    Attributes:
+        digests: 16 bytes per image.
+        histogram: int64 [channels, 256] of all of them.
+        means: float64 [n, channels].
+        constant: bool [n]: all pixels of an image are one colour.
+    """
+
+    digests: bytes
+    histogram: Any
+    means: Any
+    constant: Any
+
+
+def measure(images: Any) -> Measured:
+    """Measures images of one size: uint8 [n, h, w, c]."""
+    from PIL import Image
+
+    images = np.ascontiguousarray(images)
+    num, height, width, channels = images.shape
+    shape = f"{height}x{width}x{channels}".encode()
+    digests = b"".join(
+        hashlib.blake2b(image.data, digest_size=DIGEST_BYTES, person=shape[:16]).digest() for image in images
+    )
+    if channels in (1, 3):
+        # Pillow counts many times faster than NumPy.
+        stacked = images.reshape(num * height, width, channels)
+        picture = Image.fromarray(stacked[..., 0] if channels == 1 else stacked)
+        histogram: Any = np.array(picture.histogram(), np.int64).reshape(channels, 256)
+    else:
+        histogram = np.stack(
+            [np.bincount(images[..., c].reshape(-1), minlength=256) for c in range(channels)]
+        )
+    if num == 1:
+        means = (histogram @ np.arange(256)[:, np.newaxis] / max(height * width, 1)).reshape(1, channels)
+        return Measured(digests, histogram, means, ((histogram > 0).sum(axis=1) == 1).all(keepdims=True))
+    pixels = images.reshape(num, height * width, channels)
+    constant = (pixels.max(axis=1) == pixels.min(axis=1)).all(axis=1)
+    return Measured(digests, histogram, pixels.mean(axis=1), constant)
+
+
+class Sample(NamedTuple):
+    """A sample for the contact sheet.
+
+    Attributes:
+        name: file, or file and number.
+        label: of the class, or the masked share.
+        problems: codes of findings about this sample alone.
+        image: uint8 [h, w, 1 or 3].
+        mask: uint8 [h, w] of classes, of segmentation sets.
+        marked: the class that covers least of the mask.
+        num_classes: that masks may have.
+    """
+
+    name: str
+    label: str
+    problems: Tuple[str, ...]
+    image: Any
+    mask: Any = None
+    marked: int = 0
+    num_classes: int = 0
+
+
+@dataclass
+class Watcher:
+    """What wants to hear of the work while it goes on: a progress bar and a contact sheet.
+
+    Attributes:
+        on_total: called once with the number of samples that will be looked at.
+        on_progress: called with how many of how many are done.
+        wants: whether the sample at a position is to be drawn.
+        on_sample: called with the position and the sample that is.
+    """
+
+    on_total: Callable[[int], None] = lambda total: None
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    wants: Callable[[int], bool] = lambda position: False
+    on_sample: Callable[[int, Sample], None] = lambda position, sample: None
+
+
+class SubsetSurvey:
+    """What is gathered about one subset.
+
+    Attributes:
+        name: "train" or "eval".
+        num_stored: samples there are, whether or not a limit leaves some out.
+        chosen: bool [num_stored] of those a limit keeps; None for all.
+        name_of: the file, or file and number, of a sample by its number.
+        class_counts: samples (or pixels of masks) per class.
+        class_unit: "samples" or "pixels".
+        checked: samples that were looked at, unreadable ones included.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_stored = 0
+        self.chosen: Any = None
+        self.name_of: Callable[[int], str] = lambda index: f"sample {index}"
+        self.class_counts: Any = np.zeros(0, np.int64)
+        self.class_unit = "samples"
+        self.checked = 0
+        self.numbers = array("q")
+        self.labels = array("q")
+        self.digests = bytearray()
+        self.histogram: Any = None
+        self.smallest: Optional[Tuple[int, int]] = None
+        self.largest: Optional[Tuple[int, int]] = None
+        self._sums: Any = 0.0
+        self._squares: Any = 0.0
+
+    def is_chosen(self, number: int) -> bool:
+        """Whether a sample is to be looked at."""
+        return self.chosen is None or (number < len(self.chosen) and bool(self.chosen[number]))
+
+    def record(self, numbers: Sequence[int], labels: Sequence[int], measured: Measured, size: Any) -> None:
+        """Takes what is kept of some samples of one size (height, width)."""
+        self.numbers.extend(int(number) for number in numbers)
+        self.labels.extend(int(label) for label in labels)
+        self.digests += measured.digests
+        if self.histogram is None:
+            self.histogram = np.zeros_like(measured.histogram)
+        if len(measured.histogram) == len(self.histogram):
+            self.histogram += measured.histogram
+            self._sums = self._sums + measured.means.sum(axis=0)
+            self._squares = self._squares + (measured.means**2).sum(axis=0)
+        if len(numbers):
+            size = (int(size[0]), int(size[1]))
+            area = size[0] * size[1]
+            if self.smallest is None or area < self.smallest[0] * self.smallest[1]:
+                self.smallest = size
+            if self.largest is None or area > self.largest[0] * self.largest[1]:
+                self.largest = size
+
+    def count_classes(self, counts: Any) -> None:
+        """Adds samples or pixels per class: int [at most as many as classes]."""
+        if len(counts) > len(self.class_counts):
+            self.class_counts = np.pad(self.class_counts, (0, len(counts) - len(self.class_counts)))
+        self.class_counts[: len(counts)] += counts
+
+    def standard_error(self) -> float:
+        """Of the mean of an image's mean: the largest of all channels."""
+        num = len(self.numbers)
+        if num < 2:
+            return math.inf
+        variance = np.maximum(np.asarray(self._squares) / num - (np.asarray(self._sums) / num) ** 2, 0.0)
+        return float(np.sqrt(variance.max() / (num - 1)))

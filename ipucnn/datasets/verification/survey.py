@@ -1,0 +1,668 @@
+"""What is gathered while a data set is verified, and what follows from it.
+
+The walks of this folder go over the samples and hand each to a :class:`Survey`, which keeps
+no pixels: of every sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.
+From these :meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in
+both subsets, and a mean that is not the published one.  No TensorFlow.
+"""
+
+import contextlib
+import hashlib
+import math
+import re
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import moments, parse_limit
+from ipucnn.datasets.hashing import LIMIT, permutation
+from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
+from ipucnn.datasets.verification.samples import Measured, Sample, SubsetSurvey, Watcher, measure
+from ipucnn.errors import DataError
+from ipucnn.filesystem import file_size, is_file, open_regular
+from ipucnn.text import printable
+
+SCHEMA_VERSION = 1
+"""Of the JSON report; grows when a key changes its meaning or goes away."""
+MOST_EXAMPLES = 10
+"""Samples or files that a finding names; the count says how many there are."""
+BATCH = 256
+"""Samples in memory that are measured at once."""
+_WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
+    "no-eval-subset"
+}
+LIMIT_OPTIONS = {TRAIN: "--limit-train", EVAL: "--limit-eval"}
+
+
+# Which kind of finding an error of a reader is, by words of its message without the file's name.
+_KINDS_OF_ERROR: Tuple[Tuple[str, str], ...] = (
+    ("truncated", "truncated"),
+    ("ended before", "truncated"),
+    ("CRC", "checksum"),
+    ("checksum", "checksum"),
+    ("8-bit grey", "wrong-mode"),
+    ("pixels of mode", "wrong-mode"),
+    ("has 0 and one other", "mask-values"),
+    ("pages of different sizes", "wrong-shape"),
+    ("not an array of bytes", "wrong-dtype"),
+    (" images but ", "count-mismatch"),
+)
+# Types of numbers in idx files besides unsigned bytes, by the third byte of the file.
+_OTHER_IDX_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is published about a set.
+
+    Attributes:
+        counts: samples by subset.
+        shape: (height, width, channels), where all samples have one.
+        mean, std: per channel in 0..255 units of the subsets in ``measured_on``; empty where nobody published them.
+        tolerance: how far a whole set may be from them: they are published rounded, or of other crops.
+        measured_on: the subsets they were computed from.
+        severity: of a difference.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    shape: Optional[Tuple[int, int, int]] = None
+    mean: Tuple[float, ...] = ()
+    std: Tuple[float, ...] = ()
+    tolerance: float = 0.05
+    measured_on: Tuple[str, ...] = (TRAIN,)
+    severity: str = ERROR
+
+
+@dataclass(frozen=True)
+class SubsetFacts:
+    """What a subset is, for the report; the attributes are the keys of the JSON (docs/datasets.md)."""
+
+    name: str
+    samples: int
+    expected: Optional[int]
+    checked: int
+    readable: int
+    smallest: Optional[Tuple[int, int]]
+    largest: Optional[Tuple[int, int]]
+    channels: Optional[int]
+    class_unit: str
+    classes: Tuple[Tuple[str, int], ...]
+    mean: Tuple[float, ...]
+    std: Tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result: what the set is, and what is wrong with it.
+
+    Attributes:
+        checksums: how many of each kind were compared: kind -> (right, wrong).
+    """
+
+    dataset: str
+    task: str
+    location: str
+    class_names: Tuple[str, ...]
+    allow_partial: bool
+    subsets: Tuple[SubsetFacts, ...]
+    known: Known
+    checksums: Mapping[str, Tuple[int, int]]
+    findings: Tuple[Finding, ...]
+
+    @property
+    def num_errors(self) -> int:
+        return sum(finding.severity == ERROR for finding in self.findings)
+
+    @property
+    def num_warnings(self) -> int:
+        return len(self.findings) - self.num_errors
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain data for JSON; docs/datasets.md describes the keys."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "dataset": self.dataset,
+            "task": self.task,
+            "location": self.location,
+            "allow_partial": self.allow_partial,
+            "verdict": "errors" if self.num_errors else "warnings" if self.findings else "ok",
+            "num_errors": self.num_errors,
+            "num_warnings": self.num_warnings,
+            "class_names": list(self.class_names),
+            "subsets": [
+                {
+                    "name": subset.name,
+                    "samples": subset.samples,
+                    "expected": subset.expected,
+                    "checked": subset.checked,
+                    "readable": subset.readable,
+                    "smallest": subset.smallest,
+                    "largest": subset.largest,
+                    "channels": subset.channels,
+                    "class_unit": subset.class_unit,
+                    "classes": [{"name": name, "count": count} for name, count in subset.classes],
+                    "mean": list(subset.mean),
+                    "std": list(subset.std),
+                }
+                for subset in self.subsets
+            ],
+            "published": {
+                "mean": list(self.known.mean),
+                "std": list(self.known.std),
+                "measured_on": list(self.known.measured_on),
+            }
+            if self.known.mean
+            else None,
+            "checksums": {
+                kind: {"right": right, "wrong": wrong} for kind, (right, wrong) in self.checksums.items()
+            },
+            "findings": [
+                {
+                    "code": finding.code,
+                    "severity": finding.severity,
+                    "subset": finding.subset,
+                    "count": finding.count,
+                    "message": finding.message,
+                    "examples": list(finding.examples),
+                    "hint": finding.hint,
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+class Survey:
+    """Gathers everything about a data set.
+
+    Args:
+        dataset: its name.
+        task: "classification" or "segmentation".
+        location: where it lies.
+        known: what is published about it.
+        watcher: what hears of the progress.
+        limits: by subset, as given with ``--limit-train`` and ``--limit-eval``.
+        image_size: (height, width) of the network's input, where it was given.
+        max_pixels: what an image may have at most.
+
+    Attributes:
+        class_names: set by the reader.
+        is_published: all files that hold samples have their published checksums; set by the reader.
+        checksums: kind -> [right, wrong].
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        task: str,
+        location: str,
+        known: Known,
+        watcher: Watcher,
+        limits: Mapping[str, Optional[str]],
+        image_size: Optional[Tuple[int, int]],
+        max_pixels: int,
+    ) -> None:
+        self.dataset, self.task, self.location, self.known = dataset, task, location, known
+        self.image_size, self.max_pixels = image_size, max_pixels
+        self.class_names: Tuple[str, ...] = ()
+        self.is_published = False
+        self.checksums: Dict[str, List[int]] = {}
+        self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
+        self._watcher, self._limits = watcher, limits
+        self._found: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
+        self._severities: Dict[str, str] = {}
+        self._tallies: Dict[str, Dict[str, List[Any]]] = {}
+        self._done = self._total = 0
+
+    # -- what readers say -------------------------------------------------------------------------------------
+
+    def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
+        """Notes a problem.
+
+        Args:
+            code: a key of CODES.
+            subset: that it is in; None for the set as a whole.
+            example: the file or sample, and what is wrong with it.
+            count: files, samples or classes it is about.
+        """
+        before, examples = self._found.get((code, subset), (0, []))
+        if example and len(examples) < MOST_EXAMPLES:
+            examples.append(printable(example))
+        self._found[code, subset] = (before + count, examples)
+
+    def check(self, kind: str, is_right: bool) -> None:
+        """Counts a checksum that was compared."""
+        self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
+
+    @contextlib.contextmanager
+    def noting(self, subset: Optional[str], name: str, path: Path) -> Iterator[None]:
+        """Around the reading of a file or sample: what is refused becomes a finding, and the block ends there.
+
+        Args:
+            subset: it is in.
+            name: what to call it.
+            path: the file.
+        """
+        try:
+            yield
+        except DataError as error:
+            self.note_error(subset, name, error, path)
+
+    def note_error(
+        self, subset: Optional[str], name: str, error: DataError, path: Optional[Path] = None, said: str = ""
+    ) -> None:
+        """Turns what a reader refused into a finding.
+
+        Args:
+            subset: it is in.
+            name: the file or sample.
+            error: of the reader.
+            path: the file, which the message begins with.
+            said: what else the message calls it.
+        """
+        if path is not None and _is_empty(path):
+            self.find("empty-file", subset, name)
+            return
+        reason = error.message
+        shown = [] if path is None else [printable(str(path)), str(path)]
+        for prefix in (said, *(what + p for p in shown for what in ("image ", "mask ", ""))):
+            if prefix and reason.startswith(prefix):
+                reason = reason[len(prefix) :]
+                break
+        reason = reason.strip(" :,")
+        code = next((code for words, code in _KINDS_OF_ERROR if words in reason), "unreadable")
+        magic = re.search(r"starts with 0x([0-9a-f]{8})", reason)
+        if magic and int(magic.group(1), 16) >> 8 in _OTHER_IDX_TYPES:
+            code = "wrong-dtype"
+        self.find(code, subset, f"{name}: {reason}" if reason else name)
+
+    def is_as_published(self, subset: Optional[str], path: Path, kind: str, published: str) -> bool:
+        """Compares a file with the published checksum, and notes a difference.
+
+        Args:
+            subset: it is in.
+            path: of the file.
+            kind: MD5 or SHA-256.
+            published: hexadecimal.
+        """
+        digest = hashlib.new(kind.lower().replace("-", ""))
+        with open_regular(path) as file:
+            for chunk in iter(lambda: file.read(_READ_BYTES), b""):
+                digest.update(chunk)
+        is_right = digest.hexdigest() == published
+        self.check(f"{kind} of files", is_right)
+        if not is_right:
+            self.find("not-published", subset, f"{printable(path.name)}: {kind} {digest.hexdigest()}")
+        return is_right
+
+    def tally(self, what: str, value: str, subset: str, example: str) -> None:
+        """Counts a property that all samples should have in common; see :meth:`odd_ones`."""
+        entry = self._tallies.setdefault(what, {}).setdefault(value, [0, {}])
+        entry[0] += 1
+        count, examples = entry[1].setdefault(subset, (0, []))
+        if len(examples) < MOST_EXAMPLES:
+            examples.append(example)
+        entry[1][subset] = (count + 1, examples)
+
+    def odd_ones(self, what: str, code: str, usual: Optional[Callable[[str], bool]] = None) -> None:
+        """Finds the samples whose property is not the one that most samples have.
+
+        Args:
+            what: as given to :meth:`tally`.
+            code: of the finding.
+            usual: which values may be the common one; any if not given.
+        """
+        values = self._tallies.get(what, {})
+        allowed = [value for value in values if usual is None or usual(value)]
+        common = max(allowed, key=lambda value: values[value][0], default=None)
+        for value, (_, by_subset) in values.items():
+            if value == common:
+                continue
+            for subset, (count, examples) in by_subset.items():
+                instead = f"{value}, not {common}" if common is not None else value
+                for number, example in enumerate(examples):
+                    self.find(
+                        code, subset, f"{example}: {instead}", count - len(examples) + 1 if not number else 1
+                    )
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Says how many samples each subset has, before any is handed in; limits are applied to these numbers."""
+        for number, name in enumerate((TRAIN, EVAL)):
+            size, subset = sizes.get(name, 0), self.subsets[name]
+            subset.num_stored = size
+            kept = parse_limit(self._limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
+            if kept < size:
+                subset.chosen = np.zeros(size, bool)
+                subset.chosen[permutation(size, 0, LIMIT, number)[:kept]] = True
+            self._total += kept
+        self._watcher.on_total(self._total)
+
+    @property
+    def num_done(self) -> int:
+        """Samples that were looked at: the position of the next one."""
+        return self._done
+
+    def wants(self, position: int) -> bool:
+        """Whether the sample at a position is one for the contact sheet."""
+        return self._watcher.wants(position)
+
+    def passed(self, subset: str, count: int = 1) -> None:
+        """So many samples were looked at that could not be read."""
+        self.subsets[subset].checked += count
+        self._advance(count)
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        self._watcher.on_progress(min(self._done, self._total), self._total)
+
+    def add(
+        self,
+        subset: str,
+        number: int,
+        label: int,
+        measured: Measured,
+        image: Any,
+        problems: Sequence[str] = (),
+        size: Optional[Tuple[int, int]] = None,
+    ) -> None:
+        """Takes one sample that a class is known of.
+
+        Args:
+            subset: it is in.
+            number: of it among the subset's.
+            label: its class.
+            measured: of its pixels.
+            image: uint8 [h, w, c]; None if :meth:`wants` said no.
+            problems: codes that were found about it already.
+            size: (height, width), where the image is not given.
+        """
+        self._take(subset, [number], [label], measured, size or image.shape[:2], lambda _: image, problems)
+
+    def add_arrays(self, subset: str, images: Any, labels: Any, first: int = 0) -> None:
+        """Takes samples in memory: uint8 [n, h, w, c] and whole numbers [n], numbered from ``first``."""
+        into = self.subsets[subset]
+        for start in range(0, len(images), BATCH):
+            numbers = [n for n in range(start, min(start + BATCH, len(images))) if into.is_chosen(first + n)]
+            if not numbers:
+                continue
+            batch = images[numbers]
+            self._take(
+                subset,
+                [first + n for n in numbers],
+                [int(labels[n]) for n in numbers],
+                measure(batch),
+                batch.shape[1:3],
+                lambda k, batch=batch: batch[k],  # type: ignore[misc]
+            )
+
+    def _take(
+        self,
+        subset: str,
+        numbers: Sequence[int],
+        labels: Sequence[int],
+        measured: Measured,
+        size: Any,
+        image_of: Callable[[int], Any],
+        problems: Sequence[str] = (),
+    ) -> None:
+        """Takes samples of one size, and checks each label and image by itself."""
+        into, num_classes = self.subsets[subset], len(self.class_names)
+        into.record(numbers, labels, measured, size)
+        legal = [label for label in labels if 0 <= label < num_classes]
+        into.count_classes(np.bincount(np.array(legal, np.int64), minlength=num_classes))
+        is_small = self.image_size is not None and (
+            size[0] < self.image_size[0] or size[1] < self.image_size[1]
+        )
+        for k, (number, label) in enumerate(zip(numbers, labels)):
+            own = list(problems)
+            if not 0 <= label < num_classes:
+                if "unknown-class" not in own:
+                    self.find(
+                        "label-range",
+                        subset,
+                        f"{into.name_of(number)}: label {label}, classes are 0 to {num_classes - 1}",
+                    )
+                own.append("label-range")
+            if measured.constant[k] and size[0] * size[1] > 1:
+                self.find("constant-image", subset, into.name_of(number))
+                own.append("constant-image")
+            if is_small:
+                self.find("small-image", subset, f"{into.name_of(number)}: {size[0]}x{size[1]}")
+                own.append("small-image")
+            if self._watcher.wants(self._done + k):
+                name = self.class_names[label] if 0 <= label < num_classes else f"label {label}"
+                self._watcher.on_sample(
+                    self._done + k, Sample(into.name_of(number), name, tuple(own), image_of(k))
+                )
+        into.checked += len(numbers)
+        self._advance(len(numbers))
+
+    def add_mask(self, subset: str, number: int, image: Any, mask: Any) -> None:
+        """Takes one sample with a mask: uint8 [h, w, c] and uint8 [h, w] of classes."""
+        into, num_classes = self.subsets[subset], len(self.class_names)
+        into.class_unit = "pixels"
+        measured = measure(image[np.newaxis])
+        into.record([number], [zlib.crc32(np.ascontiguousarray(mask).data)], measured, image.shape[:2])
+        counts: Any = np.bincount(mask.reshape(-1), minlength=num_classes)
+        into.count_classes(counts[:num_classes])
+        problems, name = [], into.name_of(number)
+        if counts[num_classes:].any():
+            self.find("label-range", subset, f"{name}: class {len(counts) - 1} of {num_classes} in its mask")
+            problems.append("label-range")
+        if (counts > 0).sum() == 1:
+            self.find("mask-constant", subset, f"{name}: all {self.class_names[int(counts.argmax())]}")
+            problems.append("mask-constant")
+        if measured.constant[0] and mask.size > 1:
+            self.find("constant-image", subset, name)
+            problems.append("constant-image")
+        if self._watcher.wants(self._done):
+            rarest = int(counts[:num_classes].argmin())
+            label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
+            self._watcher.on_sample(
+                self._done, Sample(name, label, tuple(problems), image, mask, rarest, num_classes)
+            )
+        into.checked += 1
+        self._advance(1)
+
+    # -- what follows -----------------------------------------------------------------------------------------
+
+    def finish(self, allow_partial: bool) -> Verification:
+        """Compares what was gathered, and gives the report."""
+        for subset in self.subsets.values():
+            self._check_counts(subset)
+            self._check_balance(subset)
+        self._check_classes()
+        self._check_same()
+        self._check_statistics()
+        findings = [
+            self._finding(code, subset, count, examples, allow_partial)
+            for (code, subset), (count, examples) in self._found.items()
+        ]
+        order = list(CODES)
+        findings.sort(key=lambda f: (f.severity != ERROR, order.index(f.code), f.subset != TRAIN))
+        return Verification(
+            self.dataset,
+            self.task,
+            self.location,
+            self.class_names,
+            allow_partial,
+            tuple(self._facts(subset) for subset in self.subsets.values()),
+            self.known,
+            {kind: (right, wrong) for kind, (right, wrong) in self.checksums.items()},
+            tuple(findings),
+        )
+
+    def _finding(
+        self, code: str, subset: Optional[str], count: int, examples: List[str], allow_partial: bool
+    ) -> Finding:
+        kind = CODES[code]
+        severity = self._severities.get(code, kind.severity)
+        hint = kind.hint
+        nothing = not any(len(one.numbers) for one in self.subsets.values())
+        if kind.partial and allow_partial and not nothing:
+            severity = WARNING
+            hint = hint.replace(", or pass --allow-partial", "").replace("; or pass --allow-partial", "")
+        if kind.as_published and self.is_published:
+            severity, hint = WARNING, "the set was published so: nothing is wrong with this copy"
+        return Finding(code, severity, subset, count, kind.message, tuple(examples), hint)
+
+    def _facts(self, subset: SubsetSurvey) -> SubsetFacts:
+        mean: Tuple[float, ...] = ()
+        std: Tuple[float, ...] = ()
+        if subset.histogram is not None:
+            mean, std = moments(subset.histogram)
+        counts = subset.class_counts if len(subset.numbers) else []
+        return SubsetFacts(
+            subset.name,
+            subset.num_stored,
+            self.known.counts.get(subset.name),
+            subset.checked,
+            len(subset.numbers),
+            subset.smallest,
+            subset.largest,
+            None if subset.histogram is None else len(subset.histogram),
+            subset.class_unit,
+            tuple((name, int(count)) for name, count in zip(self.class_names, counts)),
+            tuple(round(value, 3) for value in mean),
+            tuple(round(value, 3) for value in std),
+        )
+
+    def _check_counts(self, subset: SubsetSurvey) -> None:
+        expected = self.known.counts.get(subset.name)
+        if not subset.num_stored:
+            # What was found says more, where it says why there are none.
+            if not any(name in (subset.name, None) and code in _WHY_NONE for code, name in self._found):
+                self.find("missing-subset", subset.name, f"{self.location} has no samples for it")
+        elif expected is not None and subset.num_stored != expected:
+            code = "fewer-samples" if subset.num_stored < expected else "more-samples"
+            self.find(
+                code,
+                subset.name,
+                f"{subset.num_stored:,} of {expected:,}",
+                abs(expected - subset.num_stored),
+            )
+
+    def _check_balance(self, subset: SubsetSurvey) -> None:
+        counts: Any = subset.class_counts[: len(self.class_names)]
+        if not len(subset.numbers) or not counts.any() or subset.class_unit == "pixels":
+            return
+        # Of few samples, or a limited part, a class may be absent by chance.
+        if subset.chosen is None:
+            for label in np.nonzero(counts == 0)[0]:
+                self.find("empty-class", subset.name, self.class_names[label])
+        present = counts[counts > 0]
+        if present.max() > IMBALANCE * present.min():
+            most = counts.argmax()
+            least = np.where(counts > 0, counts, counts.max()).argmin()
+            self.find(
+                "imbalance",
+                subset.name,
+                f"{self.class_names[most]}: {counts[most]:,}, {self.class_names[least]}: {counts[least]:,}",
+            )
+
+    def _check_classes(self) -> None:
+        train = self.subsets[TRAIN]
+        if len(train.numbers) > 1 and train.class_unit == "samples" and (train.class_counts > 0).sum() == 1:
+            self.find("nothing-to-learn", TRAIN, self.class_names[int(train.class_counts.argmax())])
+        if train.class_unit == "pixels":
+            counts = (
+                train.class_counts + self.subsets[EVAL].class_counts
+                if len(self.subsets[EVAL].class_counts) == len(train.class_counts)
+                else train.class_counts
+            )
+            if counts.any() and (counts > 0).sum() == 1:
+                self.find("nothing-to-learn", None, self.class_names[int(counts.argmax())])
+
+    def _check_same(self) -> None:
+        """Samples that are pixel for pixel the same: in one subset, in both, and with different labels."""
+        train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
+        num_train = len(train.numbers)
+        digests: Any = np.frombuffer(bytes(train.digests + evaluation.digests), np.uint64).reshape(-1, 2)
+        if len(digests) < 2:
+            return
+        labels: Any = np.concatenate([np.array(s.labels, np.int64) for s in (train, evaluation)])
+        order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ones stay in their order
+        ordered = digests[order]
+        same = (ordered[1:] == ordered[:-1]).all(axis=1)
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+        groups = [order[start : end + 1] for start, end in zip(edges[::2], edges[1::2])]
+        for group in sorted(groups, key=lambda members: int(members[0])):
+            parts = {TRAIN: group[group < num_train], EVAL: group[group >= num_train]}
+            for name, members in parts.items():
+                if len(members) > 1:
+                    self.find("duplicate", name, self._same(members), len(members) - 1)
+            if len(parts[TRAIN]) and len(parts[EVAL]):
+                pair = [parts[EVAL][0], parts[TRAIN][0]]
+                self.find("leakage", EVAL, self._same(pair, with_subset=True), len(parts[EVAL]))
+            if (labels[group] != labels[group[0]]).any():
+                other = group[np.flatnonzero(labels[group] != labels[group[0]])[0]]
+                is_both = len(parts[TRAIN]) > 0 and len(parts[EVAL]) > 0
+                subset = None if is_both else TRAIN if len(parts[TRAIN]) else EVAL
+                shown = self._same([group[0], other], with_subset=is_both, with_label=True)
+                self.find("conflict", subset, shown, len(group))
+
+    def _same(self, members: Any, with_subset: bool = False, with_label: bool = False) -> str:
+        """Two samples of a group as an example names them, and how many more there are."""
+        texts = []
+        num_train = len(self.subsets[TRAIN].numbers)
+        for member in members[:2]:
+            name, at = (TRAIN, member) if member < num_train else (EVAL, member - num_train)
+            subset = self.subsets[name]
+            text = subset.name_of(subset.numbers[at])
+            if with_label and subset.class_unit == "samples":
+                label = subset.labels[at]
+                known = 0 <= label < len(self.class_names)
+                text += f" ({self.class_names[label] if known else label})"
+            texts.append(f"{name} {text}" if with_subset else text)
+        more = f" and {len(members) - 2} more" if len(members) > 2 else ""
+        return " = ".join(texts) + more
+
+    def _check_statistics(self) -> None:
+        train, evaluation = self.subsets[TRAIN], self.subsets[EVAL]
+        measured = [self.subsets[name] for name in self.known.measured_on]
+        histograms = [subset.histogram for subset in measured if subset.histogram is not None]
+        if self.known.mean and histograms and len({len(h) for h in histograms}) == 1:
+            self._compare_with_known(measured, sum(histograms))
+        if (
+            train.histogram is not None
+            and evaluation.histogram is not None
+            and len(train.histogram) == len(evaluation.histogram)
+            and min(len(train.numbers), len(evaluation.numbers)) >= 10
+        ):
+            means = [np.array(moments(subset.histogram)[0]) for subset in (train, evaluation)]
+            apart = float(np.abs(means[0] - means[1]).max())
+            # Photographs and slices differ a lot: a tenth of the range is more than any honest split shows.
+            if apart > 25.5 and apart > 6 * math.hypot(train.standard_error(), evaluation.standard_error()):
+                shown = " and ".join(_numbers(mean) for mean in means)
+                self.find("shift", None, f"mean of train and eval: {shown} of 255")
+
+    def _compare_with_known(self, measured: Sequence[SubsetSurvey], histogram: Any) -> None:
+        mean, std = moments(histogram)
+        num = sum(len(subset.numbers) for subset in measured)
+        expected = sum(self.known.counts.get(subset.name, 0) for subset in measured)
+        tolerance = self.known.tolerance
+        if num != expected:
+            # Of a part of the set the mean differs by chance; five standard errors are beyond it.
+            tolerance += 5 * max(subset.standard_error() for subset in measured)
+        wrong = [
+            f"{what} {_numbers(got)}, published {_numbers(should)} (0 to 255)"
+            for what, got, should in (("mean", mean, self.known.mean), ("deviation", std, self.known.std))
+            if should
+            and (len(got) != len(should) or any(abs(a - b) > tolerance for a, b in zip(got, should)))
+        ]
+        for text in wrong:
+            self._severities["statistics"] = self.known.severity
+            self.find("statistics", TRAIN if len(measured) == 1 else None, text)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def _is_empty(path: Path) -> bool:
+    with contextlib.suppress(DataError):
+        return is_file(path) and file_size(path) == 0
+    return False

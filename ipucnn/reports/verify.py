@@ -1,0 +1,199 @@
+"""What ``ipucnn verify-dataset`` shows: the facts of each subset, the findings, and a contact sheet."""
+
+import sys
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+from ipucnn.datasets.verification.findings import ERROR, Finding
+from ipucnn.datasets.verification.samples import Sample
+from ipucnn.datasets.verification.survey import SubsetFacts, Verification
+from ipucnn.reports.console import console
+from ipucnn.reports.evaluate import plain_table, titled
+from ipucnn.reports.sheets import ContactSheet, PanelSheet
+from ipucnn.runs.images.outputs import overlay
+
+MOST_CLASSES = 20
+"""Classes listed one by one; of more, the smallest and the largest."""
+SHOWN_EXAMPLES = 5
+"""Examples of a finding in the table; the JSON has more."""
+
+
+def print_verification(found: Verification) -> None:
+    """The report as tables on stdout."""
+    out = console(sys.stdout)
+    out.print(titled(f"{found.dataset} ({found.location})", _facts(found)))
+    for line in _known_lines(found):
+        out.print(f" {line}", markup=False)
+    if _known_lines(found):
+        out.print()
+    if 1 < len(found.class_names) <= MOST_CLASSES and any(subset.classes for subset in found.subsets):
+        out.print(_classes(found))
+    if not found.findings:
+        out.print("no problems found", style="bold green")
+        return
+    out.print(titled(_verdict(found), _findings(found)))
+
+
+def _verdict(found: Verification) -> str:
+    counts = ((found.num_errors, "error"), (found.num_warnings, "warning"))
+    return " and ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count)
+
+
+def _facts(found: Verification) -> Any:
+    """A row per fact, a column per subset."""
+    from rich.text import Text
+
+    table = plain_table()
+    table.add_column("", no_wrap=True)
+    for subset in found.subsets:
+        table.add_column(subset.name, overflow="fold")
+    rows: List[Tuple[str, List[str]]] = [
+        ("samples", [_samples(subset) for subset in found.subsets]),
+        ("looked at", [_looked_at(subset) for subset in found.subsets]),
+        ("pixels", [_pixels(subset) for subset in found.subsets]),
+        ("mean", [_numbers(subset.mean) for subset in found.subsets]),
+        ("deviation", [_numbers(subset.std) for subset in found.subsets]),
+    ]
+    if len(found.class_names) > MOST_CLASSES:
+        rows.append(("classes", [_class_range(subset) for subset in found.subsets]))
+    for name, cells in rows:
+        table.add_row(Text(name, style="bold"), *(Text(cell) for cell in cells))
+    return table
+
+
+def _known_lines(found: Verification) -> List[str]:
+    """What was compared with values from outside, a line each."""
+    lines = []
+    if found.known.mean:
+        std = f", deviation {_numbers(found.known.std)}" if found.known.std else ""
+        lines.append(
+            f"published of {' and '.join(found.known.measured_on)}: mean {_numbers(found.known.mean)}{std}"
+        )
+    for kind, (right, wrong) in found.checksums.items():
+        lines.append(f"{kind}: {right:,} of {right + wrong:,} right")
+    return lines
+
+
+def _samples(subset: SubsetFacts) -> str:
+    text = f"{subset.samples:,}"
+    return text if subset.expected in (None, subset.samples) else f"{text} of {subset.expected:,}"
+
+
+def _looked_at(subset: SubsetFacts) -> str:
+    text = "all" if subset.checked == subset.samples else f"{subset.checked:,}"
+    broken = subset.checked - subset.readable
+    return f"{text}, {broken:,} unreadable" if broken else text
+
+
+def _pixels(subset: SubsetFacts) -> str:
+    if subset.smallest is None or subset.largest is None:
+        return ""
+    sizes = ["x".join(map(str, size)) for size in (subset.smallest, subset.largest)]
+    channels = {1: "grey", 3: "colour"}.get(subset.channels or 0, f"{subset.channels} channels")
+    return f"{sizes[0]} {channels}" if sizes[0] == sizes[1] else f"{sizes[0]} to {sizes[1]} {channels}"
+
+
+def _numbers(values: Tuple[float, ...]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def _class_range(subset: SubsetFacts) -> str:
+    counts = [count for _, count in subset.classes]
+    if not counts:
+        return ""
+    return f"{len(counts)}, of {min(counts):,} to {max(counts):,} {subset.class_unit}"
+
+
+def _classes(found: Verification) -> Any:
+    """Samples, or the share of pixels, of each class."""
+    from rich.text import Text
+
+    pixels = any(subset.class_unit == "pixels" for subset in found.subsets)
+    table = plain_table()
+    table.add_column("class", overflow="fold")
+    for subset in found.subsets:
+        table.add_column(subset.name, justify="right")
+    for label, name in enumerate(found.class_names):
+        cells = []
+        for subset in found.subsets:
+            counts = [count for _, count in subset.classes]
+            total = sum(counts)
+            if not counts:
+                cells.append("")
+            else:
+                cells.append(f"{counts[label] / max(total, 1):.1%}" if pixels else f"{counts[label]:,}")
+        table.add_row(Text(name), *(Text(cell) for cell in cells))
+    return titled("pixels per class" if pixels else "samples per class", table)
+
+
+def _findings(found: Verification) -> Any:
+    """A row per finding: what is wrong, where, and what to do."""
+    from rich.text import Text
+
+    table = plain_table(show_lines=False)
+    table.add_column("finding", no_wrap=True)
+    table.add_column("subset", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("what, where, and what to do", overflow="fold")
+    for number, finding in enumerate(found.findings):
+        if number:
+            table.add_row()
+        colour = "red" if finding.severity == ERROR else "yellow"
+        head = Text(f"{finding.severity}\n", style=f"bold {colour}")
+        head.append(finding.code, style="bold")
+        table.add_row(head, Text(finding.subset or "all"), Text(f"{finding.count:,}"), _body(finding))
+    return table
+
+
+def _body(finding: Finding) -> Any:
+    from rich.text import Text
+
+    body = Text(finding.message)
+    for example in finding.examples[:SHOWN_EXAMPLES]:
+        body.append(f"\n- {example}", style="dim")
+    hidden = len(finding.examples) - SHOWN_EXAMPLES
+    if hidden > 0:
+        body.append("\n- ...", style="dim")
+    body.append(f"\nhint: {finding.hint}")
+    return body
+
+
+class LabelSheet:
+    """A contact sheet of samples with their labels; of segmentation sets with their masks as overlays.
+
+    Args:
+        task: "classification" or "segmentation".
+    """
+
+    def __init__(self, task: str) -> None:
+        self._tiles: Optional[ContactSheet] = ContactSheet() if task == "classification" else None
+        self._panels = PanelSheet(("image", "mask", "overlay"), columns=2)
+
+    def expect(self, total: int) -> None:
+        """Says how many samples there will be."""
+        if total:
+            (self._panels if self._tiles is None else self._tiles).expect(total)
+
+    def wants(self, position: int) -> bool:
+        """Whether the sample at a position is one of those shown."""
+        return (self._panels if self._tiles is None else self._tiles).wants(position)
+
+    def add(self, position: int, sample: Sample) -> None:
+        """Takes a sample that is shown."""
+        if self._tiles is not None:
+            result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
+            self._tiles.add(position, result, sample.image)
+            return
+        grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
+        problems = f" ({', '.join(sample.problems)})" if sample.problems else ""
+        caption = f"{sample.name}: {sample.label}{problems}"
+        self._panels.add(
+            caption, [grey, 255 * sample.mask.astype("uint8"), overlay(sample.image, sample.mask)]
+        )
+
+    def __len__(self) -> int:
+        return len(self._panels if self._tiles is None else self._tiles)
+
+    def save(self, path: Path) -> None:
+        """Draws the sheet into a PNG file, whatever the file's name."""
+        (self._panels if self._tiles is None else self._tiles).save(path)

@@ -1,0 +1,856 @@
+"""``verify-dataset``: undamaged sets of every kind give no findings, and each kind of damage is found by its code."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ipucnn.datasets import cifar
+from ipucnn.datasets.verification import samples, verify
+from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
+from ipucnn.datasets.verification.survey import Known, Survey
+from ipucnn.errors import ConfigurationError, DataError
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+NUM = {TRAIN: 40, EVAL: 20}
+
+
+def texture(number, height, width, channels=1):
+    random = np.random.RandomState(number)
+    return random.randint(0, 256, (height, width, channels)).astype(np.uint8)
+
+
+def check(name, path, **options):
+    """Codes by severity, and the whole report."""
+    found = verify.verify(verify.choose(str(name), str(path)), **options)
+    errors = {finding.code for finding in found.findings if finding.severity == ERROR}
+    return errors, {finding.code for finding in found.findings} - errors, found
+
+
+def examples(found, code):
+    return [text for finding in found.findings if finding.code == code for text in finding.examples]
+
+
+# ---------------------------------------------------------------- sets of every kind, without damage
+
+
+def idx_bytes(array, kind=8):
+    return struct.pack(f">I{array.ndim}I", (kind << 8) + array.ndim, *array.shape) + array.tobytes()
+
+
+def write_idx(folder):
+    for number, (part, prefix) in enumerate((("train", "train"), ("eval", "t10k"))):
+        count = NUM[part]
+        images = np.stack([texture(1000 * number + n, 28, 28)[..., 0] for n in range(count)])
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx_bytes(images))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
+
+
+def write_cifar(folder, binary=True):
+    (folder / ("batches.meta.txt" if binary else "batches.meta")).write_bytes(
+        "\n".join(cifar.CIFAR10_CLASSES).encode()
+        if binary
+        else pickle.dumps({"label_names": list(cifar.CIFAR10_CLASSES)}, 2)
+    )
+    names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
+    for k, name in enumerate(names):
+        count = NUM[TRAIN] // 5 if k < 5 else NUM[EVAL]
+        pixels = np.stack([texture(50 * k + n, 1, 3072).reshape(-1) for n in range(count)])
+        labels = (np.arange(count) + 8 * k) % 10
+        if binary:
+            rows = np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels], axis=1)
+            (folder / f"{name}.bin").write_bytes(rows.tobytes())
+        else:
+            (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": labels.tolist()}, 2))
+
+
+def write_folders(folder):
+    for number, (part, count) in enumerate((("train", 6), ("val", 3))):
+        for k, name in enumerate(("ant", "bee")):
+            (folder / part / name).mkdir(parents=True)
+            for n in range(count):
+                pixels = texture(100 * number + 10 * k + n, 20 + n, 30, 3)
+                Image.fromarray(pixels).save(folder / part / name / f"{n}.png")
+
+
+def write_masks(folder):
+    for n in range(10):
+        for below in ("images", "masks"):
+            (folder / below).mkdir(exist_ok=True)
+        Image.fromarray(texture(n, 24, 32)[..., 0]).save(folder / "images" / f"{n}.png")
+        mask = np.zeros((24, 32), np.uint8)
+        mask[: n + 3] = 255
+        Image.fromarray(mask).save(folder / "masks" / f"{n}.png")
+
+
+def write_volumes(folder, count=30, size=512):
+    pages = [Image.fromarray(texture(n, size, size)[..., 0]) for n in range(count)]
+    masks = [np.where(np.arange(size)[:, None] < 40 + n, 0, 255) * np.ones((1, size)) for n in range(count)]
+    for stem, stack in (
+        ("train-volume", pages),
+        ("train-labels", [Image.fromarray(m.astype(np.uint8)) for m in masks]),
+    ):
+        stack[0].save(folder / f"{stem}.tif", save_all=True, append_images=stack[1:])
+
+
+def measured(folder, name):
+    """The published values of a set, as if the one that was made here had been published."""
+    _, _, found = check(name, folder, allow_partial=True)
+    return found.subsets[0].mean, found.subsets[0].std
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Makes an undamaged set of a kind, which then counts as the published one: (name, folder)."""
+
+    def make(kind):
+        folder = tmp_path / kind
+        folder.mkdir()
+        if kind in ("idx", "cifar", "cifar-python"):
+            name = "mnist" if kind == "idx" else "cifar10"
+            write_idx(folder) if kind == "idx" else write_cifar(folder, kind == "cifar")
+            monkeypatch.setitem(verify.KNOWN, name, Known())
+            for layout in cifar.LAYOUTS["cifar10"]:
+                monkeypatch.setattr(layout, "per_train_file", NUM[TRAIN] // 5)
+            monkeypatch.setattr(cifar, "TEST_SIZE", NUM[EVAL])
+            known = Known(NUM, None, *measured(folder, name))
+            monkeypatch.setitem(verify.KNOWN, name, known)
+            return name, folder
+        write = {"folders": write_folders, "masks": write_masks, "volumes": write_volumes}[kind]
+        if kind == "volumes":
+            monkeypatch.setitem(verify.KNOWN, "isbi2012", Known({TRAIN: 24, EVAL: 6}))
+        write(folder)
+        return folder, folder
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["idx", "cifar", "folders", "masks", "volumes"])
+def test_an_undamaged_set_gives_no_findings(made, kind):
+    name, folder = made(kind)
+    errors, warnings, found = check(name, folder)
+    assert (errors, warnings) == (set(), set())
+    assert [subset.readable for subset in found.subsets] == [subset.samples for subset in found.subsets]
+    assert found.to_dict()["verdict"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["digits", "membranes", "random"])
+def test_generated_sets_give_no_findings(name, tmp_path):
+    errors, warnings, found = check(name, tmp_path)
+    assert not errors and not warnings
+    assert [subset.samples for subset in found.subsets] == list(verify.KNOWN[name].counts.values())
+
+
+# ---------------------------------------------------------------- damage
+
+
+def rewrite(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+def edit_idx(path, change, kind=8):
+    """Changes the array of an idx file."""
+    data = path.read_bytes()
+    dimensions = data[3]
+    shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
+    array = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    path.write_bytes(idx_bytes(change(array), kind))
+
+
+def put(at, value):
+    def change(array):
+        array[at] = value
+        return array
+
+    return change
+
+
+def copy(source, target):
+    def change(array):
+        array[target] = array[source]
+        return array
+
+    return change
+
+
+def leak_idx(folder):
+    data = (folder / "train-images-idx3-ubyte").read_bytes()
+    first = np.frombuffer(data, np.uint8, 784, 16).reshape(28, 28)
+    edit_idx(folder / "t10k-images-idx3-ubyte", put(0, first))
+
+
+def broken_gzip(folder):
+    path = folder / "t10k-images-idx3-ubyte"
+    packed = bytearray(gzip.compress(path.read_bytes()))
+    packed[-6] ^= 1  # in the CRC
+    path.unlink()
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(bytes(packed))
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+IDX = {
+    "truncated": ("truncated", lambda f: rewrite(f / IMAGES, lambda d: d[:-100])),
+    "empty file": ("empty-file", lambda f: rewrite(f / LABELS, lambda d: b"")),
+    "no labels": ("missing-file", lambda f: (f / LABELS).unlink()),
+    "no evaluation": (
+        "missing-file",
+        lambda f: [(f / n).unlink() for n in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")],
+    ),
+    "a label too many": ("count-mismatch", lambda f: edit_idx(f / LABELS, lambda a: np.append(a, a[:1]))),
+    "a wrong label": ("label-range", lambda f: edit_idx(f / LABELS, put(3, 10))),
+    "another size": ("wrong-shape", lambda f: edit_idx(f / IMAGES, lambda a: a[:, 1:].copy())),
+    "floats": ("wrong-dtype", lambda f: edit_idx(f / IMAGES, lambda a: a.astype(">f4"), 0x0D)),
+    "swapped": ("unreadable", lambda f: rewrite(f / IMAGES, lambda d: (f / LABELS).read_bytes())),
+    "bytes at the end": ("unreadable", lambda f: rewrite(f / LABELS, lambda d: d + b"x")),
+    "a wrong gzip checksum": ("checksum", broken_gzip),
+    "another file": ("not-published", broken_gzip),
+    "a duplicate": ("duplicate", lambda f: edit_idx(f / IMAGES, copy(0, 10))),
+    "a conflict": ("conflict", lambda f: edit_idx(f / IMAGES, copy(0, 11))),
+    "a leak": ("leakage", leak_idx),
+    "inverted": ("statistics", lambda f: edit_idx(f / IMAGES, lambda a: 255 - a // 2)),
+    "brighter": ("shift", lambda f: edit_idx(f / IMAGES, lambda a: 128 + a // 2)),
+    "fewer": (
+        "fewer-samples",
+        lambda f: [edit_idx(f / n, lambda a: a[:30].copy()) for n in (IMAGES, LABELS)],
+    ),
+    "more": (
+        "more-samples",
+        lambda f: [edit_idx(f / n, lambda a: np.concatenate([a, a[:3] // 2])) for n in (IMAGES, LABELS)],
+    ),
+    "blank": ("constant-image", lambda f: edit_idx(f / IMAGES, put(5, 0))),
+    "no fives": (
+        "empty-class",
+        lambda f: edit_idx(f / LABELS, lambda a: np.where(a == 5, 6, a).astype(np.uint8)),
+    ),
+    "nearly all ones": ("imbalance", lambda f: edit_idx(f / LABELS, put(slice(10, None), 1))),
+    "all ones": ("nothing-to-learn", lambda f: edit_idx(f / LABELS, put(slice(None), 1))),
+}
+
+
+@pytest.mark.parametrize("what", IDX)
+def test_damage_of_idx_files(made, what):
+    code, damage = IDX[what]
+    name, folder = made("idx")
+    damage(folder)
+    errors, warnings, found = check(name, folder)
+    assert code in (errors if CODES[code].severity == ERROR else warnings)
+    assert all(finding.examples for finding in found.findings)
+
+
+def channels_swapped(folder):
+    for path in folder.glob("*.bin"):
+        rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073).copy()
+        rows[:, 1:1025] //= 2  # red is darker, then blue
+        path.write_bytes(rows.tobytes())
+
+
+CIFAR = {
+    "truncated": ("truncated", lambda f: rewrite(f / "data_batch_2.bin", lambda d: d[:-1])),
+    "a file missing": ("missing-file", lambda f: (f / "data_batch_4.bin").unlink()),
+    "no test file": ("missing-subset", lambda f: (f / "test_batch.bin").unlink()),
+    "a wrong label": ("label-range", lambda f: rewrite(f / "data_batch_1.bin", lambda d: b"\xff" + d[1:])),
+    "a dark channel": ("statistics", channels_swapped),
+    "no class names": ("class-names", lambda f: (f / "batches.meta.txt").unlink()),
+    "too few class names": ("unreadable", lambda f: (f / "batches.meta.txt").write_text("cat\n")),
+    "a file twice": (
+        "duplicate",
+        lambda f: rewrite(f / "data_batch_2.bin", lambda d: (f / "data_batch_1.bin").read_bytes()),
+    ),
+    "train as test": (
+        "leakage",
+        lambda f: rewrite(f / "test_batch.bin", lambda d: (f / "data_batch_1.bin").read_bytes()),
+    ),
+    "a short file": ("fewer-samples", lambda f: rewrite(f / "data_batch_3.bin", lambda d: d[:3073])),
+    "a FIFO": (
+        "missing-file",
+        lambda f: [(f / "data_batch_3.bin").unlink(), os.mkfifo(f / "data_batch_3.bin")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CIFAR)
+def test_damage_of_cifar(made, what):
+    code, damage = CIFAR[what]
+    name, folder = made("cifar")
+    damage(folder)
+    errors, warnings, _ = check(name, folder)
+    assert code in (errors if CODES[code].severity == ERROR else warnings)
+
+
+class Runs:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/never",)
+
+
+@pytest.mark.parametrize(
+    "content, code",
+    [
+        ({"data": np.zeros((8, 3072), np.float32), "labels": [0] * 8}, "wrong-dtype"),
+        ({"data": np.zeros((8, 3072), np.uint8), "labels": [0] * 7}, "count-mismatch"),
+        ({"data": np.zeros((8, 3072), np.uint8), "labels": [-1] * 8}, "label-range"),
+        ({"data": Runs()}, "unreadable"),
+        ([], "unreadable"),
+    ],
+)
+def test_damage_of_pickles(made, content, code):
+    name, folder = made("cifar-python")
+    (folder / "data_batch_2").write_bytes(pickle.dumps(content, 2))
+    errors, warnings, found = check(name, folder)
+    assert code in errors
+    # What was made here is not what was published, which is the only other thing to say.
+    assert "not-published" in warnings and found.checksums["MD5 of files"] == (0, 6)
+
+
+def encoded(pixels, form="PNG", **options):
+    buffer = io.BytesIO()
+    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def photo(mode="RGB"):
+    return Image.fromarray(texture(77, 24, 24, 3)).convert(mode)
+
+
+def write_file(name, data):
+    return lambda f: (f / name).write_bytes(data() if callable(data) else data)
+
+
+BEE = "train/bee/2.png"
+FOLDERS = {
+    "truncated JPEG": ("truncated", write_file("train/bee/9.jpg", lambda: encoded(photo(), "JPEG")[:-80])),
+    "truncated PNG": ("truncated", lambda f: rewrite(f / BEE, lambda d: d[: len(d) // 2])),
+    "a wrong checksum": ("checksum", lambda f: rewrite(f / BEE, lambda d: d[:30] + b"\0" + d[31:])),
+    "no image": ("unreadable", write_file("val/ant/9.jpg", b"hello")),
+    "PostScript": ("unreadable", write_file("val/ant/9.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n")),
+    "an empty file": ("empty-file", write_file("val/ant/9.jpg", b"")),
+    "grey": ("odd-mode", write_file("train/bee/9.png", lambda: encoded(photo("L")))),
+    "a palette": ("odd-mode", write_file("train/bee/9.png", lambda: encoded(photo("P")))),
+    "alpha": ("odd-mode", write_file("train/bee/9.png", lambda: encoded(photo("RGBA")))),
+    "CMYK": ("odd-mode", write_file("train/bee/9.jpg", lambda: encoded(photo("CMYK"), "JPEG"))),
+    "16 bits": (
+        "odd-mode",
+        write_file(
+            "train/bee/9.png", lambda: encoded(Image.fromarray(texture(5, 9, 9)[..., 0].astype(np.uint16)))
+        ),
+    ),
+    "PNG called JPEG": ("wrong-format", write_file("train/bee/9.jpg", lambda: encoded(photo()))),
+    "frames": (
+        "several-frames",
+        write_file(
+            "train/bee/9.gif", lambda: encoded(photo("P"), "GIF", save_all=True, append_images=[photo("L")])
+        ),
+    ),
+    "a class of val": ("unknown-class", lambda f: (f / "val" / "ant").rename(f / "val" / "wasp")),
+    "an empty class": ("empty-class", lambda f: (f / "train" / "cat").mkdir()),
+    "no val": ("missing-subset", lambda f: (f / "val").rename(f / "other")),
+    "no images in val": ("missing-subset", lambda f: [p.unlink() for p in (f / "val").glob("*/*")]),
+    "a copy in another format": (
+        "duplicate",
+        lambda f: Image.open(f / BEE).save(f / "train" / "bee" / "copy.bmp"),
+    ),
+    "a copy in another class": (
+        "conflict",
+        lambda f: write_file("train/ant/7.png", (f / BEE).read_bytes())(f),
+    ),
+    "a leak": ("leakage", lambda f: write_file("val/bee/7.png", (f / BEE).read_bytes())(f)),
+    "a text": ("passed-over", write_file("train/bee/notes.txt", b"x")),
+    "an image beside the classes": ("passed-over", write_file("train/9.png", lambda: encoded(photo()))),
+    "a folder in a class": ("passed-over", lambda f: (f / "train" / "bee" / "more").mkdir()),
+    "a link to nowhere": ("missing-file", lambda f: (f / "train" / "bee" / "8.png").symlink_to("absent")),
+    "a loop of links": ("unreadable", lambda f: (f / "train" / "bee" / "8.png").symlink_to("8.png")),
+    "a FIFO": ("passed-over", lambda f: os.mkfifo(f / "train" / "bee" / "8.png")),
+    "blank": (
+        "constant-image",
+        write_file("train/bee/9.png", lambda: encoded(np.zeros((24, 24, 3), np.uint8))),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_damage_of_class_folders(made, what):
+    code, damage = FOLDERS[what]
+    _, folder = made("folders")
+    damage(folder)
+    errors, warnings, found = check(folder, ".")
+    assert code in (errors if CODES[code].severity == ERROR else warnings)
+    assert all(
+        str(folder) not in text
+        for finding in found.findings
+        for text in finding.examples
+        if "no samples" not in text
+    )
+
+
+def test_all_problems_are_gathered_with_their_files(made):
+    _, folder = made("folders")
+    for what in ("truncated JPEG", "no image", "grey", "a leak", "a text", "an empty class"):
+        FOLDERS[what][1](folder)
+    (folder / "val" / "ant" / "8.jpg").write_bytes(b"hello")
+    errors, warnings, found = check(folder, ".")
+    assert errors == {"truncated", "unreadable", "leakage"}
+    assert warnings == {"odd-mode", "passed-over", "empty-class"}
+    assert [f.count for f in found.findings if f.code == "unreadable"] == [2]
+    assert [text.partition(":")[0] for text in examples(found, "unreadable")] == [
+        "val/ant/8.jpg",
+        "val/ant/9.jpg",
+    ]
+    assert examples(found, "leakage") == ["eval val/bee/7.png = train train/bee/2.png"]
+
+
+def test_an_image_of_many_pixels_is_not_decoded(made):
+    _, folder = made("folders")
+    bomb = encoded(Image.new("1", (20000, 20000)))
+    (folder / "train" / "ant" / "bomb.png").write_bytes(bomb)
+    errors, _, found = check(folder, ".")
+    assert errors == {"unreadable"} and "--max-image-pixels" in examples(found, "unreadable")[0]
+    assert check(folder, ".", max_pixels=100)[0] == {"unreadable"}
+
+
+def test_images_smaller_than_the_input(made):
+    _, folder = made("folders")
+    _, warnings, found = check(folder, ".", image_size=(22, 30))
+    assert warnings == {"small-image"}
+    assert [f.count for f in found.findings] == [4, 4] and "20x30" in examples(found, "small-image")[0]
+
+
+def draw_mask(folder, name, values):
+    mask = np.zeros((24, 32), np.uint8)
+    mask[: len(values)] = np.array(values, np.uint8)[:, np.newaxis]
+    Image.fromarray(mask).save(folder / "masks" / name)
+
+
+MASKS = {
+    "colour": ("wrong-mode", lambda f: photo().resize((32, 24)).save(f / "images" / "3.png")),
+    "16 bits": (
+        "wrong-mode",
+        lambda f: Image.fromarray(texture(5, 24, 32)[..., 0].astype(np.uint16)).save(f / "images" / "3.png"),
+    ),
+    "a colour mask": ("wrong-mode", lambda f: photo().resize((32, 24)).save(f / "masks" / "3.png")),
+    "many values": ("mask-values", lambda f: draw_mask(f, "3.png", [255, 100, 7])),
+    "another value": ("mask-values", lambda f: draw_mask(f, "3.png", [1, 1])),
+    "an empty mask": ("mask-constant", lambda f: draw_mask(f, "3.png", [0])),
+    "only empty masks": ("nothing-to-learn", lambda f: [draw_mask(f, f"{n}.png", [0]) for n in range(10)]),
+    "no partner": ("unpaired", lambda f: (f / "masks" / "3.png").unlink()),
+    "no masks": ("missing-file", lambda f: (f / "masks").rename(f / "other")),
+    "an image of another size": (
+        "wrong-shape",
+        lambda f: [
+            Image.open(f / b / "3.png").resize((20, 20), 0).save(f / b / "3.png") for b in ("images", "masks")
+        ],
+    ),
+    "a mask of another size": (
+        "wrong-shape",
+        lambda f: Image.open(f / "masks" / "3.png").resize((20, 20), 0).save(f / "masks" / "3.png"),
+    ),
+    "truncated": ("truncated", lambda f: rewrite(f / "images" / "3.png", lambda d: d[:-200])),
+    "truncated mask": ("truncated", lambda f: rewrite(f / "masks" / "3.png", lambda d: d[:-20])),
+    "an empty file": ("empty-file", lambda f: rewrite(f / "masks" / "3.png", lambda d: b"")),
+    "two of a name": ("unreadable", lambda f: (f / "images" / "3.bmp").write_bytes(b"x")),
+    "a copy": (
+        "duplicate",
+        lambda f: [
+            rewrite(f / b / "3.png", lambda d, b=b: (f / b / "4.png").read_bytes())
+            for b in ("images", "masks")
+        ],
+    ),
+    "other masks": (
+        "conflict",
+        lambda f: rewrite(f / "images" / "3.png", lambda d: (f / "images" / "4.png").read_bytes()),
+    ),
+    "a leak": (
+        "leakage",
+        lambda f: rewrite(f / "images" / "9.png", lambda d: (f / "images" / "4.png").read_bytes()),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MASKS)
+def test_damage_of_images_and_masks(made, what):
+    code, damage = MASKS[what]
+    _, folder = made("masks")
+    damage(folder)
+    errors, warnings, found = check("imagemasks", folder)
+    assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
+
+
+def volume(folder, stem, change):
+    """Changes the pages of a volume, which change() gets as a list of arrays."""
+    path = folder / f"{stem}.tif"
+    with Image.open(path) as image:
+        pages = []
+        for page in range(image.n_frames):
+            image.seek(page)
+            pages.append(np.array(image))
+    pages = [page if isinstance(page, Image.Image) else Image.fromarray(page) for page in change(pages)]
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+
+
+VOLUMES = {
+    "no labels": ("missing-file", lambda f: (f / "train-labels.tif").unlink()),
+    "truncated": ("truncated", lambda f: rewrite(f / "train-volume.tif", lambda d: d[:-9000])),
+    "fewer pages": (
+        "fewer-samples",
+        lambda f: [volume(f, s, lambda p: p[:20]) for s in ("train-volume", "train-labels")],
+    ),
+    "fewer labels": ("count-mismatch", lambda f: volume(f, "train-labels", lambda p: p[:-1])),
+    "a page of colour": ("wrong-mode", lambda f: volume(f, "train-volume", lambda p: [photo(), *p[1:]])),
+    "a small page": ("wrong-shape", lambda f: volume(f, "train-volume", lambda p: [p[0][:100], *p[1:]])),
+    "grey labels": ("mask-values", lambda f: volume(f, "train-labels", lambda p: [p[0] // 2 + 1, *p[1:]])),
+    "no TIFF": ("unreadable", lambda f: photo("L").save(f / "train-volume.tif", "PNG")),
+    "an empty file": ("empty-file", lambda f: rewrite(f / "train-labels.tif", lambda d: b"")),
+    "a page twice": ("duplicate", lambda f: volume(f, "train-volume", lambda p: [p[1], *p[1:]])),
+}
+
+
+@pytest.mark.parametrize("what", VOLUMES)
+def test_damage_of_volumes(made, what):
+    code, damage = VOLUMES[what]
+    name, folder = made("volumes")
+    damage(folder)
+    errors, warnings, found = check(name, folder)
+    assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
+
+
+def test_every_code_is_found_by_a_test():
+    """But those of TFDS, whose tests need its package (test_verify_dataset_tfds.py)."""
+    found = {code for table in (IDX, CIFAR, FOLDERS, MASKS, VOLUMES) for code, _ in table.values()}
+    assert found | {"small-image", "no-eval-subset", "not-checked"} == set(CODES)
+    assert all(CODES[code].severity in (ERROR, WARNING) and CODES[code].hint for code in CODES)
+
+
+# ---------------------------------------------------------------- partial sets, limits, published sets
+
+
+@pytest.mark.parametrize(
+    "kind, what",
+    [("cifar", "a file missing"), ("folders", "no val"), ("masks", "no partner"), ("volumes", "fewer pages")],
+)
+def test_a_partial_set_may_be_allowed(made, kind, what):
+    name, folder = made(kind)
+    {"cifar": CIFAR, "folders": FOLDERS, "masks": MASKS, "volumes": VOLUMES}[kind][what][1](folder)
+    errors, _, _ = check(name, folder)
+    assert errors and all(CODES[code].partial for code in errors)
+    errors, warnings, found = check(name, folder, allow_partial=True)
+    assert not errors and warnings
+    assert all("--allow-partial" not in finding.hint for finding in found.findings)
+
+
+def test_an_empty_set_is_never_allowed(made):
+    _, folder = made("folders")
+    for path in folder.glob("*/*/*"):
+        path.unlink()
+    assert check(folder, ".", allow_partial=True)[0] == {"missing-subset"}
+
+
+@pytest.mark.parametrize("kind", ["idx", "cifar", "folders", "masks", "volumes"])
+def test_limits_look_at_fewer_samples(made, kind):
+    name, folder = made(kind)
+    errors, _, found = check(name, folder, limit_train="50%", limit_eval="2")
+    train, evaluation = found.subsets
+    assert not errors
+    assert (train.checked, evaluation.checked) == (train.samples // 2, 2)
+    if kind in ("folders", "idx"):
+        assert sum(count for _, count in train.classes) == train.checked
+
+
+def test_what_was_published_so_is_a_warning(tmp_path):
+    survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
+    survey.class_names = ("a", "b")
+    survey.expect({TRAIN: 2, EVAL: 2})
+    images = np.stack([texture(1, 4, 4), texture(2, 4, 4)])
+    survey.add_arrays(TRAIN, images, [0, 1])
+    survey.add_arrays(EVAL, images, [1, 0])
+    found = survey.finish(False)
+    assert [f.code for f in found.findings if f.severity == ERROR] == ["conflict", "leakage"]
+    survey.is_published = True
+    assert survey.finish(False).num_errors == 0
+
+
+# ---------------------------------------------------------------- which set
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("idx", "mnist"),
+        ("cifar", "cifar10"),
+        ("folders", "imagefolder"),
+        ("masks", "imagemasks"),
+        ("volumes", "isbi2012"),
+    ],
+)
+def test_a_folder_is_recognised(made, kind, name):
+    _, folder = made(kind)
+    assert verify.choose(str(folder), ".").name == name
+    assert verify.choose(None, str(folder)).name == name
+
+
+@pytest.mark.parametrize(
+    "name, error, words",
+    [
+        ("cifr10", ConfigurationError, "cifr10"),
+        ("tfds:", ConfigurationError, "names no data set"),
+        ("tfds:absent", DataError, "absent"),
+        ("mnist", DataError, "mnist is not in"),
+        ("imagenet", DataError, "imagenet is not in"),
+        ("empty", DataError, "holds no data set"),
+        ("file", DataError, "a file, not a folder"),
+        ("fifo", DataError, "a FIFO, not a folder"),
+        ("loop", DataError, "loop"),
+        (None, ConfigurationError, "no data set is given"),
+        ("", ConfigurationError, "empty"),
+        ("a\0b", ConfigurationError, "NUL"),
+    ],
+)
+def test_what_is_no_data_set(tmp_path, monkeypatch, name, error, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(error, match=words) as raised:
+        verify.choose(name, ".")
+    assert raised.value.hint
+
+
+def test_two_sets_in_one_folder(tmp_path):
+    for name, write in (("mnist", write_idx), ("cifar10", write_cifar)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+    with pytest.raises(ConfigurationError, match="mnist and cifar10") as raised:
+        verify.choose(None, str(tmp_path))
+    assert "verify-dataset mnist --dataset-path" in raised.value.hint
+
+
+# ---------------------------------------------------------------- properties
+
+
+@given(
+    labels=st.lists(st.integers(0, 2), min_size=2, max_size=12),
+    pixels=st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    cut=st.integers(0, 12),
+)
+@settings(max_examples=150)
+def test_duplicates_are_those_of_a_naive_search(labels, pixels, cut):
+    """Images are one of four, so that most are there more than once."""
+    number = len(labels)
+    images = np.stack([texture(k, 2, 2) for k in pixels[:number]])
+    cut = min(cut, number)
+    parts = {TRAIN: range(cut), EVAL: range(cut, number)}
+    survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
+    survey.class_names = ("a", "b", "c")
+    survey.expect({name: len(part) for name, part in parts.items()})
+    for name, part in parts.items():
+        survey.add_arrays(name, images[part], [labels[n] for n in part])
+    found = survey.finish(True)
+    counts = {(f.code, f.subset): f.count for f in found.findings}
+    for name, part in parts.items():
+        mine = [pixels[n] for n in part]
+        assert counts.get(("duplicate", name), 0) == len(mine) - len(set(mine))
+    leaked = sum(pixels[n] in {pixels[m] for m in parts[TRAIN]} for n in parts[EVAL])
+    assert counts.get(("leakage", EVAL), 0) == leaked
+    disputed = {
+        k for k in set(pixels[:number]) if len({labels[n] for n in range(number) if pixels[n] == k}) > 1
+    }
+    in_conflict = sum(pixels[n] in disputed for n in range(number))
+    assert sum(count for (code, _), count in counts.items() if code == "conflict") == in_conflict
+
+
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4])),
+    seed=st.integers(0, 99),
+    flat=st.booleans(),
+)
+@settings(max_examples=60)
+def test_what_is_measured_is_what_numpy_says(shape, seed, flat):
+    images = np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+    if flat:
+        images[0] = images[0, :1, :1]
+    found = samples.measure(images)
+    for c in range(shape[-1]):
+        assert found.histogram[c].tolist() == np.bincount(images[..., c].reshape(-1), minlength=256).tolist()
+    assert np.allclose(found.means, images.mean(axis=(1, 2)))
+    assert found.constant.tolist() == [bool((i == i[:1, :1]).all()) for i in images]
+    assert len(found.digests) == 16 * shape[0]
+    assert samples.measure(images).digests == found.digests
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    """Undamaged small sets, whose bytes are changed at random."""
+    base = tmp_path_factory.mktemp("targets")
+    made = {}
+    for name, write in (
+        ("mnist", write_idx),
+        ("folders", write_folders),
+        ("masks", write_masks),
+        ("python", lambda f: write_cifar(f, False)),
+        ("isbi2012", lambda f: write_volumes(f, 3, 16)),
+    ):
+        (base / name).mkdir()
+        write(base / name)
+        made[name] = base / name
+    return made
+
+
+@given(
+    kind=st.sampled_from(["mnist", "folders", "masks", "python", "isbi2012"]),
+    which=st.integers(0, 10**6),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8),
+    keep=st.one_of(st.just(1.0), st.floats(0, 1)),
+)
+@settings(max_examples=150)
+def test_whatever_bytes_a_file_has_there_is_a_report(targets, kind, which, changes, keep):
+    folder = targets[kind]
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = files[which % len(files)]
+    before = path.read_bytes()
+    data = bytearray(before[: int(len(before) * keep)])
+    for place, value in changes:
+        if data:
+            data[min(int(place * len(data)), len(data) - 1)] = value
+    try:
+        path.write_bytes(bytes(data))
+        _, _, found = check(folder, ".", allow_partial=True, max_pixels=10**6)
+        json.dumps(found.to_dict())
+    finally:
+        path.write_bytes(before)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_prints_tables_and_fails_on_errors(run, made):
+    name, folder = made("cifar")
+    code, out, err = run("verify-dataset", name, "--dataset-path", folder)
+    assert (code, err) == (0, "") and "no problems found" in out and "airplane" in out
+    CIFAR["a file missing"][1](folder)
+    code, out, err = run("verify-dataset", "--dataset", name, "--dataset_path", folder)
+    assert code == 3 and "missing-file" in out and "data_batch_4.bin" in out
+    assert err.splitlines()[0] == "error: cifar10: 2 errors in the data" and err.splitlines()[1].startswith(
+        "hint: "
+    )
+    code, out, err = run("verify-dataset", name, "--dataset-path", folder, "--allow-partial")
+    assert (code, err) == (0, "") and "warning" in out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 160])
+def test_no_line_is_wider_than_the_terminal(run, made, columns):
+    _, folder = made("folders")
+    for _, damage in FOLDERS.values():
+        try:
+            damage(folder)
+        except OSError:
+            continue  # one damage took away what the next needs
+    code, out, _ = run("verify-dataset", folder, columns=columns)
+    assert code == 3 and max(map(len, out.splitlines())) <= columns
+
+
+def test_the_json_has_the_documented_keys(run, made):
+    name, folder = made("idx")
+    IDX["a leak"][1](folder)
+    code, out, _ = run("verify-dataset", name, "--dataset-path", folder, "--json")
+    report = json.loads(out)
+    assert code == 3 and report["schema_version"] == 1 and report["verdict"] == "errors"
+    page = (Path(__file__).parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    section = page.partition("## Verifying")[2].partition("\n## ")[0]
+
+    def keys(value):
+        if isinstance(value, dict):
+            return set(value).union(*map(keys, value.values()))
+        return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+    documented = keys({k: v for k, v in report.items() if k != "checksums"}) - {"mnist"}
+    assert {key for key in documented if f"`{key}`" not in section} == set()
+    assert {code for code in CODES if f"`{code}`" not in section} == set()
+    leak = next(f for f in report["findings"] if f["code"] == "leakage")
+    assert (leak["severity"], leak["subset"], leak["count"]) == ("error", "eval", 1)
+    assert leak["examples"] == [
+        "eval t10k-images-idx3-ubyte, sample 0 = train train-images-idx3-ubyte, sample 0"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["idx", "folders", "masks"])
+def test_a_contact_sheet(run, made, kind, tmp_path):
+    name, folder = made(kind)
+    code, _, err = run("verify-dataset", name, "--dataset-path", folder, "--contact-sheet", "sheet.png")
+    assert code == 0 and "contact sheet of" in err
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.format == "PNG" and sheet.width > 100
+
+
+def test_a_contact_sheet_marks_what_is_wrong_and_is_drawn_of_a_damaged_set(run, made, tmp_path):
+    _, folder = made("folders")
+    FOLDERS["frames"][1](folder)
+    FOLDERS["no image"][1](folder)
+    code, _, err = run("verify-dataset", folder, "--contact-sheet", "sheet.png")
+    assert code == 3 and "contact sheet of 19 samples" in err
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert (200, 30, 30) in {colour for _, colour in sheet.convert("RGB").getcolors(10**6)}
+
+
+def test_a_contact_sheet_that_cannot_be_written_is_told_first(run, made):
+    _, folder = made("folders")
+    code, out, err = run("verify-dataset", folder, "--contact-sheet", "absent/sheet.png")
+    assert code == 3 and out == "" and "there is no folder absent" in err
+
+
+def test_two_names_are_refused(run):
+    code, out, err = run("verify-dataset", "digits", "--dataset", "random")
+    assert code == 2 and out == "" and "given twice" in err
+
+
+def test_an_option_of_generated_sets(run):
+    code, out, _ = run("verify-dataset", "membranes", "--image-size", "40x56", "--limit-train", "3")
+    assert code == 0 and "40x56 grey" in out
+
+
+def test_tensorflow_is_not_imported(made):
+    import subprocess
+
+    _, folder = made("folders")
+    code = (
+        "import sys; from ipucnn import cli\n"
+        f"code = cli.run(['verify-dataset', {str(folder)!r}])\n"
+        "assert 'tensorflow' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- real data
+
+
+def real(name):
+    return pytest.mark.skipif(
+        not (SHARED / name).is_dir(), reason=f"no ../shared/data/{name} beside the repository"
+    )
+
+
+@pytest.mark.parametrize(
+    "folder, errors, warnings",
+    [
+        pytest.param("mnist", set(), set(), marks=real("mnist")),
+        pytest.param("isbi2012", set(), set(), marks=real("isbi2012")),
+        pytest.param("imagenet-samples", set(), {"odd-mode"}, marks=real("imagenet-samples")),
+        pytest.param(
+            "cifar-10-batches-py",
+            {"missing-file", "fewer-samples"},
+            {"not-published"},
+            marks=real("cifar-10-batches-py"),
+        ),
+    ],
+)
+def test_real_data(folder, errors, warnings):
+    assert check(SHARED / folder, ".")[:2] == (errors, warnings)

@@ -1,0 +1,188 @@
+"""``verify-dataset`` of sets in the format of TensorFlow Datasets, and the TFRecord checksums it computes itself."""
+
+import io
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn.datasets.verification import verify
+from ipucnn.datasets.verification.findings import ERROR
+from ipucnn.datasets.verification.tfds import crc32c, masked_crc32c, read_records
+
+
+def naive_crc32c(data):
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+def test_the_published_check_value():
+    assert crc32c(b"123456789") == 0xE3069283  # of the catalogue of parametrised CRC algorithms, CRC-32/ISCSI
+
+
+@given(st.integers(0, 2000), st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_checksums_of_any_length(size, seed):
+    data = np.random.RandomState(seed).bytes(size)
+    assert crc32c(data) == naive_crc32c(data)
+
+
+def record_file(contents):
+    parts = []
+    for data in contents:
+        head = struct.pack("<Q", len(data))
+        parts += [head, struct.pack("<I", masked_crc32c(head)), data, struct.pack("<I", masked_crc32c(data))]
+    return b"".join(parts)
+
+
+def records(data):
+    return list(read_records(io.BytesIO(data), len(data)))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_what_is_written_is_read(contents):
+    found = records(record_file(contents))
+    assert [record.data for record in found] == contents and not any(record.code for record in found)
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=4),
+    st.floats(0, 0.999),
+    st.integers(1, 255),
+)
+def test_any_changed_byte_is_found(contents, place, change):
+    data = bytearray(record_file(contents))
+    data[int(place * len(data))] ^= change
+    found = records(bytes(data))
+    assert any(record.code in ("checksum", "truncated") for record in found)
+    # What is before the damage, and what is after a record whose length is right, is read all the same.
+    assert sum(not record.code for record in found) == len(contents) - 1 or found[-1].is_end
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.floats(0.01, 0.999))
+def test_any_cut_is_found(contents, place):
+    data = record_file(contents)
+    cut = int(place * len(data))
+    found = records(data[:cut])
+    edges = {len(record_file(contents[:n])) for n in range(len(contents) + 1)}
+    assert cut in edges or found[-1].code == "truncated"
+
+
+def test_tensorflow_reads_what_these_checksums_protect(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    contents = [b"", b"a", bytes(range(256)) * 5]
+    with tf.io.TFRecordWriter(str(tmp_path / "x")) as writer:
+        for data in contents:
+            writer.write(data)
+    assert (tmp_path / "x").read_bytes() == record_file(contents)
+
+
+# ---------------------------------------------------------------- prepared sets
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    from test_datasets_tfds import write
+
+    write(tmp_path, "letters", shape=(9, 12, 1), splits=(("train", 21), ("test", 6)))
+    return tmp_path / "letters" / "3.0.1"
+
+
+def check(folder, **options):
+    found = verify.verify(verify.choose(str(folder), "."), **options)
+    errors = {finding.code for finding in found.findings if finding.severity == ERROR}
+    return errors, {finding.code for finding in found.findings} - errors, found
+
+
+def shard(folder, split):
+    (path,) = folder.glob(f"*-{split}.tfrecord-*")
+    return path
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_an_undamaged_set(prepared):
+    errors, warnings, found = check(prepared)
+    assert not errors and not warnings
+    assert [subset.readable for subset in found.subsets] == [21, 6]
+    assert found.checksums == {"CRC32C of records": (27, 0)} and found.class_names == ("ant", "bee", "cat")
+    assert [count for _, count in found.subsets[0].classes] == [7, 7, 7]
+
+
+def test_a_damaged_record_does_not_end_the_walk(prepared):
+    flip(shard(prepared, "train"), 40)
+    errors, _, found = check(prepared)
+    assert errors == {"checksum"} and found.subsets[0].readable == 20 and found.subsets[0].samples == 21
+    assert found.checksums == {"CRC32C of records": (26, 1)}
+
+
+def test_a_damaged_length_ends_the_shard(prepared):
+    flip(shard(prepared, "train"), 1)
+    errors, _, found = check(prepared)
+    assert "checksum" in errors and found.subsets[0].readable == 0 and found.subsets[1].readable == 6
+
+
+def test_a_truncated_shard(prepared):
+    path = shard(prepared, "train")
+    path.write_bytes(path.read_bytes()[:-30])
+    errors, _, found = check(prepared)
+    assert errors == {"truncated", "fewer-samples"} and found.subsets[0].readable == 20
+
+
+def test_a_missing_shard_is_a_partial_set(prepared):
+    shard(prepared, "test").unlink()
+    assert check(prepared)[0] == {"missing-file"}
+    errors, warnings, _ = check(prepared, allow_partial=True)
+    assert not errors and warnings == {"missing-file"}
+
+
+def test_a_leak_a_label_and_no_image(prepared):
+    tf = pytest.importorskip("tensorflow")
+    path = shard(prepared, "test")
+    contents = [record.data for record in records(path.read_bytes())]
+    contents[0] = records(shard(prepared, "train").read_bytes())[0].data
+    example = tf.train.Example.FromString(contents[1])
+    example.features.feature["label"].int64_list.value[0] = 7
+    contents[1] = example.SerializeToString()
+    example.features.feature["image"].bytes_list.value[0] = b"hello"
+    contents[2] = example.SerializeToString()
+    contents[3] = b"\xff"
+    path.write_bytes(record_file(contents))
+    errors, _, found = check(prepared)
+    assert errors == {"leakage", "label-range", "unreadable"}
+    assert [f.count for f in found.findings if f.code == "unreadable"] == [2]
+    assert found.subsets[1].readable == 4
+
+
+def test_a_set_without_evaluation(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    from test_datasets_tfds import write
+
+    write(tmp_path, "photos", shape=(None, None, 3), splits=(("train", 20),))
+    errors, warnings, found = check(tmp_path / "photos" / "3.0.1")
+    assert not errors and warnings == {"no-eval-subset"}
+    assert found.subsets[0].smallest != found.subsets[0].largest
+
+
+def test_another_file_format_is_told(prepared, monkeypatch):
+    for path in prepared.glob("*.tfrecord-*"):
+        path.rename(path.with_name(path.name.replace("tfrecord", "array_record")))
+    info = json.loads((prepared / "dataset_info.json").read_text())
+    info["fileFormat"] = "array_record"
+    for split in info["splits"]:
+        split["filepathTemplate"] = split["filepathTemplate"].replace("{FILEFORMAT}", "array_record")
+    (prepared / "dataset_info.json").write_text(json.dumps(info))
+    errors, warnings, _ = check(prepared)
+    assert not errors and warnings == {"not-checked"}
