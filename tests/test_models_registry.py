@@ -113,16 +113,16 @@ def test_a_name_can_be_taken_only_once():
 
 
 def test_a_module_that_is_put_among_the_families_is_found(tmp_path, monkeypatch):
-    (tmp_path / "tinynet.py").write_text(
+    (tmp_path / "of_this_test.py").write_text(
         "from ipucnn.models.registry import ModelRecord\n"
         "def build(inputs, num_classes): pass\n"
-        "MODELS = (ModelRecord('tinynet', 'tiny', 'none', build),)\n"
+        "MODELS = (ModelRecord('of-this-test', 'tiny', 'none', build),)\n"
     )
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     number = len(list_models())
     registry._records.cache_clear()
     try:
-        assert get_model("TinyNet").builder.__module__ == "ipucnn.models.families.tinynet"
+        assert get_model("Of-This-Test").builder.__module__ == "ipucnn.models.families.of_this_test"
         assert len(list_models()) == number + 1
     finally:
         registry._records.cache_clear()
