@@ -84,7 +84,9 @@ def main():
             )
         # As `ipucnn benchmark --baseline` does: executions and yardstick are as long as the baseline's.
         units = None if gate is None else length[0]
-        done = measure([Slowed(contender, extra, units)], limits, reference=Fixed() if gate else yardstick, **more)
+        done = measure(
+            [Slowed(contender, extra, units)], limits, reference=Fixed() if gate else yardstick, **more
+        )
         length[0] = done.measurements[0].units
         return execution_rows(done.measurements[0].executions), occupied.others_share()
 

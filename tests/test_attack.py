@@ -204,7 +204,9 @@ def test_good_endings_are_passed():
 
 
 def test_a_suite_whose_row_comes_to_tensorflow_is_passed():
-    said = b"error: 1 of 1 rows failed; the first, x: its process ended with exit code %d and without a result\n"
+    said = (
+        b"error: 1 of 1 rows failed; the first, x: its process ended with exit code %d and without a result\n"
+    )
     said += b"hint: look at its log\n"
     assert _judged(1, b"", said % attack.REACHED_CODE) == []
     assert _judged(1, b"", said % 1) == ["code"]

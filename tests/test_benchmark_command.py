@@ -244,7 +244,7 @@ def test_running_out_of_memory_is_told(monkeypatch):
 
 @pytest.mark.parametrize("dry", [False, True])
 def test_images_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch, dry):
-    from ipucnn.datasets import random_data
+    from ipucnn.datasets.sources import embedded as random_data
 
     def drawn(*args, **values):
         raise AssertionError("drew images")

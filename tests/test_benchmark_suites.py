@@ -712,7 +712,7 @@ rows:
 
 
 def test_checking_draws_no_images(capsys, monkeypatch):
-    from ipucnn.datasets import random_data
+    from ipucnn.datasets.sources import embedded as random_data
 
     drawn = random_data.open_random
 

@@ -16,10 +16,10 @@ from PIL import Image
 
 from ipucnn.datasets import image_headers, images, limits
 from ipucnn.datasets.base import ArrayExamples, EncodedExamples, FileExamples, array_source
-from ipucnn.datasets.imagefolder import open_imagefolder
 from ipucnn.datasets.images import centre_box, decode_for_eval, decode_to_size, open_image, random_box
 from ipucnn.datasets.pipeline import eval_batches, load_images, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.errors import DataError
 
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
@@ -361,7 +361,7 @@ def test_loading_from_a_folder_gives_the_bytes_of_evaluation(folder):
 
 
 def test_loading_another_size_and_what_cannot_be_loaded(tmp_path):
-    from ipucnn.datasets.digits import open_digits
+    from ipucnn.datasets.sources.embedded import open_digits
 
     info = open_digits().info
     big = tmp_path / "big.png"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.datasets import cifar, idx
+from ipucnn.datasets.sources import cifar, idx
 from ipucnn.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -14,21 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_datasets_formats import write_cifar10, write_mnist
 
-from ipucnn.datasets import download as downloading
 from ipucnn.datasets.base import (
     ArrayExamples,
     EncodedExamples,
     array_source,
     channel_statistics,
+    knn_accuracy,
     limit_source,
     parse_limit,
 )
-from ipucnn.datasets.baseline import knn_accuracy
-from ipucnn.datasets.catalog import DATASETS
-from ipucnn.datasets.digits import open_digits
-from ipucnn.datasets.membranes import open_membranes
-from ipucnn.datasets.random_data import open_random
-from ipucnn.datasets.registry import Choice, choose_dataset, list_datasets, open_dataset
+from ipucnn.datasets.registry import DATASETS, Choice, choose_dataset, list_datasets, open_dataset
+from ipucnn.datasets.segmentation.membranes import open_membranes
+from ipucnn.datasets.sources import download as downloading
+from ipucnn.datasets.sources.embedded import open_digits, open_random
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 
 
@@ -50,7 +48,7 @@ def test_nothing_here_imports_tensorflow(tmp_path):
         "c = choose_dataset(None, path, home='isbi2012', task='segmentation')\n"
         "open_dataset(c, image_shape=(32, 32, 1))\n"
         "open_dataset(choose_dataset('random', path, home='cifar10', task='classification'))\n"
-        "import ipucnn.datasets.imagefolder, ipucnn.datasets.tfds, ipucnn.datasets.images\n"
+        "import ipucnn.datasets.sources.imagefolder, ipucnn.datasets.sources.tfds, ipucnn.datasets.images\n"
         "assert not {'tensorflow', 'keras', 'tensorflow_datasets'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])

@@ -7,11 +7,10 @@ import pytest
 from PIL import Image
 
 from ipucnn import cli
-from ipucnn.datasets.folds import fold_of_each, select_fold
-from ipucnn.datasets.imagemasks import open_imagemasks
-from ipucnn.datasets.isbi2012 import open_isbi2012
+from ipucnn.datasets.base import fold_of_each, select_fold
 from ipucnn.datasets.registry import choose_dataset
-from ipucnn.datasets.tiff import read_volume
+from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
+from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012, read_volume
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.images.inputs import file_pages
 

@@ -153,7 +153,7 @@ def test_an_unknown_set_cannot_be_prepared(tmp_path):
 
 
 def test_a_set_too_large_for_memory(prepared, monkeypatch):
-    from ipucnn.datasets import tfds as source
+    from ipucnn.datasets.sources import tfds as source
 
     monkeypatch.setattr(source, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="GiB of memory"):

@@ -7,11 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 
-from ipucnn.datasets import warp
 from ipucnn.datasets.augmentation import draws
 from ipucnn.datasets.base import ArrayExamples, array_source
 from ipucnn.datasets.pipeline import eval_batches, train_batches
-from ipucnn.datasets.tiles import IGNORED, counted, mirror, seen, stitch, tile_places, tile_starts
+from ipucnn.datasets.segmentation import warp
+from ipucnn.datasets.segmentation.tiles import (
+    IGNORED,
+    counted,
+    mirror,
+    seen,
+    stitch,
+    tile_places,
+    tile_starts,
+)
 
 
 def make_source(num=3, height=60, width=52, channels=1, seed=0, threshold=128):

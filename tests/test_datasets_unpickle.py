@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_datasets_formats import cifar_arrays, planes
 
-from ipucnn.datasets import cifar, unpickle
-from ipucnn.datasets.unpickle import safe_unpickle
+from ipucnn.datasets.sources import cifar, unpickle
+from ipucnn.datasets.sources.unpickle import safe_unpickle
 from ipucnn.errors import DataError
 
 

@@ -79,7 +79,7 @@ def test_evaluate_agrees_with_the_training_run(trained, run):
 def test_infer_agrees_with_the_labels_evaluate_counts(trained, run, tmp_path):
     from PIL import Image
 
-    from ipucnn.datasets.digits import open_digits
+    from ipucnn.datasets.sources.embedded import open_digits
 
     folder = trained[0]
     images = []

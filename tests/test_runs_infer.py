@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ipucnn import cli
-from ipucnn.datasets.digits import open_digits
+from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.errors import DataError
 from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
 from ipucnn.runs.images.outputs import Spool

@@ -12,8 +12,8 @@ from PIL import Image
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
-from ipucnn.datasets.digits import open_digits
-from ipucnn.datasets.folds import fold_of_each, pool, select_fold
+from ipucnn.datasets.base import fold_of_each, pool, select_fold
+from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.runs import kfold
 from ipucnn.runs.kfold import CrossValidation, FoldFinished, mean_and_deviation
 

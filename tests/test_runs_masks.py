@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ipucnn import cli
-from ipucnn.datasets.membranes import draw_tissue, open_membranes
+from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages

@@ -67,7 +67,7 @@ def one_pass(trained, image):
 
 
 def draw(height, width):
-    from ipucnn.datasets.membranes import draw_tissue
+    from ipucnn.datasets.segmentation.membranes import draw_tissue
 
     return draw_tissue(height, width, np.random.RandomState(height))[0][..., None]
 

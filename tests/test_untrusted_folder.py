@@ -215,7 +215,7 @@ def test_a_data_set_makes_tfds_import_nothing_of_others(hostile, monkeypatch):
     """TFDS need not be here: this is the method of it that imports (tensorflow_datasets/core/features/feature.py)."""
     import importlib
 
-    from ipucnn.datasets.tfds import refuse_foreign_features
+    from ipucnn.datasets.sources.tfds import refuse_foreign_features
 
     class Connector:
         @classmethod

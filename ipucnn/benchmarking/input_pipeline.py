@@ -72,7 +72,7 @@ def random_source(resolved: Resolved, seed: int, micro_batch_size: int, *, blank
         ConfigurationError: an image size that the network cannot take.
         InfeasibleError: the images cannot fit into this machine's memory.
     """
-    from ipucnn.datasets.random_data import open_blank, open_random
+    from ipucnn.datasets.sources.embedded import open_blank, open_random
 
     shape, classes = generated_images(resolved)
     pixels = shape[0] * shape[1] * shape[2]

@@ -198,6 +198,6 @@ def _baseline(run: "TrainingRun") -> Optional[float]:
     validation: Optional[Dict[str, float]] = run.final_report.get("validation")
     if run.info.name != "digits" or validation is None:
         return None
-    from ipucnn.datasets.baseline import knn_accuracy
+    from ipucnn.datasets.base import knn_accuracy
 
     return float(knn_accuracy(run.setup.source))

@@ -218,7 +218,7 @@ def complete_model(incomplete: str) -> List[str]:
 
 def complete_dataset(incomplete: str) -> List[str]:
     """Names of data sets that begin with ``incomplete``."""
-    from ipucnn.datasets.catalog import DATASETS
+    from ipucnn.datasets.registry import DATASETS
 
     return _starting(list(DATASETS), incomplete)
 

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from ipucnn.datasets import images as image_files
-from ipucnn.datasets.augmentation import AUGMENTATIONS, draws
+from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, read_file
-from ipucnn.datasets.order import sample_order, split_ticket
+from ipucnn.datasets.hashing import ORDER, chain, stream_state
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
-from ipucnn.datasets.tile_batches import evaluation_tiles
-from ipucnn.datasets.warp import ELASTIC_DRAWS, training_tiles
+from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen
+from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
@@ -355,3 +355,97 @@ def _batch_bytes(batch_size: int, input_shape: InputShape) -> int:
 def _prefetch(batch_size: int, input_shape: InputShape) -> int:
     """Two batches ready; four where they are small enough for that to cost nothing."""
     return 2 if _batch_bytes(batch_size, input_shape) > LARGE_BATCH_BYTES else 4
+
+
+# The order samples are trained on: a pure function of (seed, epoch), entered anywhere at once.
+
+
+def sample_order(
+    size: int, *, samples_per_epoch: int, seed: int, start_epoch: int, start_sample: int, shuffle: bool
+) -> tf.data.Dataset:
+    """Infinite int64 scalars, one per sample: (epoch * rounds per epoch + round) * 2**32 + index.
+
+    An epoch of more samples than the set has goes through several permutations, its rounds.  Each is sorted
+    out of hashes when it is reached, so starting late replays nothing.
+    """
+    rounds = -(-samples_per_epoch // size)
+    start_epoch, start_sample = (
+        start_epoch + start_sample // samples_per_epoch,
+        start_sample % samples_per_epoch,
+    )
+    first_turn, first_skip = start_epoch * rounds + start_sample // size, start_sample % size
+    state = stream_state(seed, ORDER)
+
+    def one_round(turn: Any) -> tf.data.Dataset:
+        indices = tf.range(size, dtype=tf.int64)
+        if shuffle:
+            epoch_state = chain(tf.constant(state, tf.int64), turn // rounds, shift_right)
+            keys = chain(chain(epoch_state, turn % rounds, shift_right), indices, shift_right)
+            # 31 bits of hash above the index: sorting sorts by hash and carries the index along.
+            indices = tf.sort(shift_right(keys, 1) * 2**32 + indices) & (2**32 - 1)
+        end = tf.minimum(tf.constant(size, tf.int64), samples_per_epoch - (turn % rounds) * size)
+        begin = tf.where(turn == first_turn, tf.constant(first_skip, tf.int64), tf.constant(0, tf.int64))
+        return tf.data.Dataset.from_tensor_slices(turn * 2**32 + indices[begin:end])
+
+    turns = tf.data.Dataset.range(first_turn, 2**31)
+    return turns.flat_map(tf.autograph.experimental.do_not_convert(one_round))
+
+
+def split_ticket(tickets: Any, rounds: int) -> Tuple[Any, Any, Any]:
+    """(epoch, round, index) of what :func:`sample_order` yields."""
+    turn = shift_right(tickets, 32)
+    return turn // rounds, turn % rounds, tickets & (2**32 - 1)
+
+
+# Evaluation tiles as batches: the arithmetic of :mod:`ipucnn.datasets.segmentation.tiles` with TensorFlow's gathers.
+
+
+def evaluation_tiles(
+    examples: Any, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
+) -> Tuple[Any, Callable[[Any], Tuple[Any, Any, Any]]]:
+    """The tiles that cover all images, each pixel once.
+
+    Args:
+        examples: ``ArrayExamples`` with masks.
+        batch_size: the last batch is filled up with zeros of weight 0.
+        size: of the network's input.
+        output: of what it predicts, the centre of that.
+        step: tiles begin at multiples of it.
+
+    Returns:
+        The numbers of each batch's tiles, int64 [batches, batch_size]; and a function of one such row, for
+        ``tf.data``: float32 images [batch_size, *size, c] in 0..255, int32 labels [batch_size, *output], and
+        float32 weights [batch_size], how many pixels count in a tile: whole numbers, whose sum is exact.
+    """
+    num, height, width, channels = examples.images.shape
+    places = counted((height, width), output, step)
+    rows, columns = seen((height, width), output, size, step)
+    top, left = (size[0] - output[0]) // 2, (size[1] - output[1]) // 2
+    sizes = np.float32(places.sum(axis=(1, 2)))
+    num_batches = -(-num * len(places) // batch_size)
+    numbers = np.arange(num_batches * batch_size, dtype=np.int64).reshape(num_batches, batch_size)
+    stored = tf.constant(examples.images.reshape(-1, channels))
+    classes = tf.constant(np.ascontiguousarray(examples.labels).reshape(-1))
+    rows, columns = tf.constant(rows), tf.constant(columns)
+    counts, sizes = tf.constant(places), tf.constant(sizes)
+
+    def cut(numbers: Any) -> Tuple[Any, Any, Any]:
+        is_real = numbers < num * len(places)
+        tile = numbers % len(places)
+        first = tf.where(is_real, numbers // len(places), 0) * (height * width)
+        pixels = (
+            first[:, tf.newaxis, tf.newaxis]
+            + tf.gather(rows, tile)[:, :, tf.newaxis] * width
+            + tf.gather(columns, tile)[:, tf.newaxis, :]
+        )
+        inner = pixels[:, top : top + output[0], left : left + output[1]]
+        real = is_real[:, tf.newaxis, tf.newaxis]
+        images = tf.cast(tf.gather(stored, pixels), tf.float32) * tf.cast(real[..., tf.newaxis], tf.float32)
+        labels = tf.cast(tf.gather(classes, inner), tf.int32)
+        labels = tf.where(tf.gather(counts, tile) & real, labels, IGNORED)
+        weights = tf.gather(sizes, tile) * tf.cast(is_real, tf.float32)
+        images.set_shape((batch_size, *size, channels))
+        labels.set_shape((batch_size, *output))
+        return images, labels, weights
+
+    return numbers, cut

@@ -138,7 +138,7 @@ def look_at_disk(folder: Path) -> Disk:
 
 def find_datasets(path: Path) -> Dict[str, Optional[str]]:
     """Where each data set lies; None for those that are not in ``path``; "embedded" for those that need no files."""
-    from ipucnn.datasets.catalog import DATASETS, find_location
+    from ipucnn.datasets.registry import DATASETS, find_location
 
     found: Dict[str, Optional[str]] = {}
     for name, record in DATASETS.items():

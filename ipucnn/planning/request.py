@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
-from ipucnn.datasets.catalog import DATASETS
+from ipucnn.datasets.registry import DATASETS
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions

@@ -148,8 +148,7 @@ def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], ou
 
 def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
     """A fold of a data set; limits keep some of the fold's own examples."""
-    from ipucnn.datasets.base import limit_source
-    from ipucnn.datasets.folds import select_fold
+    from ipucnn.datasets.base import limit_source, select_fold
 
     assert config.kfold is not None and config.fold is not None
     fold = select_fold(source, config.kfold, config.fold)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 LossFunction = Callable[..., "Tensor"]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
 
-Pixels whose label is negative count nowhere (``ipucnn.datasets.tiles.IGNORED``)."""
+Pixels whose label is negative count nowhere (``ipucnn.datasets.segmentation.tiles.IGNORED``)."""
 
 
 def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing: float = 0.0) -> "Tensor":

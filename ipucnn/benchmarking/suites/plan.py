@@ -314,7 +314,7 @@ def _blank_source(resolved: Resolved) -> DataSource:
         ConfigurationError: an image size that the network cannot take.
     """
     from ipucnn.benchmarking.input_pipeline import generated_images
-    from ipucnn.datasets.random_data import open_blank
+    from ipucnn.datasets.sources.embedded import open_blank
 
     config, (shape, classes) = resolved.config, generated_images(resolved)
     return open_blank(*shape, classes, resolved.record.task, config.limit_train, config.limit_eval)

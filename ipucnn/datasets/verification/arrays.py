@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.datasets import cifar, idx, random_data
 from ipucnn.datasets.base import ArrayExamples, Examples
-from ipucnn.datasets.download import REMOTES
 from ipucnn.datasets.registry import Choice, open_dataset
+from ipucnn.datasets.sources import cifar, idx
+from ipucnn.datasets.sources import embedded as random_data
+from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError

@@ -11,9 +11,9 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTu
 
 import numpy as np
 
-from ipucnn.datasets import imagefolder
 from ipucnn.datasets.base import read_file
 from ipucnn.datasets.images import open_image, opened
+from ipucnn.datasets.sources import imagefolder
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Measured, measure
 from ipucnn.datasets.verification.survey import Survey

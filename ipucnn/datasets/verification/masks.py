@@ -6,10 +6,11 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.datasets import imagefolder, imagemasks, isbi2012
 from ipucnn.datasets.base import read_file
-from ipucnn.datasets.masks import mask_values
-from ipucnn.datasets.tiff import open_volume, page_name, read_page
+from ipucnn.datasets.segmentation import imagemasks, isbi2012
+from ipucnn.datasets.segmentation.isbi2012 import open_volume, page_name, read_page
+from ipucnn.datasets.segmentation.masks import mask_values
+from ipucnn.datasets.sources import imagefolder
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.folders import check_png
 from ipucnn.datasets.verification.survey import Survey

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.datasets import tfds as reader
 from ipucnn.datasets.limits import available_bytes
+from ipucnn.datasets.sources import tfds as reader
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.folders import Look, in_order, look_at, take_look
 from ipucnn.datasets.verification.survey import Survey

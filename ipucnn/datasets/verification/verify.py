@@ -8,11 +8,22 @@ next file, page or record.  Nothing is executed, and no more than one file's sam
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from ipucnn.datasets import cifar, digits, idx, imagefolder, membranes, random_data
 from ipucnn.datasets.base import IMAGENET_MEAN
-from ipucnn.datasets.catalog import DATASETS, INFO_FILE, find_location
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.registry import TFDS_PREFIX, Choice, choose_dataset, fetch, list_datasets
+from ipucnn.datasets.registry import (
+    DATASETS,
+    INFO_FILE,
+    TFDS_PREFIX,
+    Choice,
+    choose_dataset,
+    fetch,
+    find_location,
+    list_datasets,
+)
+from ipucnn.datasets.segmentation import membranes
+from ipucnn.datasets.sources import cifar, idx, imagefolder
+from ipucnn.datasets.sources import embedded as digits
+from ipucnn.datasets.sources import embedded as random_data
 from ipucnn.datasets.verification.arrays import walk_cifar, walk_generated, walk_idx
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.folders import walk_imagefolder

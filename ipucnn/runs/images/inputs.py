@@ -35,9 +35,9 @@ import numpy as np
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamples, read_file
-from ipucnn.datasets.grey import as_grey, pixels_of
-from ipucnn.datasets.imagefolder import EXTENSIONS
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels
+from ipucnn.datasets.segmentation.masks import as_grey, pixels_of
+from ipucnn.datasets.sources.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, absolute, shown
 from ipucnn.text import printable

@@ -23,7 +23,7 @@ from scipy import special
 
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import ArrayExamples
-from ipucnn.datasets.tiles import mirror, tile_starts
+from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.fitting import prediction_would_fit
@@ -274,7 +274,7 @@ def predicted_pictures(setup: Setup, session: Session, count: int = NUM_PICTURES
 def _picture(setup: Setup, session: Session, examples: ArrayExamples, number: int) -> Picture:
     from ipucnn.datasets.pipeline import eval_batches
     from ipucnn.datasets.preprocessing import crop_centre, prepare_size
-    from ipucnn.datasets.tiles import stitch
+    from ipucnn.datasets.segmentation.tiles import stitch
 
     one = examples.subset([number])
     batches = eval_batches(

@@ -1,7 +1,7 @@
 """``cifar10`` and ``cifar100`` from their original files, the Python (pickle) or the binary version.
 
 The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhevsky, 2009).  The Python
-version is unpickled by :mod:`ipucnn.datasets.unpickle`, which runs nothing the file names.
+version is unpickled by :mod:`ipucnn.datasets.sources.unpickle`, which runs nothing the file names.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from ipucnn import json_fields
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
 from ipucnn.datasets.limits import check_memory
-from ipucnn.datasets.unpickle import safe_unpickle
+from ipucnn.datasets.sources.unpickle import safe_unpickle
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file
 

@@ -10,12 +10,11 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
-from ipucnn.datasets.grey import as_grey, pixels_of
-from ipucnn.datasets.imagefolder import EXTENSIONS, find_eval
 from ipucnn.datasets.images import opened
-from ipucnn.datasets.isbi2012 import SHARE_HELD_OUT
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
-from ipucnn.datasets.masks import mask_values, to_classes
+from ipucnn.datasets.segmentation.isbi2012 import SHARE_HELD_OUT
+from ipucnn.datasets.segmentation.masks import as_grey, mask_values, pixels_of, to_classes
+from ipucnn.datasets.sources.imagefolder import EXTENSIONS, find_eval
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
 from ipucnn.text import printable

@@ -1,0 +1,1 @@
+"""Sources: each reads one kind of files, or makes images, for classification.  No TensorFlow but for TFDS."""

@@ -1,0 +1,113 @@
+"""The layers of docs/architecture.md, read off the imports: what may import what, and no circles."""
+
+import ast
+from pathlib import Path
+from typing import Dict, List, Set
+
+PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
+
+# From the ground up.  A module imports from its own layer and from those above it in this list.
+LAYERS = (
+    ("__init__", "errors"),
+    ("text", "interrupts", "hardware", "compat"),
+    ("filesystem", "json_fields"),
+    ("documents",),
+    ("datasets",),
+    ("models",),
+    ("config",),
+    ("command_table",),
+    ("training",),
+    ("planning", "sessions"),
+    ("runs",),
+    ("diagnosis",),
+    ("benchmarking",),
+    ("reports",),
+    ("commands",),
+    ("command_group",),
+    ("cli",),
+    ("__main__",),
+)
+HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
+SAME_LAYER_APART = {"planning", "sessions"}
+"""Parts of one layer that do not import each other."""
+MOST_WITH_ONE_IMPORTER = 30
+
+
+def _modules() -> Dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _imports(modules: Dict[str, Path]) -> Dict[str, Set[str]]:
+    """The modules each module imports, at its top or inside a function."""
+    found: Dict[str, Set[str]] = {}
+    for name, path in modules.items():
+        named: List[str] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                named += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                assert node.level == 0, f"{path} has a relative import, which this test does not follow"
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                named += [module if module in modules else node.module for module in inside]
+        found[name] = {module for module in named if module in modules and module != name}
+    return found
+
+
+def _part(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+MODULES = _modules()
+IMPORTS = _imports(MODULES)
+
+
+def test_every_part_has_a_layer():
+    assert {_part(name) for name in MODULES} == set(HEIGHT)
+
+
+def test_imports_point_downwards():
+    upwards = []
+    for name, imported in IMPORTS.items():
+        for other in imported:
+            here, there = _part(name), _part(other)
+            is_apart = here != there and {here, there} <= SAME_LAYER_APART and HEIGHT[here] == HEIGHT[there]
+            if HEIGHT[there] > HEIGHT[here] or is_apart:
+                upwards.append(f"{name} imports {other}")
+    assert not upwards, "\n".join(sorted(upwards))
+
+
+def test_only_commands_import_reports():
+    wrong = [
+        f"{name} imports {other}"
+        for name in IMPORTS
+        for other in IMPORTS[name]
+        if _part(other) == "reports" and _part(name) not in ("reports", "commands")
+    ]
+    assert not wrong
+
+
+def test_no_circles():
+    """Takes away modules that import none of those left, until none can be: what stays stands in a circle."""
+    left = {name: set(imported) for name, imported in IMPORTS.items()}
+    while left:
+        ground = {name for name, imported in left.items() if not imported & set(left)}
+        if not ground:
+            break
+        left = {name: imported for name, imported in left.items() if name not in ground}
+    assert not left, f"circles among {sorted(left)}"
+
+
+def test_few_modules_have_one_importer():
+    """A module that one other module uses is a page torn out of it, unless its story is one of its own."""
+    importers: Dict[str, List[str]] = {}
+    for name, imported in IMPORTS.items():
+        for other in imported:
+            importers.setdefault(other, []).append(name)
+    single = [
+        name for name, found in importers.items() if len(found) == 1 and MODULES[name].name != "__init__.py"
+    ]
+    assert len(single) <= MOST_WITH_ONE_IMPORTER, "\n".join(sorted(single))
