@@ -11,6 +11,7 @@ LAYERS = (
     ("__init__", "errors"),
     ("text", "interrupts", "hardware", "compat"),
     ("filesystem", "json_fields"),
+    ("machine",),
     ("documents",),
     ("datasets",),
     ("models",),
@@ -105,7 +106,8 @@ def test_few_modules_have_one_importer():
     """A module that one other module uses is a page torn out of it, unless its story is one of its own."""
     importers: Dict[str, List[str]] = {}
     for name, imported in IMPORTS.items():
-        for other in imported:
+        # A package's face hands on what it imports; __main__ is the door to the program.
+        for other in imported if MODULES[name].name not in ("__init__.py", "__main__.py") else ():
             importers.setdefault(other, []).append(name)
     single = [
         name for name, found in importers.items() if len(found) == 1 and MODULES[name].name != "__init__.py"

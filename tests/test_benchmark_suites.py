@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ipucnn import cli
 from ipucnn.benchmarking.suites import file as files
-from ipucnn.benchmarking.suites import process
+from ipucnn.benchmarking.suites import run as process
 from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
 from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, speedups, totals
 from ipucnn.benchmarking.suites.run import SuiteRun, _difference, suite_folder

@@ -474,7 +474,7 @@ ELSEWHERE = {
     "ipucnn/cli.py": "/dev/null",
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
     # A file that is open already, or that only this process knows.
-    "ipucnn/benchmarking/suites/process.py": "the log of a row, in the suite's folder",
+    "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/folder.py": "locks and claims, which are the system calls themselves",
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",

@@ -17,7 +17,7 @@ from ipucnn.runs.images.outputs import overlay, plan_files
 from ipucnn.runs.images.segmentation import TiledNetwork, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
-from ipucnn.training.segment_scores import SegmentScores
+from ipucnn.training.metrics import SegmentScores
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 from ipucnn import documents
 from ipucnn.config.panels_ipu import HostSession, IpuOnly, Pipeline
-from ipucnn.config.panels_run import Data, Evaluation, General, Model
-from ipucnn.config.panels_training import Batching, Training
+from ipucnn.config.panels_run import Batching, Data, Evaluation, General, Model, Training
 from ipucnn.config.spec import OptionSpec, convert_value, specs_of
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value

@@ -26,7 +26,7 @@ from ipucnn.runs.images.segmentation import (
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
-from ipucnn.training.segment_scores import SegmentScores
+from ipucnn.training.metrics import SegmentScores
 
 if TYPE_CHECKING:
     from ipucnn.compat import Tensor

@@ -26,8 +26,7 @@ from ipucnn.datasets.sources import embedded as digits
 from ipucnn.datasets.sources import embedded as random_data
 from ipucnn.datasets.verification.arrays import walk_cifar, walk_generated, walk_idx
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
-from ipucnn.datasets.verification.folders import walk_imagefolder
-from ipucnn.datasets.verification.masks import walk_imagemasks, walk_isbi2012
+from ipucnn.datasets.verification.folders import walk_imagefolder, walk_imagemasks, walk_isbi2012
 from ipucnn.datasets.verification.samples import Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
