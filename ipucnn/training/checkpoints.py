@@ -16,7 +16,7 @@ import struct
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, Mapping, Tuple
+from typing import Any, BinaryIO, Container, Dict, Iterator, Mapping, Tuple
 
 import numpy as np
 
@@ -331,7 +331,7 @@ def _array(file: BinaryIO, num_bytes: int, types: Tuple[str, ...], what: str) ->
 
 
 def assign_weights(
-    variables: Mapping[str, Any], checkpoint: Checkpoint, *, what: str, skip: Any = ()
+    variables: Mapping[str, Any], checkpoint: Checkpoint, *, what: str, skip: Container[str] = ()
 ) -> None:
     """Copies a checkpoint's weights into variables of the same names and shapes.
 

@@ -77,7 +77,7 @@ def training_batches(
     real = p.global_batch_size - p.samples_padded_per_epoch
     raised = p.global_batch_size / max(real, 1)
 
-    def prepare(index: Any, element: Any) -> Any:
+    def prepare(index: Tensor, element: Sequence[Tensor]) -> Tuple[Any, ...]:
         images, labels, *weights = element
         number = first_update * p.num_micro_batches + index * instances.count + instances.index
         images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
@@ -96,7 +96,7 @@ def training_batches(
             counts = counts * tf.where(is_last, tf.constant(raised, tf.float32), 1.0)
         return inputs, labels, counts
 
-    def call(index: Any, *element: Any) -> Any:
+    def call(index: Tensor, *element: Tensor) -> Tuple[Any, ...]:
         return prepare(index, element[0] if len(element) == 1 else element)
 
     prepared = (
