@@ -94,7 +94,7 @@ def test_infer_agrees_with_the_labels_evaluate_counts(trained, run, tmp_path):
     for result in results:
         probabilities = [p["probability"] for p in result["predictions"]]
         assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
-    code, out, _ = run("infer", folder, images[0])
+    code, out, _ = run("infer", folder, "0.png")  # in the working directory: a table shortens long paths
     assert code == 0 and "0.png" in out and "%" in out
 
 

@@ -1,5 +1,10 @@
-"""The option reference in Markdown: ``python -m ipucnn.config.reference`` prints it."""
+"""The option reference in Markdown: ``python -m ipucnn.config.reference`` prints it.
 
+With ``--write`` it goes into docs/configuration.md of the source tree.
+"""
+
+import sys
+from pathlib import Path
 from typing import List
 
 from ipucnn.config.options import PANELS, SPECS
@@ -9,6 +14,7 @@ from ipucnn.config.values import plain_number
 
 BEGIN = "<!-- options: begin (written by python -m ipucnn.config.reference) -->"
 END = "<!-- options: end -->"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 
 def reference() -> str:
@@ -69,4 +75,7 @@ def insert(document: str) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    if sys.argv[1:] == ["--write"]:
+        DOCUMENT.write_text(insert(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(reference(), end="")
