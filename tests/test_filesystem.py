@@ -463,6 +463,7 @@ ELSEWHERE = {
     "ipucnn/models/custom_ops.py": "the package's own folder",
     "ipucnn/planning/graphs/extract.py": "the package's own graphs",
     "ipucnn/config/presets.py": "the package's own presets",
+    "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
