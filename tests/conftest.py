@@ -14,6 +14,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # In the background of a script Ctrl-C is ignored, also by the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup the closing of the terminal is, which ipucnn respects.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 set_variables()  # the same kernels as in a run, whichever test imports TensorFlow first
 

@@ -117,7 +117,7 @@ def test_the_makefile_builds_a_library(tmp_path):
 
 def test_both_sides_agree_on_the_version():
     source = (SOURCES / "crop.cpp").read_text(encoding="utf-8")
-    layer = (ROOT / "ipucnn" / "models" / "layers" / "cropping.py").read_text(encoding="utf-8")
+    layer = (ROOT / "ipucnn" / "models" / "layers" / "per_sample.py").read_text(encoding="utf-8")
     assert re.search(r"kVersion = (\d+);", source).group(1) == re.search(r"_VERSION = (\d+)", layer).group(1)
 
 

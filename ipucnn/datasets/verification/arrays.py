@@ -11,8 +11,7 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.datasets.registry import Choice, open_dataset
-from ipucnn.datasets.sources import cifar, idx
-from ipucnn.datasets.sources import embedded as random_data
+from ipucnn.datasets.sources import cifar, embedded, idx
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.survey import Survey
@@ -34,7 +33,7 @@ _MOST_PROMISED = 10**7
 
 
 def walk_generated(survey: Survey, choice: Choice, image_size: Optional[Tuple[int, int]]) -> None:
-    shape = None if image_size is None else (*image_size, random_data.DEFAULT_SHAPE[2])
+    shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
     source = open_dataset(choice, image_shape=shape)
     survey.location, survey.class_names = source.info.location, source.info.class_names
     parts: Dict[str, Examples] = {TRAIN: source.train, EVAL: source.eval}

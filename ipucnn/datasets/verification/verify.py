@@ -21,9 +21,7 @@ from ipucnn.datasets.registry import (
     list_datasets,
 )
 from ipucnn.datasets.segmentation import membranes
-from ipucnn.datasets.sources import cifar, idx, imagefolder
-from ipucnn.datasets.sources import embedded as digits
-from ipucnn.datasets.sources import embedded as random_data
+from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder
 from ipucnn.datasets.verification.arrays import walk_cifar, walk_generated, walk_idx
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.folders import walk_imagefolder, walk_imagemasks, walk_isbi2012
@@ -43,9 +41,9 @@ def _cifar_known(name: str, mean: Tuple[float, ...], std: Tuple[float, ...]) -> 
 
 
 KNOWN: Dict[str, Known] = {
-    "digits": Known({TRAIN: 1797 - digits.NUM_EVAL, EVAL: digits.NUM_EVAL}, (8, 8, 1)),
+    "digits": Known({TRAIN: 1797 - embedded.NUM_HELD_OUT, EVAL: embedded.NUM_HELD_OUT}, (8, 8, 1)),
     "membranes": Known({TRAIN: membranes.NUM_TRAIN, EVAL: membranes.NUM_EVAL}),
-    "random": Known({TRAIN: random_data.NUM_TRAIN, EVAL: random_data.NUM_EVAL}),
+    "random": Known({TRAIN: embedded.NUM_TRAIN, EVAL: embedded.NUM_EVAL}),
     # Means and deviations of the whole training subset, as they are published everywhere for normalisation: MNIST
     # 0.1307 and 0.3081 (PyTorch's MNIST example), Fashion-MNIST 0.2860 and 0.3530, CIFAR-10 0.4914 0.4822 0.4465 and
     # 0.2470 0.2435 0.2616, CIFAR-100 0.5071 0.4865 0.4409 and 0.2673 0.2564 0.2762; here in 0..255 and four digits.

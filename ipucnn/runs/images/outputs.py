@@ -8,7 +8,6 @@ import csv
 import json
 import os
 import tempfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -22,14 +21,13 @@ from ipucnn.filesystem import (
     check_different,
     check_makeable,
     check_not_read,
+    in_temporary_folder,
     is_folder,
     is_written_to,
     make_folder,
     real,
-    reason_of,
     shown,
     write_atomically,
-    write_hint,
     write_output,
 )
 from ipucnn.runs.images.inputs import is_volume_name
@@ -67,22 +65,6 @@ class Spool:
             self._file.seek(0)
         for line in self._file:
             yield json.loads(line)
-
-
-@contextmanager
-def in_temporary_folder() -> Iterator[None]:
-    """Names the temporary folder in what goes wrong inside, and not the file that results are written to."""
-    try:
-        yield
-    except OSError as error:
-        try:
-            where = tempfile.gettempdir()
-        except OSError:
-            where = "a temporary folder"  # there is none; the reason lists where Python looked
-        raise DataError(
-            f"results cannot be kept in {where}: {reason_of(error)}",
-            write_hint(error, "set TMPDIR to another folder"),
-        ) from error
 
 
 def check_output(
