@@ -281,6 +281,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, code):
         "ipucnn",
         "train",
         "mnist_cnn",
+        "--limit-train",
+        "10%",
         "--num-epochs",
         "100000",
         "--run-dir",
