@@ -293,7 +293,8 @@ def _as_user_error(error: Any) -> UserError:
 
 
 _LONGEST_SENTENCE = 1000
-"""Characters: no message of Typer's own is as long, only what was typed can make it so."""
+_LONGEST_MESSAGE = 3000
+"""Characters; what is longer repeats at length what was typed or stood in a file."""
 
 
 def _sentence(error: Any) -> str:
@@ -305,13 +306,21 @@ def _sentence(error: Any) -> str:
 
 
 def _print_error(error: UserError, verbose: bool) -> None:
-    _print_line(f"error: {error.message}")
+    _print_line(f"error: {_bounded(error.message)}")
     if error.hint:
-        _print_line(f"hint: {error.hint}")
+        _print_line(f"hint: {_bounded(error.hint)}")
     cause = error.__cause__
     while verbose and cause is not None:
         _print_line(f"caused by: {type(cause).__name__}: {cause}")
         cause = cause.__cause__
+
+
+def _bounded(text: str) -> str:
+    """A message that repeats what was typed, or what stood in a file, and is not a screen of it."""
+    if len(text) <= _LONGEST_MESSAGE:
+        return text
+    half = _LONGEST_MESSAGE // 2
+    return f"{text[:half]}...{text[-half:]} ({len(text):,} characters)"
 
 
 def _print_line(line: str) -> None:

@@ -11,6 +11,7 @@ from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
     from ipucnn.runs.infer import Masks
@@ -195,7 +196,9 @@ def _format(form: Optional[str], json_output: bool) -> Optional[str]:
     from ipucnn.reports.infer import FORMATS
 
     if form is not None and form not in FORMATS:
-        raise ConfigurationError(f"--format {form}: must be one of {', '.join(FORMATS)}", "--format csv")
+        raise ConfigurationError(
+            f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}", "--format csv"
+        )
     if json_output and form not in (None, "json"):
         raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
     return "json" if json_output else form

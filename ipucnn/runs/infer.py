@@ -42,7 +42,7 @@ from ipucnn.runs.images.segmentation import (
     foreground_probability,
 )
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
-from ipucnn.text import printable
+from ipucnn.text import printable, shown_value
 from ipucnn.training.evaluation import log_softmax
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def infer_run(
 
 def _check_request(verb: str, images: Sequence[str], subset: Optional[str]) -> None:
     if subset is not None and subset not in SUBSETS:
-        raise ConfigurationError(f"--split {subset}: must be one of {', '.join(SUBSETS)}", "--split eval")
+        raise ConfigurationError(
+            f"--split {shown_value(subset)}: must be one of {', '.join(SUBSETS)}", "--split eval"
+        )
     if subset is not None and images:
         raise ConfigurationError(
             f"images and --split {subset} are both given", "give images, or --split, not both"
