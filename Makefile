@@ -7,6 +7,7 @@ check: lint types test
 
 lint:
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
 
 types:
 	$(PYTHON) -m mypy

@@ -53,7 +53,7 @@ def _spatial(shape: Sequence[Optional[int]]) -> int:
     """Positions of a (batch, height, width, channels) or (batch, ..., features) tensor."""
     if any(n is None for n in shape[1:]):
         raise ValueError(f"multiply-accumulates need a static shape, got {tuple(shape)}")
-    return math.prod(int(n or 0) for n in shape[1:-1])
+    return math.prod(n for n in shape[1:-1] if n is not None)
 
 
 def layer_macs(layer: KerasLayer) -> int:
