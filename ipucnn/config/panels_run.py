@@ -27,7 +27,7 @@ class General:
         "imagefolder, imagemasks, random, or an image folder.",
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
-        default_text="the model's own if in --dataset-path, else an embedded one",
+        default_text="the model's own if it is in --dataset-path, else an embedded one; of verify-dataset what is there",
     )
     dataset_path: str = option(
         ".", "Folder the data set's files lie in.", metavar="DIR", commands=(*DATA, "doctor")
@@ -80,7 +80,7 @@ class Data:
     augment: bool = option(False, "Augment the training images, each data set in its own way.")
     limit_train: Optional[str] = option(
         None,
-        "Train on this many samples (500) or this share (10%).",
+        "Use this many training samples (500), or this share (10%).",
         metavar="N|P%",
         parse=values.parse_limit,
         commands=(*RUN, "infer", "verify-dataset"),
@@ -88,7 +88,7 @@ class Data:
     )
     limit_eval: Optional[str] = option(
         None,
-        "Evaluate on this many samples (500) or this share (10%).",
+        "Use this many evaluation samples (500), or this share (10%).",
         metavar="N|P%",
         parse=values.parse_limit,
         commands=("train", "evaluate", "infer", "verify-dataset"),
