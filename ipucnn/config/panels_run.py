@@ -27,7 +27,7 @@ class General:
         "imagefolder, imagemasks, random, or an image folder.",
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
-        default_text="the model's own if it is in --dataset-path, else an embedded one; of verify-dataset what is there",
+        default_text="the model's own if in --dataset-path, else an embedded one; for verify-dataset what is there",
     )
     dataset_path: str = option(
         ".", "Folder the data set's files lie in.", metavar="DIR", commands=(*DATA, "doctor")
