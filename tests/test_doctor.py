@@ -463,6 +463,12 @@ def test_without_tensorflow_nothing_runs():
         assert findings[0].message == "TensorFlow is not installed here"
 
 
+def test_a_name_that_a_terminal_would_obey_is_escaped(capsys):
+    cli.run(["doctor", "--dataset-path", "\x1b[31m"])
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "\\x1b[31m" in printed.replace("\n", "")
+
+
 def test_data_sets_disk_and_cores(capsys, tmp_path):
     (tmp_path / "DATA" / "cifar-10-batches-py").mkdir(parents=True)
     for name in ("data_batch_1", "test_batch", "batches.meta"):

@@ -116,7 +116,7 @@ def print_diagnosis(found: Diagnosis) -> None:
     """The diagnosis on stdout: what is here, what runs where, findings, next steps."""
     out = console(sys.stdout)
     rows = [row for section in _SECTIONS for row in section(found)]
-    out.print(fact_table((name, printable(value)) for name, value in rows))
+    out.print(fact_table((printable(name), printable(value)) for name, value in rows))
     _print_commands(out, found)
     for finding in found.findings:
         _print_lines(out, f"{finding.level}: ", finding.message, _COLOURS[finding.level])
