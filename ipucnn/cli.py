@@ -293,7 +293,7 @@ def _as_user_error(error: Any) -> UserError:
 
 
 _LONGEST_SENTENCE = 1000
-_LONGEST_MESSAGE = 3000
+LONGEST_MESSAGE = 3000
 """Characters; what is longer repeats at length what was typed or stood in a file."""
 
 
@@ -317,9 +317,9 @@ def _print_error(error: UserError, verbose: bool) -> None:
 
 def _bounded(text: str) -> str:
     """A message that repeats what was typed, or what stood in a file, and is not a screen of it."""
-    if len(text) <= _LONGEST_MESSAGE:
+    if len(text) <= LONGEST_MESSAGE:
         return text
-    half = _LONGEST_MESSAGE // 2
+    half = LONGEST_MESSAGE // 2
     return f"{text[:half]}...{text[-half:]} ({len(text):,} characters)"
 
 

@@ -29,7 +29,7 @@ from ipucnn.json_fields import is_count, is_number, is_text, list_of, optional
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
 _AGAIN = "train again; checkpoints of this kind were written before the checksum covered the run's position"
-_META_BYTES = 2**28
+META_BYTES = 2**28
 """How long the JSON text may be: the lines of ``metrics.jsonl`` are in it."""
 _WEIGHT_TYPES = ("<f4", "<f2")
 _SLOT_TYPES = (*_WEIGHT_TYPES, "<i8", "<i4")
@@ -272,11 +272,11 @@ def _members(file: BinaryIO, size: int) -> Iterator[Tuple[str, int]]:
 def _header_of(members: Iterator[Tuple[str, int]], file: BinaryIO, name: str) -> Dict[str, Any]:
     """The facts, which are the first member."""
     member, num_bytes = next(members)
-    if member != "meta" or num_bytes > _META_BYTES:
+    if member != "meta" or num_bytes > META_BYTES:
         raise _DamagedError
     text = _array(file, num_bytes, _META_TYPES, "the facts")
     try:
-        header = load_record(text.tobytes().decode("utf-8"), _META_BYTES)
+        header = load_record(text.tobytes().decode("utf-8"), META_BYTES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
     if not isinstance(header, dict) or not is_text(header.get("format")) or not is_text(header.get("sha256")):
