@@ -564,6 +564,26 @@ def test_limits_look_at_fewer_samples(made, kind):
         assert sum(count for _, count in train.classes) == train.checked
 
 
+def test_a_class_that_a_limit_left_out_is_not_missing(made):
+    """Of a few samples all can be of one class, or nearly all, by chance."""
+    name, folder = made("idx")
+    edit_idx(folder / LABELS, lambda a: (np.arange(len(a)) % 21 == 0).astype(np.uint8))
+    assert "imbalance" in check(name, folder)[1]
+    for limit in range(2, 40, 4):
+        _, _, found = check(name, folder, limit_train=str(limit))
+        of_train = {finding.code for finding in found.findings if finding.subset == TRAIN}
+        assert not of_train & {"nothing-to-learn", "imbalance", "empty-class"}
+
+
+@pytest.mark.parametrize("page", [8, 9])
+def test_masks_that_a_limit_left_out_may_be_of_another_class(made, page):
+    _, folder = made("masks")
+    for number in set(range(10)) - {page}:
+        draw_mask(folder, f"{number}.png", [0])
+    assert "nothing-to-learn" not in check("imagemasks", folder)[0]
+    assert "nothing-to-learn" not in check("imagemasks", folder, limit_eval="1")[0]
+
+
 def test_what_was_published_so_is_a_warning(tmp_path):
     survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
     survey.class_names = ("a", "b")

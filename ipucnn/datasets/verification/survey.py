@@ -547,12 +547,11 @@ class Survey:
 
     def _check_balance(self, subset: SubsetSurvey) -> None:
         counts: Any = subset.class_counts[: len(self.class_names)]
-        if not len(subset.numbers) or not counts.any() or subset.class_unit == "pixels":
+        # Of a part that a limit chose, a class may be absent, or rare, by chance.
+        if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
             return
-        # Of few samples, or a limited part, a class may be absent by chance.
-        if subset.chosen is None:
-            for label in np.nonzero(counts == 0)[0]:
-                self.find("empty-class", subset.name, self.class_names[label])
+        for label in np.nonzero(counts == 0)[0]:
+            self.find("empty-class", subset.name, self.class_names[label])
         present = counts[counts > 0]
         if present.max() > IMBALANCE * present.min():
             most = counts.argmax()
@@ -565,6 +564,10 @@ class Survey:
 
     def _check_classes(self) -> None:
         train = self.subsets[TRAIN]
+        # Of masks both subsets are counted; what a limit left out may be of other classes.
+        counted = self.subsets.values() if train.class_unit == "pixels" else [train]
+        if any(subset.chosen is not None for subset in counted):
+            return
         if len(train.numbers) > 1 and train.class_unit == "samples" and (train.class_counts > 0).sum() == 1:
             self.find("nothing-to-learn", TRAIN, self.class_names[int(train.class_counts.argmax())])
         if train.class_unit == "pixels":
