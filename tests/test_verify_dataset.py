@@ -616,6 +616,16 @@ def test_a_folder_is_recognised(made, kind, name):
     assert verify.choose(None, str(folder)).name == name
 
 
+@pytest.mark.parametrize("kind, name", [("folders", "imagefolder"), ("masks", "imagemasks")])
+def test_another_programs_dataset_info_makes_no_tfds_set(made, kind, name):
+    """Hugging Face's library writes a file of this name, too."""
+    _, folder = made(kind)
+    (folder / "dataset_info.json").write_text("{}")
+    assert verify.choose(str(folder), ".").name == verify.choose(None, str(folder)).name == name
+    for named, path in ((name, folder), (folder, ".")):
+        assert check(named, path)[:2] == (set(), set())
+
+
 @pytest.mark.parametrize(
     "name, error, words",
     [
