@@ -484,6 +484,37 @@ def test_damage_of_images_and_masks(made, what):
     assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
 
 
+@pytest.fixture
+def mask_parts(made):
+    """A folder with pairs in train/ and val/."""
+    _, folder = made("masks")
+    for part, numbers in (("train", range(7)), ("val", range(7, 10))):
+        for below in ("images", "masks"):
+            (folder / part / below).mkdir(parents=True)
+            for n in numbers:
+                (folder / below / f"{n}.png").rename(folder / part / below / f"{n}.png")
+    for below in ("images", "masks"):
+        (folder / below).rmdir()
+    return folder
+
+
+@pytest.mark.parametrize("stray", [None, "images", "masks"])
+def test_pairs_in_train_and_val_count_beside_a_stray_folder(mask_parts, stray):
+    if stray:
+        (mask_parts / stray).mkdir()
+    errors, warnings, found = check("imagemasks", mask_parts)
+    assert (errors, warnings) == (set(), set())
+    assert [subset.samples for subset in found.subsets] == [7, 3]
+
+
+@pytest.mark.parametrize("below", ["images", "masks"])
+def test_a_missing_folder_is_one_finding(mask_parts, below):
+    (mask_parts / "val" / below).rename(mask_parts / "other")
+    assert check("imagemasks", mask_parts)[0] == {"missing-file"}
+    errors, warnings, _ = check("imagemasks", mask_parts, allow_partial=True)
+    assert (errors, warnings) == (set(), {"missing-file"})
+
+
 def volume(folder, stem, change):
     """Changes the pages of a volume, which change() gets as a list of arrays."""
     path = folder / f"{stem}.tif"

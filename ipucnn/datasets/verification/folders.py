@@ -354,17 +354,21 @@ def _size(shape: Iterable[int]) -> str:
     return "x".join(str(side) for side in shape) or "unreadable"
 
 
+_BELOW = ("images", "masks")
+
+
 def walk_imagemasks(survey: Survey, folder: Path) -> None:
     survey.class_names = imagemasks.CLASS_NAMES
-    places: Dict[str, Path] = {}
-    whole = any(is_folder(folder / below) for below in ("images", "masks"))
+    places = {TRAIN: folder / "train"} if is_folder(folder / "train") else {}
     evaluation = imagefolder.find_eval(folder)
+    if evaluation is not None:
+        places[EVAL] = evaluation
+    # As in training pairs of the folder itself come first; a part of them counts where nothing else is here.
+    whole = imagemasks.has_pairs(folder) or not any(
+        is_folder(place / below) for place in places.values() for below in _BELOW
+    )
     if whole:
         places = {TRAIN: folder}
-    else:
-        places = {TRAIN: folder / "train"} if is_folder(folder / "train") else {}
-        if evaluation is not None:
-            places[EVAL] = evaluation
     pairs: Dict[str, List[Tuple[Path, Path]]] = {TRAIN: [], EVAL: []}
     for subset, place in places.items():
         pairs[subset] = _pairs(survey, subset, place)
@@ -406,13 +410,14 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
 def _pairs(survey: Survey, subset: str, place: Path) -> List[Tuple[Path, Path]]:
     """Images with their masks in the order of names; what has no partner is noted."""
     found: List[Dict[str, Path]] = []
-    for below in ("images", "masks"):
-        files: Dict[str, Path] = {}
+    for below in _BELOW:
         with survey.noting(subset, below, place / below):
-            if not is_folder(place / below):
+            if is_folder(place / below):
+                found.append(imagemasks.files_by_name(place / below, below == "masks"))
+            else:
                 survey.find("missing-file", subset, f"the folder {below}")
-            files = imagemasks.files_by_name(place / below, below == "masks")
-        found.append(files)
+    if len(found) < len(_BELOW):
+        return []  # One of them cannot be listed, which is told; that nothing in the other has a partner follows.
     images, masks = found
     for what, alone in (("images", set(images) - set(masks)), ("masks", set(masks) - set(images))):
         for stem in sorted(alone):
