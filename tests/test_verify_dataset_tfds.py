@@ -166,6 +166,27 @@ def test_a_leak_a_label_and_no_image(prepared):
     assert found.subsets[1].readable == 4
 
 
+def test_a_grey_image_among_colour_ones(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    pytest.importorskip("tensorflow_datasets")
+    from PIL import Image
+    from test_datasets_tfds import write
+
+    write(tmp_path, "photos", shape=(None, None, 3))
+    folder = tmp_path / "photos" / "3.0.1"
+    path = shard(folder, "train")
+    contents = [record.data for record in records(path.read_bytes())]
+    example = tf.train.Example.FromString(contents[4])
+    grey = io.BytesIO()
+    Image.fromarray(np.random.RandomState(1).randint(0, 256, (9, 9)).astype(np.uint8)).save(grey, "PNG")
+    example.features.feature["image"].bytes_list.value[0] = grey.getvalue()
+    contents[4] = example.SerializeToString()
+    path.write_bytes(record_file(contents))
+    errors, warnings, found = check(folder)
+    assert (errors, warnings) == (set(), {"odd-mode"}) and found.subsets[0].readable == 21
+    assert "record 4: grey, not colour" in found.findings[0].examples[0]
+
+
 def test_a_set_without_evaluation(tmp_path):
     pytest.importorskip("tensorflow_datasets")
     from test_datasets_tfds import write

@@ -134,6 +134,8 @@ def walk_tfds(survey: Survey, name: str, folder: Path) -> None:
     for subset, split in chosen.items():
         if split is not None:
             _walk_split(survey, subset, splits[split], (image_key, label_key), shape)
+    if shape[-1] == 3:
+        survey.odd_ones("mode", "odd-mode", usual=("grey", "colour").__contains__)
 
 
 def _walk_split(
