@@ -131,14 +131,20 @@ def test_a_damaged_record_does_not_end_the_walk(prepared):
 def test_a_damaged_length_ends_the_shard(prepared):
     flip(shard(prepared, "train"), 1)
     errors, _, found = check(prepared)
-    assert "checksum" in errors and found.subsets[0].readable == 0 and found.subsets[1].readable == 6
+    assert "checksum" in errors and found.subsets[1].readable == 6
+    train = found.subsets[0]
+    assert (train.samples, train.checked, train.readable) == (0, 0, 0)
+    assert found.checksums == {"CRC32C of records": (6, 1)}
 
 
 def test_a_truncated_shard(prepared):
     path = shard(prepared, "train")
     path.write_bytes(path.read_bytes()[:-30])
     errors, _, found = check(prepared)
-    assert errors == {"truncated", "fewer-samples"} and found.subsets[0].readable == 20
+    assert errors == {"truncated", "fewer-samples"}
+    train = found.subsets[0]
+    assert (train.samples, train.checked, train.readable) == (20, 20, 20)
+    assert found.checksums == {"CRC32C of records": (26, 0)}
 
 
 def test_a_missing_shard_is_a_partial_set(prepared):

@@ -175,7 +175,10 @@ def _walk_split(
 
 
 class _Item(NamedTuple):
-    """A record on its way: with an image, or with the code and text of what is wrong with it."""
+    """A record on its way: with an image, or with the code and text of what is wrong with it.
+
+    Where the rest of a file cannot be read, its end is on the way, too, and is no sample.
+    """
 
     number: int
     label: int
@@ -183,6 +186,7 @@ class _Item(NamedTuple):
     is_wanted: bool
     code: str = ""
     problem: str = ""
+    is_end: bool = False
 
 
 def _walk_shard(
@@ -196,9 +200,13 @@ def _walk_shard(
         position = survey.num_done
         for record in read_records(file, num_bytes):
             number = shard.first + num_records
-            survey.check(_RECORDS, record.code != "checksum")
-            num_records += not record.is_end
-            if not record.is_end and not survey.subsets[subset].is_chosen(number):
+            if record.code != "truncated":  # of which there is no checksum to compare
+                survey.check(_RECORDS, record.code != "checksum")
+            if record.is_end:
+                yield _Item(number, -1, b"", False, record.code, record.problem, True)
+                return
+            num_records += 1
+            if not survey.subsets[subset].is_chosen(number):
                 continue
             if record.code:
                 yield _Item(number, -1, b"", False, record.code, record.problem)
@@ -226,7 +234,8 @@ def _walk_shard(
             if item.code:
                 survey.find(item.code, subset, f"{name}: {item.problem}")
             if looked is None:
-                survey.passed(subset)
+                if not item.is_end:
+                    survey.passed(subset)
                 continue
             if None not in shape and looked.size != shape[:2]:
                 survey.find(
