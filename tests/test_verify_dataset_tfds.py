@@ -145,6 +145,40 @@ def test_a_truncated_shard(prepared):
     train = found.subsets[0]
     assert (train.samples, train.checked, train.readable) == (20, 20, 20)
     assert found.checksums == {"CRC32C of records": (26, 0)}
+    assert [f.count for f in found.findings if f.code == "fewer-samples"] == [1]
+
+
+def describe_as_two_shards(folder):
+    """Gives the training records to two files, of 11 and 10 records; gives their paths."""
+    path = shard(folder, "train")
+    contents = [record.data for record in records(path.read_bytes())]
+    paths = [path.with_name(path.name.replace("00000-of-00001", f"0000{k}-of-00002")) for k in (0, 1)]
+    path.unlink()
+    for target, part in zip(paths, (contents[:11], contents[11:])):
+        target.write_bytes(record_file(part))
+    info = json.loads((folder / "dataset_info.json").read_text())
+    next(split for split in info["splits"] if split["name"] == "train")["shardLengths"] = ["11", "10"]
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    return paths
+
+
+def test_more_records_than_the_description_says(prepared):
+    first, second = describe_as_two_shards(prepared)
+    assert check(prepared)[:2] == (set(), set())
+    copied = record_file([records(second.read_bytes())[0].data])
+    first.write_bytes(first.read_bytes() + 2 * copied)
+    second.write_bytes(second.read_bytes() + copied)
+    errors, warnings, found = check(prepared)
+    assert (errors, warnings) == (set(), {"more-samples", "duplicate"})
+    assert (found.subsets[0].samples, found.subsets[0].checked) == (24, 24)
+    by_code = {finding.code: finding for finding in found.findings}
+    names = [path.name for path in (first, second)]
+    assert by_code["more-samples"].count == 3
+    assert by_code["more-samples"].examples == (f"{names[0]}: 13 of 11", f"{names[1]}: 11 of 10")
+    # The records beyond the description have numbers of their own, and are named by their files.
+    assert by_code["duplicate"].examples == (f"{names[0]}, record 11 = {names[0]}, record 12 and 2 more",)
+    errors, warnings, found = check(prepared, limit_train="20")
+    assert found.subsets[0].checked == 20
 
 
 def test_a_missing_shard_is_a_partial_set(prepared):
