@@ -818,6 +818,25 @@ def test_no_line_is_wider_than_the_terminal(run, made, columns):
     assert code == 3 and max(map(len, out.splitlines())) <= columns
 
 
+def test_a_long_example_is_folded_below_its_beginning(run, made):
+    _, folder = made("folders")
+    (folder / "val" / "bee" / ("x" * 70 + ".png")).write_bytes(b"hello")
+    _, out, _ = run("verify-dataset", folder, columns=80)
+    lines = [line.rstrip() for line in out.splitlines()]
+    first = next(k for k, line in enumerate(lines) if "- val/bee/xxx" in line)
+    at = lines[first].index("- ") + 2
+    assert lines[first + 1].startswith(" " * at + "xxx")
+    assert not any(line.endswith(" -") for line in lines)
+
+
+def test_a_subset_without_samples_was_not_looked_at(run, made):
+    _, folder = made("folders")
+    FOLDERS["no val"][1](folder)
+    _, out, _ = run("verify-dataset", folder, "--allow-partial")
+    (line,) = [line for line in out.splitlines() if "looked at" in line]
+    assert line.split() == ["looked", "at", "all"]
+
+
 def test_the_json_has_the_documented_keys(run, made):
     name, folder = made("idx")
     IDX["a leak"][1](folder)
