@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets.sources import cifar
-from ipucnn.datasets.verification import samples, verify
+from ipucnn.datasets.verification import folders, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
 from ipucnn.errors import ConfigurationError, DataError
@@ -417,6 +418,45 @@ def test_an_image_of_many_pixels_is_not_decoded(made):
     assert check(folder, ".", max_pixels=100)[0] == {"unreadable"}
 
 
+def test_large_files_are_read_one_at_a_time(made, monkeypatch):
+    """Each may take half of the memory that is free when it is opened."""
+    _, folder = made("folders")
+    reading, most = [], []
+
+    def read(path):
+        reading.append(path)
+        time.sleep(0.01)
+        most.append(len(reading))
+        reading.remove(path)
+        return Path(path).read_bytes()
+
+    monkeypatch.setattr(folders, "read_file", read)
+    monkeypatch.setattr(folders, "num_cores", lambda: 4)
+    monkeypatch.setattr(folders, "LARGE_BYTES", 100)
+    assert check(folder, ".")[:2] == (set(), set())
+    assert len(most) == 18 and max(most) == 1
+
+
+def test_examples_name_a_file_once(made):
+    name, folder = made("idx")
+    broken_gzip(folder)
+    _, _, found = check(name, folder)
+    (text,) = examples(found, "checksum")
+    assert text.startswith("t10k-images-idx3-ubyte.gz: CRC")
+
+
+def test_an_example_does_not_repeat_a_path_that_messages_shorten(made):
+    _, folder = made("folders")
+    deep = folder.joinpath(*["x" * 100] * 9)
+    deep.parent.mkdir(parents=True)
+    (folder / "train").rename(deep.parent / "train")
+    (folder / "val").rename(deep.parent / "val")
+    (deep.parent / "train" / "bee" / "8.png").symlink_to("8.png")
+    _, _, found = check(deep.parent, ".")
+    (text,) = examples(found, "unreadable")
+    assert text.startswith("train/bee/8.png: ") and "xx" not in text
+
+
 def test_images_smaller_than_the_input(made):
     _, folder = made("folders")
     _, warnings, found = check(folder, ".", image_size=(22, 30))
@@ -551,6 +591,31 @@ def test_damage_of_volumes(made, what):
     damage(folder)
     errors, warnings, found = check(name, folder)
     assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
+
+
+@pytest.mark.parametrize(
+    "code, stem, change",
+    [
+        ("wrong-mode", "train-volume", lambda p: [*p[:-1], photo()]),
+        ("wrong-shape", "train-volume", lambda p: [*p[:-1], p[-1][:9]]),
+        ("mask-values", "train-labels", lambda p: [*p[:-1], p[-1] // 2 + 1]),
+    ],
+)
+def test_damage_of_a_volumes_last_page_is_of_the_evaluation_part(tmp_path, code, stem, change):
+    write_volumes(tmp_path, 10, 64)
+    volume(tmp_path, stem, change)
+    _, _, found = check("isbi2012", tmp_path)
+    assert {finding.subset for finding in found.findings if finding.code == code} == {EVAL}
+
+
+def test_slices_without_labels_are_not_called_unreadable(tmp_path):
+    write_volumes(tmp_path, 10, 64)
+    volume(tmp_path, "train-labels", lambda p: p[:-1])
+    _, _, found = check("isbi2012", tmp_path)
+    assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 8, 8), (2, 1, 1)]
+    (tmp_path / "train-labels.tif").unlink()
+    _, _, found = check("isbi2012", tmp_path)
+    assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 0, 0), (2, 0, 0)]
 
 
 def test_every_code_is_found_by_a_test():

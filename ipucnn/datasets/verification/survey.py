@@ -22,7 +22,7 @@ from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Measured, Sample, SubsetSurvey, Watcher, measure
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file, open_regular
+from ipucnn.filesystem import file_size, is_file, open_regular, shown
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
@@ -267,8 +267,8 @@ class Survey:
             self.find("empty-file", subset, name)
             return
         reason = error.message
-        shown = [] if path is None else [printable(str(path)), str(path)]
-        for prefix in (said, *(what + p for p in shown for what in ("image ", "mask ", ""))):
+        names = [] if path is None else [printable(str(path)), str(path), shown(path)]
+        for prefix in (said, *(what + p for p in names for what in ("image ", "mask ", "cannot read ", ""))):
             if prefix and reason.startswith(prefix):
                 reason = reason[len(prefix) :]
                 break
@@ -348,6 +348,10 @@ class Survey:
     def wants(self, position: int) -> bool:
         """Whether the sample at a position is one for the contact sheet."""
         return self._watcher.wants(position)
+
+    def left_out(self) -> None:
+        """A sample cannot be looked at, for its labels are not there."""
+        self._advance(1)
 
     def passed(self, subset: str, count: int = 1) -> None:
         """So many samples were looked at that could not be read."""
