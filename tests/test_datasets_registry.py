@@ -430,3 +430,17 @@ def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
         ), name
     known = {name for name, record in DATASETS.items() if record.image_shape is not None}
     assert known == {*read, "cifar100"}
+
+
+def test_an_image_folder_beside_another_programs_dataset_info_is_none_of_tfds(tmp_path):
+    """Hugging Face's library writes a file of this name, too."""
+    from PIL import Image
+
+    for part in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "0.png")
+    (tmp_path / "dataset_info.json").write_text("{}")
+    for name in ("imagefolder", "imagenet"):
+        choice = choose_dataset(name, tmp_path, home="", task="classification")
+        assert open_dataset(choice).info.num_train == 2

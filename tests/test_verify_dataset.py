@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets.sources import cifar
-from ipucnn.datasets.verification import samples, verify
+from ipucnn.datasets.verification import folders, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
 from ipucnn.errors import ConfigurationError, DataError
@@ -417,6 +418,45 @@ def test_an_image_of_many_pixels_is_not_decoded(made):
     assert check(folder, ".", max_pixels=100)[0] == {"unreadable"}
 
 
+def test_large_files_are_read_one_at_a_time(made, monkeypatch):
+    """Each may take half of the memory that is free when it is opened."""
+    _, folder = made("folders")
+    reading, most = [], []
+
+    def read(path):
+        reading.append(path)
+        time.sleep(0.01)
+        most.append(len(reading))
+        reading.remove(path)
+        return Path(path).read_bytes()
+
+    monkeypatch.setattr(folders, "read_file", read)
+    monkeypatch.setattr(folders, "num_cores", lambda: 4)
+    monkeypatch.setattr(folders, "LARGE_BYTES", 100)
+    assert check(folder, ".")[:2] == (set(), set())
+    assert len(most) == 18 and max(most) == 1
+
+
+def test_examples_name_a_file_once(made):
+    name, folder = made("idx")
+    broken_gzip(folder)
+    _, _, found = check(name, folder)
+    (text,) = examples(found, "checksum")
+    assert text.startswith("t10k-images-idx3-ubyte.gz: CRC")
+
+
+def test_an_example_does_not_repeat_a_path_that_messages_shorten(made):
+    _, folder = made("folders")
+    deep = folder.joinpath(*["x" * 100] * 9)
+    deep.parent.mkdir(parents=True)
+    (folder / "train").rename(deep.parent / "train")
+    (folder / "val").rename(deep.parent / "val")
+    (deep.parent / "train" / "bee" / "8.png").symlink_to("8.png")
+    _, _, found = check(deep.parent, ".")
+    (text,) = examples(found, "unreadable")
+    assert text.startswith("train/bee/8.png: ") and "xx" not in text
+
+
 def test_images_smaller_than_the_input(made):
     _, folder = made("folders")
     _, warnings, found = check(folder, ".", image_size=(22, 30))
@@ -484,6 +524,37 @@ def test_damage_of_images_and_masks(made, what):
     assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
 
 
+@pytest.fixture
+def mask_parts(made):
+    """A folder with pairs in train/ and val/."""
+    _, folder = made("masks")
+    for part, numbers in (("train", range(7)), ("val", range(7, 10))):
+        for below in ("images", "masks"):
+            (folder / part / below).mkdir(parents=True)
+            for n in numbers:
+                (folder / below / f"{n}.png").rename(folder / part / below / f"{n}.png")
+    for below in ("images", "masks"):
+        (folder / below).rmdir()
+    return folder
+
+
+@pytest.mark.parametrize("stray", [None, "images", "masks"])
+def test_pairs_in_train_and_val_count_beside_a_stray_folder(mask_parts, stray):
+    if stray:
+        (mask_parts / stray).mkdir()
+    errors, warnings, found = check("imagemasks", mask_parts)
+    assert (errors, warnings) == (set(), set())
+    assert [subset.samples for subset in found.subsets] == [7, 3]
+
+
+@pytest.mark.parametrize("below", ["images", "masks"])
+def test_a_missing_folder_is_one_finding(mask_parts, below):
+    (mask_parts / "val" / below).rename(mask_parts / "other")
+    assert check("imagemasks", mask_parts)[0] == {"missing-file"}
+    errors, warnings, _ = check("imagemasks", mask_parts, allow_partial=True)
+    assert (errors, warnings) == (set(), {"missing-file"})
+
+
 def volume(folder, stem, change):
     """Changes the pages of a volume, which change() gets as a list of arrays."""
     path = folder / f"{stem}.tif"
@@ -520,6 +591,31 @@ def test_damage_of_volumes(made, what):
     damage(folder)
     errors, warnings, found = check(name, folder)
     assert code in (errors if CODES[code].severity == ERROR else warnings), found.findings
+
+
+@pytest.mark.parametrize(
+    "code, stem, change",
+    [
+        ("wrong-mode", "train-volume", lambda p: [*p[:-1], photo()]),
+        ("wrong-shape", "train-volume", lambda p: [*p[:-1], p[-1][:9]]),
+        ("mask-values", "train-labels", lambda p: [*p[:-1], p[-1] // 2 + 1]),
+    ],
+)
+def test_damage_of_a_volumes_last_page_is_of_the_evaluation_part(tmp_path, code, stem, change):
+    write_volumes(tmp_path, 10, 64)
+    volume(tmp_path, stem, change)
+    _, _, found = check("isbi2012", tmp_path)
+    assert {finding.subset for finding in found.findings if finding.code == code} == {EVAL}
+
+
+def test_slices_without_labels_are_not_called_unreadable(tmp_path):
+    write_volumes(tmp_path, 10, 64)
+    volume(tmp_path, "train-labels", lambda p: p[:-1])
+    _, _, found = check("isbi2012", tmp_path)
+    assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 8, 8), (2, 1, 1)]
+    (tmp_path / "train-labels.tif").unlink()
+    _, _, found = check("isbi2012", tmp_path)
+    assert [(s.samples, s.checked, s.readable) for s in found.subsets] == [(8, 0, 0), (2, 0, 0)]
 
 
 def test_every_code_is_found_by_a_test():
@@ -564,6 +660,26 @@ def test_limits_look_at_fewer_samples(made, kind):
         assert sum(count for _, count in train.classes) == train.checked
 
 
+def test_a_class_that_a_limit_left_out_is_not_missing(made):
+    """Of a few samples all can be of one class, or nearly all, by chance."""
+    name, folder = made("idx")
+    edit_idx(folder / LABELS, lambda a: (np.arange(len(a)) % 21 == 0).astype(np.uint8))
+    assert "imbalance" in check(name, folder)[1]
+    for limit in range(2, 40, 4):
+        _, _, found = check(name, folder, limit_train=str(limit))
+        of_train = {finding.code for finding in found.findings if finding.subset == TRAIN}
+        assert not of_train & {"nothing-to-learn", "imbalance", "empty-class"}
+
+
+@pytest.mark.parametrize("page", [8, 9])
+def test_masks_that_a_limit_left_out_may_be_of_another_class(made, page):
+    _, folder = made("masks")
+    for number in set(range(10)) - {page}:
+        draw_mask(folder, f"{number}.png", [0])
+    assert "nothing-to-learn" not in check("imagemasks", folder)[0]
+    assert "nothing-to-learn" not in check("imagemasks", folder, limit_eval="1")[0]
+
+
 def test_what_was_published_so_is_a_warning(tmp_path):
     survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 100)
     survey.class_names = ("a", "b")
@@ -594,6 +710,16 @@ def test_a_folder_is_recognised(made, kind, name):
     _, folder = made(kind)
     assert verify.choose(str(folder), ".").name == name
     assert verify.choose(None, str(folder)).name == name
+
+
+@pytest.mark.parametrize("kind, name", [("folders", "imagefolder"), ("masks", "imagemasks")])
+def test_another_programs_dataset_info_makes_no_tfds_set(made, kind, name):
+    """Hugging Face's library writes a file of this name, too."""
+    _, folder = made(kind)
+    (folder / "dataset_info.json").write_text("{}")
+    assert verify.choose(str(folder), ".").name == verify.choose(None, str(folder)).name == name
+    for named, path in ((name, folder), (folder, ".")):
+        assert check(named, path)[:2] == (set(), set())
 
 
 @pytest.mark.parametrize(
@@ -755,6 +881,25 @@ def test_no_line_is_wider_than_the_terminal(run, made, columns):
             continue  # one damage took away what the next needs
     code, out, _ = run("verify-dataset", folder, columns=columns)
     assert code == 3 and max(map(len, out.splitlines())) <= columns
+
+
+def test_a_long_example_is_folded_below_its_beginning(run, made):
+    _, folder = made("folders")
+    (folder / "val" / "bee" / ("x" * 70 + ".png")).write_bytes(b"hello")
+    _, out, _ = run("verify-dataset", folder, columns=80)
+    lines = [line.rstrip() for line in out.splitlines()]
+    first = next(k for k, line in enumerate(lines) if "- val/bee/xxx" in line)
+    at = lines[first].index("- ") + 2
+    assert lines[first + 1].startswith(" " * at + "xxx")
+    assert not any(line.endswith(" -") for line in lines)
+
+
+def test_a_subset_without_samples_was_not_looked_at(run, made):
+    _, folder = made("folders")
+    FOLDERS["no val"][1](folder)
+    _, out, _ = run("verify-dataset", folder, "--allow-partial")
+    (line,) = [line for line in out.splitlines() if "looked at" in line]
+    assert line.split() == ["looked", "at", "all"]
 
 
 def test_the_json_has_the_documented_keys(run, made):

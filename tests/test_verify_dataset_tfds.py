@@ -131,14 +131,54 @@ def test_a_damaged_record_does_not_end_the_walk(prepared):
 def test_a_damaged_length_ends_the_shard(prepared):
     flip(shard(prepared, "train"), 1)
     errors, _, found = check(prepared)
-    assert "checksum" in errors and found.subsets[0].readable == 0 and found.subsets[1].readable == 6
+    assert "checksum" in errors and found.subsets[1].readable == 6
+    train = found.subsets[0]
+    assert (train.samples, train.checked, train.readable) == (0, 0, 0)
+    assert found.checksums == {"CRC32C of records": (6, 1)}
 
 
 def test_a_truncated_shard(prepared):
     path = shard(prepared, "train")
     path.write_bytes(path.read_bytes()[:-30])
     errors, _, found = check(prepared)
-    assert errors == {"truncated", "fewer-samples"} and found.subsets[0].readable == 20
+    assert errors == {"truncated", "fewer-samples"}
+    train = found.subsets[0]
+    assert (train.samples, train.checked, train.readable) == (20, 20, 20)
+    assert found.checksums == {"CRC32C of records": (26, 0)}
+    assert [f.count for f in found.findings if f.code == "fewer-samples"] == [1]
+
+
+def describe_as_two_shards(folder):
+    """Gives the training records to two files, of 11 and 10 records; gives their paths."""
+    path = shard(folder, "train")
+    contents = [record.data for record in records(path.read_bytes())]
+    paths = [path.with_name(path.name.replace("00000-of-00001", f"0000{k}-of-00002")) for k in (0, 1)]
+    path.unlink()
+    for target, part in zip(paths, (contents[:11], contents[11:])):
+        target.write_bytes(record_file(part))
+    info = json.loads((folder / "dataset_info.json").read_text())
+    next(split for split in info["splits"] if split["name"] == "train")["shardLengths"] = ["11", "10"]
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    return paths
+
+
+def test_more_records_than_the_description_says(prepared):
+    first, second = describe_as_two_shards(prepared)
+    assert check(prepared)[:2] == (set(), set())
+    copied = record_file([records(second.read_bytes())[0].data])
+    first.write_bytes(first.read_bytes() + 2 * copied)
+    second.write_bytes(second.read_bytes() + copied)
+    errors, warnings, found = check(prepared)
+    assert (errors, warnings) == (set(), {"more-samples", "duplicate"})
+    assert (found.subsets[0].samples, found.subsets[0].checked) == (24, 24)
+    by_code = {finding.code: finding for finding in found.findings}
+    names = [path.name for path in (first, second)]
+    assert by_code["more-samples"].count == 3
+    assert by_code["more-samples"].examples == (f"{names[0]}: 13 of 11", f"{names[1]}: 11 of 10")
+    # The records beyond the description have numbers of their own, and are named by their files.
+    assert by_code["duplicate"].examples == (f"{names[0]}, record 11 = {names[0]}, record 12 and 2 more",)
+    errors, warnings, found = check(prepared, limit_train="20")
+    assert found.subsets[0].checked == 20
 
 
 def test_a_missing_shard_is_a_partial_set(prepared):
@@ -164,6 +204,27 @@ def test_a_leak_a_label_and_no_image(prepared):
     assert errors == {"leakage", "label-range", "unreadable"}
     assert [f.count for f in found.findings if f.code == "unreadable"] == [2]
     assert found.subsets[1].readable == 4
+
+
+def test_a_grey_image_among_colour_ones(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    pytest.importorskip("tensorflow_datasets")
+    from PIL import Image
+    from test_datasets_tfds import write
+
+    write(tmp_path, "photos", shape=(None, None, 3))
+    folder = tmp_path / "photos" / "3.0.1"
+    path = shard(folder, "train")
+    contents = [record.data for record in records(path.read_bytes())]
+    example = tf.train.Example.FromString(contents[4])
+    grey = io.BytesIO()
+    Image.fromarray(np.random.RandomState(1).randint(0, 256, (9, 9)).astype(np.uint8)).save(grey, "PNG")
+    example.features.feature["image"].bytes_list.value[0] = grey.getvalue()
+    contents[4] = example.SerializeToString()
+    path.write_bytes(record_file(contents))
+    errors, warnings, found = check(folder)
+    assert (errors, warnings) == (set(), {"odd-mode"}) and found.subsets[0].readable == 21
+    assert "record 4: grey, not colour" in found.findings[0].examples[0]
 
 
 def test_a_set_without_evaluation(tmp_path):

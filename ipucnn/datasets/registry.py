@@ -15,6 +15,7 @@ from ipucnn.filesystem import entries, expand, is_file, is_folder, real
 
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""
+TFDS_PREFIX = "tfds:"
 
 
 @dataclass(frozen=True)
@@ -106,19 +107,42 @@ def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[
     unless the set was named (``explicit``).
     """
     for folder in (path, *(path / below for below in DATASETS[name].folders)):
-        if name in cifar.LAYOUTS and cifar.find_layout(name, folder) is not None:
-            return folder
-        if name == "isbi2012" and isbi2012.has_files(folder):
-            return folder
-        if name in idx.CLASS_NAMES and idx.has_files(folder):
+        if not _has_files(name, folder):
+            continue
+        is_right = explicit or folder != path
+        if name in idx.CLASS_NAMES:
             is_fashion = "fashion" in real(folder).as_posix().lower()
-            if explicit or folder != path or is_fashion == (name == "fashion_mnist"):
-                return folder
-        # Any image folder could be ``path`` itself: only if it was asked for, or has the name.
-        named = explicit or folder != path or real(folder).name.lower() == "imagenet"
-        if name == "imagenet" and named and imagefolder.is_image_folder(folder):
+            is_right = is_right or is_fashion == (name == "fashion_mnist")
+        elif name == "imagenet":
+            # Any image folder could be ``path`` itself: only if it was asked for, or has the name.
+            is_right = is_right or real(folder).name.lower() == "imagenet"
+        else:
+            is_right = True
+        if is_right:
             return folder
     return find_tfds(name, path)
+
+
+def _has_files(name: str, folder: Path) -> bool:
+    """Whether a folder holds a set that is found by its files, in the layout it is published in."""
+    if name in cifar.LAYOUTS:
+        return cifar.find_layout(name, folder) is not None
+    if name in idx.CLASS_NAMES:
+        return idx.has_files(folder)
+    if name == "isbi2012":
+        return isbi2012.has_files(folder)
+    return name == "imagenet" and imagefolder.is_image_folder(folder)
+
+
+def is_tfds(name: str, location: Path) -> bool:
+    """Whether what was found under a name is a set in the format of TFDS.
+
+    Hugging Face writes a file called as TFDS's description, too: beside files of the set's own layout it says nothing.
+    """
+    if name.startswith(TFDS_PREFIX):
+        return True
+    is_named_by_layout = name in ("imagefolder", "imagemasks")
+    return not is_named_by_layout and is_file(location / INFO_FILE) and not _has_files(name, location)
 
 
 def find_tfds(name: str, path: Path) -> Optional[Path]:
@@ -159,7 +183,6 @@ def _version(text: str) -> Tuple[int, ...]:
 
 
 EMBEDDED = {"classification": "digits", "segmentation": "membranes"}
-TFDS_PREFIX = "tfds:"
 
 
 @dataclass(frozen=True)
@@ -299,7 +322,7 @@ def _open(
         classes = num_classes or (2 if choice.task == "segmentation" else 10)
         return open_random(*(image_shape or DEFAULT_SHAPE), classes, choice.task, seed)
     location = fetch(choice, download)
-    if is_file(location / "dataset_info.json"):
+    if is_tfds(name, location):
         from ipucnn.datasets.sources.tfds import open_tfds
 
         return open_tfds(name, location)

@@ -80,6 +80,8 @@ def _samples(subset: SubsetFacts) -> str:
 
 
 def _looked_at(subset: SubsetFacts) -> str:
+    if not subset.samples:
+        return ""
     text = "all" if subset.checked == subset.samples else f"{subset.checked:,}"
     broken = subset.checked - subset.readable
     return f"{text}, {broken:,} unreadable" if broken else text
@@ -146,16 +148,18 @@ def _findings(found: Verification) -> Any:
 
 
 def _body(finding: Finding) -> Any:
+    from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
-    body = Text(finding.message)
-    for example in finding.examples[:SHOWN_EXAMPLES]:
-        body.append(f"\n- {example}", style="dim")
-    hidden = len(finding.examples) - SHOWN_EXAMPLES
-    if hidden > 0:
-        body.append("\n- ...", style="dim")
-    body.append(f"\nhint: {finding.hint}")
-    return body
+    # A column of their own for the dashes: what is folded goes on below the example's beginning.
+    examples = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    examples.add_column(no_wrap=True)
+    examples.add_column(overflow="fold")
+    shown = list(finding.examples[:SHOWN_EXAMPLES])
+    for text in [*shown, "..."] if len(finding.examples) > SHOWN_EXAMPLES else shown:
+        examples.add_row(Text("-", style="dim"), Text(text, style="dim"))
+    return Group(Text(finding.message), *([examples] if shown else []), Text(f"hint: {finding.hint}"))
 
 
 class LabelSheet:

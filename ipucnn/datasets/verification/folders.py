@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import threading
 import zlib
 from bisect import bisect_right
 from collections import deque
@@ -21,7 +22,7 @@ from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Measured, measure
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, is_folder, kind_of
+from ipucnn.filesystem import Kind, file_size, is_folder, kind_of
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
 
@@ -79,8 +80,7 @@ def walk_imagefolder(survey: Survey, folder: Path) -> None:
         # Which images are drawn is asked here: the counting goes on while the next ones are decoded.
         items = ((*item, survey.wants(position)) for position, item in enumerate(chosen, survey.num_done))
         for (number, label, path, _), look in in_order(
-            lambda item: look_at(read_file(str(item[2])), f"image {item[2]}", item[3], survey.max_pixels),
-            items,
+            lambda item: _look_at_file(item[2], item[3], survey.max_pixels), items
         ):
             name = files.name_of(number)
             try:
@@ -198,6 +198,16 @@ def look_at(data: bytes, origin: str, wants_pixels: bool, max_pixels: int, chann
     return Look(measured, mode, form, frames, pixels.shape[:2], pixels if wants_pixels else None)
 
 
+LARGE_BYTES = 64 * 2**20
+"""Files of more are read one at a time: each may take half of the memory that is free when it is opened."""
+_large_files = threading.Lock()
+
+
+def _look_at_file(path: Path, wants_pixels: bool, max_pixels: int) -> Look:
+    with _large_files if file_size(path) > LARGE_BYTES else contextlib.nullcontext():
+        return look_at(read_file(str(path)), f"image {path}", wants_pixels, max_pixels)
+
+
 def check_png(data: bytes, origin: str) -> None:
     """Compares the checksums of a PNG file's chunks, which decoding does not look at where the pixels can be made out.
 
@@ -278,27 +288,33 @@ def walk_isbi2012(survey: Survey, folder: Path) -> None:
         if path is None:
             survey.find("missing-file", None, f"{stem}.tif")
     label_path, image_path = paths[isbi2012.LABELS], paths[isbi2012.IMAGES]
+    counts = {stem: _count_pages(survey, path) for stem, path in paths.items()}
+    num_pages = counts[isbi2012.IMAGES] or counts[isbi2012.LABELS]
+    first_eval = num_pages - (max(1, num_pages // isbi2012.SHARE_HELD_OUT) if num_pages else 0)
+
+    def subset_of(page: int) -> str:
+        return TRAIN if page < first_eval else EVAL
+
     masks: List[Tuple[Tuple[int, ...], Any]] = []
     if label_path is not None:
         # Of the labels a bit per pixel is kept; pages of both volumes at once could wait for each other's memory.
-        masks = [_packed(mask) for mask in _pages(survey, label_path, "labels", is_mask=True)]
+        masks = [_packed(mask) for mask in _pages(survey, label_path, subset_of, is_mask=True)]
     if image_path is None:
         return
-    num_pages = len(masks)
-    with contextlib.suppress(DataError), open_volume(image_path, survey.max_pixels) as (_, count):
-        num_pages = count
     if masks and num_pages != len(masks):
         survey.find("count-mismatch", None, f"{image_path.name}: {num_pages} slices, {len(masks)} labels")
-    held_out = max(1, num_pages // isbi2012.SHARE_HELD_OUT) if num_pages else 0
-    survey.expect({TRAIN: num_pages - held_out, EVAL: held_out})
-    first_eval = num_pages - held_out
+    survey.expect({TRAIN: first_eval, EVAL: num_pages - first_eval})
     survey.subsets[TRAIN].name_of = lambda number: f"{image_path.name}, page {number + 1}"
     survey.subsets[EVAL].name_of = lambda number: f"{image_path.name}, page {first_eval + number + 1}"
-    for page, image in enumerate(_pages(survey, image_path, "images", is_mask=False)):
-        subset, number = (TRAIN, page) if page < first_eval else (EVAL, page - first_eval)
+    for page, image in enumerate(_pages(survey, image_path, subset_of, is_mask=False)):
+        subset = subset_of(page)
+        number = page if subset == TRAIN else page - first_eval
         if not survey.subsets[subset].is_chosen(number):
             continue
         size, bits = masks[page] if page < len(masks) else ((), None)
+        if image is not None and page >= len(masks):
+            survey.left_out()
+            continue
         if image is None or bits is None:
             survey.passed(subset)
             continue
@@ -313,11 +329,19 @@ def walk_isbi2012(survey: Survey, folder: Path) -> None:
     survey.odd_ones("size of images", "wrong-shape")
 
 
+def _count_pages(survey: Survey, path: Optional[Path]) -> int:
+    """How many pages a volume has; none where it cannot be opened, which is noted when its pages are read."""
+    if path is not None:
+        with contextlib.suppress(DataError), open_volume(path, survey.max_pixels) as (_, count):
+            return count
+    return 0
+
+
 def _packed(mask: Any) -> Tuple[Tuple[int, ...], Any]:
     return ((), None) if mask is None else (mask.shape, np.packbits(mask != 0))
 
 
-def _pages(survey: Survey, path: Path, what: str, is_mask: bool) -> Iterator[Any]:
+def _pages(survey: Survey, path: Path, subset_of: Callable[[int], str], is_mask: bool) -> Iterator[Any]:
     """uint8 [h, w] of each page of a volume, None for one that cannot be read; what is wrong is noted."""
     other: Optional[int] = None
     with survey.noting(None, path.name, path), open_volume(path, survey.max_pixels) as (volume, count):
@@ -326,17 +350,15 @@ def _pages(survey: Survey, path: Path, what: str, is_mask: bool) -> Iterator[Any
             try:
                 pixels = read_page(volume, page, page_name(path, page, count), None, survey.max_pixels)
             except DataError as error:
-                survey.note_error(None, name, error, said=page_name(path, page, count))
+                survey.note_error(subset_of(page), name, error, said=page_name(path, page, count))
             if pixels is not None and not is_mask:
-                survey.tally(f"size of {what}", _size(pixels.shape), TRAIN, name)
+                survey.tally("size of images", _size(pixels.shape), subset_of(page), name)
             if pixels is not None and is_mask:
-                other = _check_mask(survey, None, name, pixels, other)
+                other = _check_mask(survey, subset_of(page), name, pixels, other)
             yield pixels
 
 
-def _check_mask(
-    survey: Survey, subset: Optional[str], name: str, mask: Any, other: Optional[int]
-) -> Optional[int]:
+def _check_mask(survey: Survey, subset: str, name: str, mask: Any, other: Optional[int]) -> Optional[int]:
     """Notes a mask of other values than 0 and ``other``; gives the value that later masks must have."""
     values = [value for value in mask_values(mask) if value]
     if other is None and len(values) == 1:
@@ -354,17 +376,21 @@ def _size(shape: Iterable[int]) -> str:
     return "x".join(str(side) for side in shape) or "unreadable"
 
 
+_BELOW = ("images", "masks")
+
+
 def walk_imagemasks(survey: Survey, folder: Path) -> None:
     survey.class_names = imagemasks.CLASS_NAMES
-    places: Dict[str, Path] = {}
-    whole = any(is_folder(folder / below) for below in ("images", "masks"))
+    places = {TRAIN: folder / "train"} if is_folder(folder / "train") else {}
     evaluation = imagefolder.find_eval(folder)
+    if evaluation is not None:
+        places[EVAL] = evaluation
+    # As in training pairs of the folder itself come first; a part of them counts where nothing else is here.
+    whole = imagemasks.has_pairs(folder) or not any(
+        is_folder(place / below) for place in places.values() for below in _BELOW
+    )
     if whole:
         places = {TRAIN: folder}
-    else:
-        places = {TRAIN: folder / "train"} if is_folder(folder / "train") else {}
-        if evaluation is not None:
-            places[EVAL] = evaluation
     pairs: Dict[str, List[Tuple[Path, Path]]] = {TRAIN: [], EVAL: []}
     for subset, place in places.items():
         pairs[subset] = _pairs(survey, subset, place)
@@ -406,13 +432,14 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
 def _pairs(survey: Survey, subset: str, place: Path) -> List[Tuple[Path, Path]]:
     """Images with their masks in the order of names; what has no partner is noted."""
     found: List[Dict[str, Path]] = []
-    for below in ("images", "masks"):
-        files: Dict[str, Path] = {}
+    for below in _BELOW:
         with survey.noting(subset, below, place / below):
-            if not is_folder(place / below):
+            if is_folder(place / below):
+                found.append(imagemasks.files_by_name(place / below, below == "masks"))
+            else:
                 survey.find("missing-file", subset, f"the folder {below}")
-            files = imagemasks.files_by_name(place / below, below == "masks")
-        found.append(files)
+    if len(found) < len(_BELOW):
+        return []  # One of them cannot be listed, which is told; that nothing in the other has a partner follows.
     images, masks = found
     for what, alone in (("images", set(images) - set(masks)), ("masks", set(masks) - set(images))):
         for stem in sorted(alone):

@@ -22,7 +22,7 @@ from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Measured, Sample, SubsetSurvey, Watcher, measure
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file, open_regular
+from ipucnn.filesystem import file_size, is_file, open_regular, shown
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
@@ -267,8 +267,8 @@ class Survey:
             self.find("empty-file", subset, name)
             return
         reason = error.message
-        shown = [] if path is None else [printable(str(path)), str(path)]
-        for prefix in (said, *(what + p for p in shown for what in ("image ", "mask ", ""))):
+        names = [] if path is None else [printable(str(path)), str(path), shown(path)]
+        for prefix in (said, *(what + p for p in names for what in ("image ", "mask ", "cannot read ", ""))):
             if prefix and reason.startswith(prefix):
                 reason = reason[len(prefix) :]
                 break
@@ -348,6 +348,10 @@ class Survey:
     def wants(self, position: int) -> bool:
         """Whether the sample at a position is one for the contact sheet."""
         return self._watcher.wants(position)
+
+    def left_out(self) -> None:
+        """A sample cannot be looked at, for its labels are not there."""
+        self._advance(1)
 
     def passed(self, subset: str, count: int = 1) -> None:
         """So many samples were looked at that could not be read."""
@@ -547,12 +551,11 @@ class Survey:
 
     def _check_balance(self, subset: SubsetSurvey) -> None:
         counts: Any = subset.class_counts[: len(self.class_names)]
-        if not len(subset.numbers) or not counts.any() or subset.class_unit == "pixels":
+        # Of a part that a limit chose, a class may be absent, or rare, by chance.
+        if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
             return
-        # Of few samples, or a limited part, a class may be absent by chance.
-        if subset.chosen is None:
-            for label in np.nonzero(counts == 0)[0]:
-                self.find("empty-class", subset.name, self.class_names[label])
+        for label in np.nonzero(counts == 0)[0]:
+            self.find("empty-class", subset.name, self.class_names[label])
         present = counts[counts > 0]
         if present.max() > IMBALANCE * present.min():
             most = counts.argmax()
@@ -565,6 +568,10 @@ class Survey:
 
     def _check_classes(self) -> None:
         train = self.subsets[TRAIN]
+        # Of masks both subsets are counted; what a limit left out may be of other classes.
+        counted = self.subsets.values() if train.class_unit == "pixels" else [train]
+        if any(subset.chosen is not None for subset in counted):
+            return
         if len(train.numbers) > 1 and train.class_unit == "samples" and (train.class_counts > 0).sum() == 1:
             self.find("nothing-to-learn", TRAIN, self.class_names[int(train.class_counts.argmax())])
         if train.class_unit == "pixels":

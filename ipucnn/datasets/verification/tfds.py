@@ -109,9 +109,24 @@ def read_records(file: BinaryIO, num_bytes: int) -> Iterator[Record]:
 
 
 class _Shard(NamedTuple):
+    """A file of records.
+
+    Attributes:
+        path: of the file.
+        first: number of its first record among the subset's.
+        num_records: that the set's description says it has.
+        first_extra: number of the first record beyond those; they come after all that the description knows of.
+    """
+
     path: Path
     first: int
     num_records: int
+    first_extra: int
+
+    def number_of(self, record: int) -> int:
+        """The number among the subset's of a record of this file."""
+        extra = record - self.num_records
+        return self.first + record if extra < 0 else self.first_extra + extra
 
 
 def walk_tfds(survey: Survey, name: str, folder: Path) -> None:
@@ -134,53 +149,67 @@ def walk_tfds(survey: Survey, name: str, folder: Path) -> None:
     for subset, split in chosen.items():
         if split is not None:
             _walk_split(survey, subset, splits[split], (image_key, label_key), shape)
+    if shape[-1] == 3:
+        survey.odd_ones("mode", "odd-mode", usual=("grey", "colour").__contains__)
 
 
 def _walk_split(
     survey: Survey, subset: str, split: Any, keys: Tuple[str, str], shape: Tuple[Any, ...]
 ) -> None:
-    shards: List[_Shard] = []
-    first = 0
-    for path, num_records in zip(split.filepaths, split.shard_lengths):
-        shards.append(_Shard(Path(str(path)), first, int(num_records)))
-        first += int(num_records)
+    paths = [Path(str(path)) for path in split.filepaths]
+    lengths = [int(length) for length in split.shard_lengths]
+    # Where numbers begin: (number, file, record).  Of files without records the next one's begin is the right one.
+    begins = [(sum(lengths[:k]), path, 0) for k, path in enumerate(paths)]
     into = survey.subsets[subset]
 
     def name_of(number: int) -> str:
-        shard = max((s for s in shards if s.first <= number), key=lambda s: s.first)
-        return f"{printable(shard.path.name)}, record {number - shard.first}"
+        begin, path, record = next(entry for entry in reversed(begins) if entry[0] <= number)
+        return f"{printable(path.name)}, record {number - begin + record}"
 
     into.name_of = name_of
-    num_there = 0
-    for shard in shards:
-        shard_name = printable(shard.path.name)
-        if not is_file(shard.path):
+    num_there, first_extra = 0, sum(lengths)
+    differences: List[Tuple[str, int]] = []
+    for (first, path, _), length in zip(list(begins), lengths):
+        shard_name = printable(path.name)
+        if not is_file(path):
             survey.find("missing-file", subset, shard_name)
             continue
-        if ".tfrecord" not in shard.path.name:
+        if ".tfrecord" not in path.name:
             survey.find("not-checked", subset, f"{shard_name}: no TFRecord file")
-            num_there += shard.num_records
+            num_there += length
             continue
+        begins.append((first_extra, path, length))
         try:
-            num_records = _walk_shard(survey, subset, shard, keys, shape)
+            num_records = _walk_shard(survey, subset, _Shard(path, first, length, first_extra), keys, shape)
         except DataError as error:
             survey.note_error(subset, shard_name, error)
             continue
         num_there += num_records
-        if num_records < shard.num_records:
-            survey.find("fewer-samples", subset, f"{shard_name}: {num_records:,} of {shard.num_records:,}", 0)
+        first_extra += max(num_records - length, 0)
+        if num_records != length:
+            differences.append((f"{shard_name}: {num_records:,} of {length:,}", num_records - length))
     into.num_stored = num_there
+    expected = survey.known.counts.get(subset, num_there)
+    for text, difference in differences:
+        # What differs from the published number is counted where all subsets are compared with it.
+        is_counted = (num_there - expected) * difference > 0
+        code = "fewer-samples" if difference < 0 else "more-samples"
+        survey.find(code, subset, text, 0 if is_counted else abs(difference))
 
 
 class _Item(NamedTuple):
-    """A record on its way: with an image, or with the code and text of what is wrong with it."""
+    """A record on its way: with an image, or with the code and text of what is wrong with it.
 
-    number: int
+    Where the rest of a file cannot be read, its end is on the way, too, and is no sample.
+    """
+
+    record: int
     label: int
     image: bytes
     is_wanted: bool
     code: str = ""
     problem: str = ""
+    is_end: bool = False
 
 
 def _walk_shard(
@@ -193,18 +222,22 @@ def _walk_shard(
         nonlocal num_records
         position = survey.num_done
         for record in read_records(file, num_bytes):
-            number = shard.first + num_records
-            survey.check(_RECORDS, record.code != "checksum")
-            num_records += not record.is_end
-            if not record.is_end and not survey.subsets[subset].is_chosen(number):
+            at = num_records
+            if record.code != "truncated":  # of which there is no checksum to compare
+                survey.check(_RECORDS, record.code != "checksum")
+            if record.is_end:
+                yield _Item(at, -1, b"", False, record.code, record.problem, True)
+                return
+            num_records += 1
+            if not survey.subsets[subset].is_chosen(shard.number_of(at)):
                 continue
             if record.code:
-                yield _Item(number, -1, b"", False, record.code, record.problem)
+                yield _Item(at, -1, b"", False, record.code, record.problem)
             else:
                 image, label = _parse(record.data, *keys)
                 lacks = "" if image is not None else f"it lacks {keys[0]} or {keys[1]}"
                 code = "unreadable" if lacks else ""
-                yield _Item(number, label, image or b"", survey.wants(position), code, lacks)
+                yield _Item(at, label, image or b"", survey.wants(position), code, lacks)
             position += 1
 
     def look(item: _Item) -> Optional[Look]:
@@ -215,7 +248,7 @@ def _walk_shard(
     channels = int(shape[-1])
     with open_regular(shard.path) as file:
         for item, result in in_order(look, items(file, file_size(shard.path))):
-            name = f"{printable(shard.path.name)}, record {item.number - shard.first}"
+            name = f"{printable(shard.path.name)}, record {item.record}"
             try:
                 looked = result()
             except DataError as error:
@@ -224,7 +257,8 @@ def _walk_shard(
             if item.code:
                 survey.find(item.code, subset, f"{name}: {item.problem}")
             if looked is None:
-                survey.passed(subset)
+                if not item.is_end:
+                    survey.passed(subset)
                 continue
             if None not in shape and looked.size != shape[:2]:
                 survey.find(
@@ -232,7 +266,7 @@ def _walk_shard(
                     subset,
                     f"{name}: {looked.size[0]}x{looked.size[1]}, not {shape[0]}x{shape[1]}",
                 )
-            take_look(survey, subset, item.number, item.label, looked, name)
+            take_look(survey, subset, shard.number_of(item.record), item.label, looked, name)
     return num_records
 
 

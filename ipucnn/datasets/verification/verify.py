@@ -18,6 +18,7 @@ from ipucnn.datasets.registry import (
     choose_dataset,
     fetch,
     find_location,
+    is_tfds,
     list_datasets,
 )
 from ipucnn.datasets.segmentation import membranes
@@ -101,7 +102,7 @@ def verify(
     )
     if location is None:
         walk_generated(survey, choice, image_size)
-    elif is_file(location / INFO_FILE):
+    elif is_tfds(choice.name, location):
         from ipucnn.datasets.verification.tfds import walk_tfds
 
         walk_tfds(survey, choice.name, location)
@@ -198,7 +199,8 @@ def _only(found: List[Choice], folder: Path) -> Choice:
 
 def _find_kinds(folder: Path) -> List[Choice]:
     """The sets in a folder, complete or not."""
-    if is_file(folder / INFO_FILE):
+    # Hugging Face writes a file of this name into image folders, too; beside TFDS's records there are no folders.
+    if is_file(folder / INFO_FILE) and not (_has_pairs_somewhere(folder) or _has_subset(folder)):
         return [Choice(TFDS_PREFIX + printable(real(folder).parent.name), folder, "")]
     found = []
     for name, record in DATASETS.items():
