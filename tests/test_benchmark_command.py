@@ -556,7 +556,9 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("kind", list(PIPELINES))
+@pytest.mark.parametrize(
+    "kind", ["membranes", *(pytest.param(k, marks=pytest.mark.slow) for k in PIPELINES if k != "membranes")]
+)
 def test_the_input_pipeline_by_stage(kind, capsys, image_folder):
     model, flags = PIPELINES[kind]
     if kind == "imagefolder":

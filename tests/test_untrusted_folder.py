@@ -90,6 +90,7 @@ def test_train_and_evaluate_execute_nothing(hostile):
     assert not sprung.exists(), sprung.read_text()
 
 
+@pytest.mark.slow
 def test_doctor_executes_nothing(hostile):
     folder, sprung = hostile
     done = ipucnn(folder, "doctor", "--deep", "--json")
@@ -97,6 +98,7 @@ def test_doctor_executes_nothing(hostile):
     assert not sprung.exists(), sprung.read_text()
 
 
+@pytest.mark.slow
 def test_a_suite_executes_nothing(hostile):
     folder, sprung = hostile
     (folder / "suite.yml").write_text(
