@@ -5,18 +5,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow import keras
 
-# Names for what TensorFlow, Keras and the Poplar SDK make: their types differ by version, and there are no stubs.
-KerasInitializer = Any
-KerasLayer = Any
-KerasModel = Any
-SdkModule = Any
-Tensor = Any
-TensorShape = Any
-TfDataset = Any
-TfGraph = Any
-TfIterator = Any
-TfVariable = Any
-
 KERAS_VERSION = tuple(int(p) for p in keras.__version__.split(".")[:2])
 KERAS_3 = KERAS_VERSION >= (3, 0)
 

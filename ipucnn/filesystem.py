@@ -624,17 +624,9 @@ def write_output(path: Path, write: Callable[[Path], None]) -> None:
 
     with _plain_output(path) as target, contextlib.ExitStack() as kept:
         with in_temporary_folder():
-            folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="ipucnn-"))
-        temporary = Path(folder) / "output"
-        try:
+            temporary = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="ipucnn-"))) / "output"
             write(temporary)
-        except OSError as error:
-            # A full disk is told without a name; anything else that is named is not of this folder.
-            if error.filename not in (None, str(temporary)):
-                raise
-            with in_temporary_folder():
-                raise
-        source = kept.enter_context(open(temporary, "rb"))
+            source = kept.enter_context(open(temporary, "rb"))
         shutil.copyfileobj(source, target)
 
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
 from ipucnn.benchmarking.contenders import (
@@ -65,7 +66,6 @@ from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfDataset
     from ipucnn.sessions.session import CompilationReport, DeviceInfo, Session
 
 # Micro-batches per replica from which inference may fuse, where executions are not prescribed.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfDataset
 from ipucnn.benchmarking.measure import Contender, Reference
 from ipucnn.errors import UserError
 from ipucnn.sessions.session import CompilationReport, Session
@@ -22,7 +23,6 @@ from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
-    from ipucnn.compat import KerasLayer, KerasModel, Tensor, TfDataset
     from ipucnn.training.losses import LossFunction
 
 MakeDataset = Callable[[int, int], "TfDataset"]

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.contenders import keras_model
 from ipucnn.benchmarking.measure import Report
@@ -19,7 +20,6 @@ from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
 if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfDataset
     from ipucnn.sessions.session import Session
     from ipucnn.training.losses import LossFunction
 

@@ -8,17 +8,15 @@ and the command line call the parts stages; in the code a stage is one of a netw
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from ipucnn.aliases import Tensor, TfDataset, TfIterator
 from ipucnn.benchmarking.measure import Contender, Execution
 from ipucnn.benchmarking.report import execution_rows
 from ipucnn.benchmarking.statistics import paired_difference, paired_share, throughput
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DataSource
 from ipucnn.errors import InfeasibleError
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor, TfDataset, TfIterator
 
 METHOD = (
     "each stage is measured together with those before it, in turns; its own time per image is the difference to "

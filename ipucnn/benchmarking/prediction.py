@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
+from ipucnn.aliases import KerasModel
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
@@ -13,9 +14,6 @@ from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidate
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
 from ipucnn.training.batching import next_power_of_two, overlap_length
 from ipucnn.training.program import Program
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel
 
 # Micro-batches per execution that an inference pipeline is filled for, unless --steps-per-execution says otherwise:
 # what the public U-Net application's benchmark commands give.

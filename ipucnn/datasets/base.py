@@ -292,7 +292,7 @@ def array_source(
     return DataSource(info, train, evaluation)
 
 
-# Cross-validation: which examples a fold trains on and which it is evaluated on.  No TensorFlow.
+# Cross-validation: which examples a fold trains on and which it is evaluated on.
 
 
 def fold_of_each(examples: ArrayExamples, num_folds: int) -> Any:

@@ -1,4 +1,4 @@
-"""What the first bytes of an image file claim, read before Pillow believes them.  No TensorFlow.
+"""What the first bytes of an image file claim, read before Pillow believes them.
 
 Pillow reads an image's size without decoding it, with exceptions that cost memory before anybody can ask: WebP, whose
 canvas is allocated when the file is opened, GIF, of whose first frame a copy may be, and the tables of TIFF and EXIF,

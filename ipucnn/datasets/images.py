@@ -1,4 +1,4 @@
-"""Decoding image files with Pillow, and the crops that bring photographs to one size.  No TensorFlow.
+"""Decoding image files with Pillow, and the crops that bring photographs to one size.
 
 Pillow reads what people have (palettes, CMYK, 16 bit, EXIF orientation), gives one decoder to training,
 evaluation and inference, and releases Python's lock while it decodes and resizes.

@@ -1,4 +1,4 @@
-"""How much memory data may take: a few bytes in a file must not ask for gigabytes.  No TensorFlow.
+"""How much memory data may take: a few bytes in a file must not ask for gigabytes.
 
 Every reader asks here before it allocates: :func:`check_pixels` for one image, :func:`check_memory` for a data
 set, and :func:`decoding` while an image is decoded, so that many threads do not decode large ones at once.

@@ -1,4 +1,4 @@
-"""Which data sets there are, and where their files lie.  No TensorFlow."""
+"""Which data sets there are, and where their files lie."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -179,7 +179,7 @@ def _version(text: str) -> Tuple[int, ...]:
     return tuple(int(part) if part.isdecimal() else -1 for part in text.split("."))
 
 
-# Which data set a run uses, and opening it.  No TensorFlow until a TFDS set is opened.
+# Which data set a run uses, and opening it.
 
 
 EMBEDDED = {"classification": "digits", "segmentation": "membranes"}

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasLayer, KerasModel, Tensor
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor
 
 
 @dataclass

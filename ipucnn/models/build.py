@@ -6,13 +6,11 @@ TensorFlow is imported on the first build.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
+from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.models.registry import ModelRecord, validate_input_shape
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, Tensor
 
 
 @dataclass(frozen=True)

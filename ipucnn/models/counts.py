@@ -10,10 +10,9 @@ import functools
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence
+from typing import Dict, NamedTuple, Optional, Sequence
 
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasLayer, KerasModel, TfVariable
+from ipucnn.aliases import KerasLayer, KerasModel, TfVariable
 
 FILE = Path(__file__).with_name("counts.json")
 

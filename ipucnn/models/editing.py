@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.compat import KerasInitializer, Tensor, TensorShape
+from ipucnn.aliases import KerasInitializer, Tensor, TensorShape
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Blueprint, Step
 from ipucnn.models.layers import (

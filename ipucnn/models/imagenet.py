@@ -7,16 +7,14 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
+from ipucnn.aliases import KerasLayer, KerasModel
 from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import read_text
 from ipucnn.models.build import check_requirements
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasLayer, KerasModel
 
 NUM_CLASSES = 1000
 CLASS_INDEX = "imagenet_class_index.json"

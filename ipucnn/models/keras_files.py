@@ -20,17 +20,15 @@ import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import file_size, open_regular, shown
 from ipucnn.models.names import named_weights, snake_case
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfVariable
 
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
 _MODEL_HINT = f"name the network and options it was written with: {_OPTIONS}"

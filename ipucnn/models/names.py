@@ -8,12 +8,10 @@ the next (Inception, Xception, NASNet), and in the input.  A weight is called ``
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
+from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.models.blueprint import Blueprint, Step
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfVariable
 
 INPUT_NAME = "input"
 # Keras 3 shortened the names of these weights; the longer, older one tells two kernels of a layer apart.

@@ -4,8 +4,9 @@ A run's splits are given, or those of a plan, or the planner chooses them for it
 """
 
 import bisect
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from ipucnn.aliases import KerasModel
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -13,9 +14,6 @@ from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.training.program import Program
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel
 
 __all__ = [
     "RULES",

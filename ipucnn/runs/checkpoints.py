@@ -8,10 +8,11 @@ is ``training/checkpoints.py``.  Nothing here imports TensorFlow; what has weigh
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import RESUMABLE, Resolved, resolve_resumed
 from ipucnn.datasets.base import DatasetInfo
@@ -39,9 +40,6 @@ from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_du
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 from ipucnn.training.program import Program
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfVariable
 
 
 @dataclass

@@ -8,10 +8,11 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
@@ -27,9 +28,6 @@ from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.metrics import SegmentScores
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
 
 PLOTS = (".png", ".pdf", ".svg")
 OnBatch = Callable[[int, int], None]

@@ -1,14 +1,12 @@
 """What a run that ran out of an IPU's memory should change, asked of the planner when it happens."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Callable, Collection, Dict, Optional
+from typing import Callable, Collection, Dict, Optional
 
+from ipucnn.aliases import KerasModel
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.errors import UserError
 from ipucnn.training.program import Program, make_program
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel
 
 Ask = Callable[[Optional[float]], Optional[str]]
 """Memory needed over memory there is (None: unknown) -> a hint, or None where nothing tried is predicted to fit or the

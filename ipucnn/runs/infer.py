@@ -6,10 +6,11 @@ Both begin alike (:func:`_open`): what the command line names is found and check
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from ipucnn.aliases import Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
@@ -44,9 +45,6 @@ from ipucnn.runs.images.segmentation import (
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable, shown_value
 from ipucnn.training.evaluation import log_softmax
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
 
 CONTACT_SHEET = "contact-sheet.png"
 OUTPUTS = (".csv", ".json", ".jsonl")

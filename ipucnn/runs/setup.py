@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.values import norm_of
@@ -20,7 +21,6 @@ from ipucnn.training.program import Program
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfDataset
     from ipucnn.models.build import BuildOptions
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
+from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
@@ -38,7 +39,6 @@ from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 
 if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, TfDataset
     from ipucnn.runs.images.segmentation import Picture
 
 

@@ -5,10 +5,11 @@ What the command line names is found out, and all that can be is checked, withou
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import KerasModel
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
@@ -31,9 +32,6 @@ from ipucnn.runs.checks import refuse_instances
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.training.checkpoints import read_meta
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel
 
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")

@@ -21,6 +21,7 @@ from typing import (
 
 import numpy as np
 
+from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.optimizers import OptimizerSettings
@@ -28,7 +29,6 @@ from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, Tensor, TfDataset, TfVariable
     from ipucnn.datasets.preprocessing import ChannelAffine
 
 

@@ -4,10 +4,9 @@ A loss maps logits and labels of several fused micro-batches to one value each; 
 does so within a micro-batch only, as on an IPU.
 """
 
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import Callable, Optional
 
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
+from ipucnn.aliases import Tensor
 
 LossFunction = Callable[..., "Tensor"]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.

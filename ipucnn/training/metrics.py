@@ -1,12 +1,11 @@
 """Metrics as sums that add up over batches: nothing is averaged before all samples are in."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
+from ipucnn.aliases import Tensor
 
 
 def batch_sums(

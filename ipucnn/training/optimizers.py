@@ -9,13 +9,11 @@ state are rounded to 16 bits.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from ipucnn.aliases import Tensor, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor, TfVariable
 
 # Per optimizer: parameter -> default.  None: no default, and not needed.
 _PARAMETERS: Dict[str, Dict[str, Any]] = {

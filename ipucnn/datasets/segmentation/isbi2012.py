@@ -80,7 +80,7 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
     )
 
 
-# Volumes: multi-page TIFF files of 8-bit grey slices, all of one size.  No TensorFlow.
+# Volumes: multi-page TIFF files of 8-bit grey slices, all of one size.
 
 
 HINT = "save it as an 8-bit grey multi-page TIFF"

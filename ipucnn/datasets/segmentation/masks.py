@@ -1,4 +1,4 @@
-"""Masks of two values, as people store them, to classes.  No TensorFlow."""
+"""Masks of two values, as people store them, to classes."""
 
 from typing import Any, Tuple
 
@@ -34,7 +34,7 @@ def mask_values(masks: Any) -> Tuple[int, ...]:
     return tuple(int(value) for value in np.nonzero(counts)[0])
 
 
-# Which pictures count as 8-bit grey, for training on pairs and for segmentation alike.  No TensorFlow.
+# Which pictures count as 8-bit grey, for training on pairs and for segmentation alike.
 
 
 _PIXELS = {

@@ -3,7 +3,7 @@
 The walks of this folder go over the samples and hand each to a :class:`Survey`, which keeps
 no pixels: of every sample 16 bytes of a digest, its number and its label, and of all of them together a histogram.
 From these :meth:`Survey.finish` concludes what no single sample tells: counts, balance, duplicates, samples that are in
-both subsets, and a mean that is not the published one.  No TensorFlow.
+both subsets, and a mean that is not the published one.
 """
 
 import contextlib

@@ -6,13 +6,9 @@ filled with zeros.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
 
 _EPSILON = 1.001e-5
 

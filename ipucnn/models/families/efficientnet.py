@@ -7,14 +7,11 @@ are.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
 
+from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.families.keras_applications import build_application
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
 
 
 def build_grouped_efficientnet(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Tuple
+from typing import Tuple
 
+from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.names import number_from_zero, underscores
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasModel, Tensor
 
 
 def application(name: str, inputs: Tensor, num_classes: int) -> KerasModel:

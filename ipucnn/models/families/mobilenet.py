@@ -5,14 +5,12 @@ Howard et al. 2017, arXiv:1704.04861; Howard et al. 2019, arXiv:1905.02244.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Optional
+from typing import Dict, List, Optional
 
+from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
 from ipucnn.models.families.keras_applications import application, build_application
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
 
 
 def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:

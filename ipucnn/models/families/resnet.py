@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import Optional, Sequence
 
+from ipucnn.aliases import KerasInitializer, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.families.keras_applications import application, build_application
 from ipucnn.models.names import number_from_zero
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import KerasInitializer, Tensor
 
 _EPSILON = 1.001e-5
 _STAGE_FILTERS = (64, 128, 256, 512)

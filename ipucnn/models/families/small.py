@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ipucnn.aliases import Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
 from ipucnn.models.registry import ModelRecord
-
-if TYPE_CHECKING:
-    from ipucnn.compat import Tensor
 
 
 def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:

@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.compat import KerasLayer, Tensor, TensorShape, TfVariable
+from ipucnn.aliases import KerasLayer, Tensor, TensorShape, TfVariable
 
 # Parts of the batch of at least this many numbers go through TensorFlow's own kernel, one call each: its
 # loops are faster, but a call has its price.  Measured by benchmarks/batch_norm.py.

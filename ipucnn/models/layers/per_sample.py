@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.compat import Tensor, TensorShape
+from ipucnn.aliases import Tensor, TensorShape
 from ipucnn.models.custom_ops import crop_library
 
 # Outputs of at most this many pixels take the sum over taps; measured by benchmarks/depthwise.py.

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from ipucnn import interrupts
-from ipucnn.compat import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable, tf_variable
+from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable
+from ipucnn.compat import tf_variable
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights

@@ -4,13 +4,11 @@
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from ipucnn.aliases import SdkModule
 from ipucnn.config.options import RunConfig
 from ipucnn.training.program import Program, stage_proportions
-
-if TYPE_CHECKING:
-    from ipucnn.compat import SdkModule
 
 # Generation that programs are compiled for without a device: Mk2 and Bow.
 _COMPILED_VERSION = "ipu2"

@@ -31,6 +31,7 @@ from typing import (
 
 import numpy as np
 
+from ipucnn.aliases import SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
@@ -39,7 +40,6 @@ from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
-    from ipucnn.compat import SdkModule, Tensor
     from ipucnn.datasets.preprocessing import ChannelAffine
 
 

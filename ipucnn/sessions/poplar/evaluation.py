@@ -5,7 +5,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, 
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.compat import KerasModel, Tensor, TfDataset, TfVariable
+from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.model import DeviceModel, copy_weights

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.compat import KERAS_3, KerasLayer, KerasModel, Tensor, TfVariable, tf_variable
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
+from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models import layers as ours
 from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
 from ipucnn.models.names import INPUT_NAME, named_weights
@@ -199,11 +200,6 @@ class DeviceModel:
 def compute_type(precision: str) -> str:
     """Type of activations."""
     return "float16" if precision.startswith("16") else "float32"
-
-
-def weight_type(precision: str) -> str:
-    """Type of weights and optimizer state."""
-    return "float16" if precision.endswith("16") else "float32"
 
 
 def _policy(precision: str) -> Any:

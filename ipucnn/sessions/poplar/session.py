@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Opti
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.compat import KerasModel, Tensor, TfDataset
+from ipucnn.aliases import KerasModel, Tensor, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu

@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.compat import KERAS_3, Tensor, TfDataset, TfVariable, tf_variable
+from ipucnn.aliases import Tensor, TfDataset, TfVariable
+from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, compute_type
