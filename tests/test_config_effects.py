@@ -54,7 +54,7 @@ def test_an_option_without_any_effect_cannot_be_declared():
 
 
 def test_what_only_the_host_acts_on_is_declared_once():
-    from ipucnn.runs.checks import RULES
+    from ipucnn.runs.setup import RULES
 
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
     assert declared == {"fused_micro_batches"}

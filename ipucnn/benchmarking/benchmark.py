@@ -58,7 +58,6 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checks import check_effects
 from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
@@ -93,11 +92,10 @@ class Benchmark:
     def __init__(
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
-        from ipucnn.runs.checks import refuse_instances
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
-        refuse_instances("benchmark")
+        run_setup.refuse_instances("benchmark")
         self.settings, self.verbose = settings, verbose
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
@@ -112,7 +110,7 @@ class Benchmark:
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         layout = make_layout(config)
         if settings.training:
-            check_effects(config, resolved.origins, layout)
+            run_setup.check_effects(config, resolved.origins, layout)
         check_named_splits(resolved, run_setup.network_options)
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")

@@ -20,7 +20,8 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.documents import read_record
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, ConfigurationError, DataError, UserError
 from ipucnn.filesystem import check_makeable, entries, expand, is_folder, make_folder, write_text
-from ipucnn.runs.folder import CONFIG, ELSEWHERE, PROGRAM, REPORT, claim_default, default_run_dir
+from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
+from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir
 from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 3

@@ -41,7 +41,7 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
-from ipucnn.runs.folder import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
 from ipucnn.text import shown_value
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
