@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
+from ipucnn.commands.run_arguments import read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -122,7 +123,7 @@ VERSUS = typer.Option(
 )
 
 
-@with_run_options("benchmark")
+@with_run_options("benchmark", read_plan=read_plan)
 def benchmark(
     request: RunRequest,
     verbose: bool,

@@ -1,5 +1,6 @@
 """``ipucnn train``: train a network."""
 
+from ipucnn.commands.run_arguments import read_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 
@@ -10,7 +11,7 @@ def _settle(resolved: Resolved) -> Resolved:
     return settled(resolved)
 
 
-@with_run_options("train", settle=_settle)
+@with_run_options("train", settle=_settle, read_plan=read_plan)
 def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 
