@@ -16,21 +16,6 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.training.program import Program
 
-__all__ = [
-    "RULES",
-    "NetworkOptions",
-    "check_cuts",
-    "check_named_splits",
-    "check_splits",
-    "check_stages",
-    "choose_splits",
-    "equal_blocks",
-    "equal_layers",
-    "equal_parameters",
-    "plan_differences",
-    "settle_splits",
-]
-
 # The options that a configuration's network is built with, for an input shape and a number of classes.
 NetworkOptions = Callable[[ModelRecord, RunConfig, Tuple[int, int, int], int], BuildOptions]
 

@@ -23,19 +23,6 @@ from ipucnn.planning.cost.products import (
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
-__all__ = [
-    "PASSES",
-    "PRODUCT_CLASSES",
-    "LayerTimes",
-    "cut_bytes",
-    "layer_times",
-    "needs_gradient",
-    "output_bytes",
-    "program_times",
-    "stage_starts",
-    "transfers_s",
-]
-
 PASSES = ("forward", "backward_data", "backward_weights")
 PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"))
 

@@ -32,18 +32,6 @@ from ipucnn.planning.cost.layer_times import (
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
-__all__ = [
-    "CATEGORIES",
-    "FITS_BELOW",
-    "FITS_NOT_ABOVE",
-    "MemoryModel",
-    "StageMemory",
-    "distinct_sum",
-    "program_memory",
-    "range_maximum",
-    "range_sum",
-]
-
 # The fullest tile against the mean one.
 _IMBALANCE = 1.04
 

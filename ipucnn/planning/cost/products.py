@@ -18,18 +18,6 @@ import numpy as np
 
 from ipucnn.hardware import IPU
 
-__all__ = [
-    "DEFAULT_CONSTANTS",
-    "FEATURES",
-    "PARTITION_AXES",
-    "UNITS",
-    "CostConstants",
-    "Partitions",
-    "Products",
-    "partition_products",
-    "partition_work",
-]
-
 # What the work of an operation is counted in (per tile; the last axis of all work arrays).
 FEATURES = ("unit_cycles", "blocks", "received_bytes", "moved_bytes", "transposed_bytes", "steps")
 

@@ -27,20 +27,6 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.settings import PlanSettings
 
-__all__ = [
-    "PASSES",
-    "Phase",
-    "Prediction",
-    "Span",
-    "StageTime",
-    "Ticks",
-    "Timeline",
-    "predict",
-    "schedule_s",
-    "timeline",
-    "update_s",
-]
-
 
 class Ticks:
     """The ticks of a weight update, and what runs in each of them.

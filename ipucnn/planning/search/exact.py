@@ -17,8 +17,6 @@ from ipucnn.planning.search.minmax import MinMaxResult
 from ipucnn.planning.search.tables import StageTables, tick_s
 from ipucnn.planning.settings import SCHEDULES
 
-__all__ = ["Infeasibility", "Solution", "fastest_split", "some_split_fits", "why_infeasible"]
-
 # A certificate looks for a number of stages that fits up to this one at least.
 _MAX_STAGES = 16
 

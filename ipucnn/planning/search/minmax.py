@@ -14,8 +14,6 @@ import numpy as np
 
 from ipucnn.planning.search.tables import StageTables
 
-__all__ = ["MinMaxResult", "search"]
-
 # What a dynamic program makes as small as possible.  Other goals, 0 and 1, stand for the largest cut of that class.
 LOAD, TRANSFER = -1, -2
 
