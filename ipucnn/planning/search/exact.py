@@ -194,6 +194,7 @@ class _OneIpu:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
+        # The same recurrence as for checkpoints, with a maximum in place of the sum and no limit.
         # (n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
         self.least_largest = np.full(self.n + 1, np.inf)
         self.least_largest[0] = 0.0
@@ -314,6 +315,7 @@ class _OwnSpeeds:
             known = done.setdefault((stage, item), [])
             if any(a <= checkpoints and b <= largest for a, b in known):
                 continue
+            # Seconds need no comparison: the rest from one place is the same, so that paths to it come in their order.
             known.append((checkpoints, largest))
             self.num_evaluations += 1
             checkpoints += float(self.checkpoint[item])
@@ -346,6 +348,7 @@ def some_split_fits(tables: StageTables, num_stages: int) -> bool:
         return False
     if tables.one_ipu:
         return bool(_search_one_ipu(tables, num_stages).starts)
+    # Which items the stages so far can end before; speed and the cuts in between do not matter.
     reached: np.ndarray = np.zeros(n + 1, dtype=bool)
     reached[0] = True
     for stage in range(num_stages):
@@ -382,6 +385,8 @@ def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, in
         if len(starts):
             start = first + int(starts[-1])
             ranges.append((start, j))
+            # The last cut inside a run of several items is before its last one, so the next run may begin with that;
+            # a run of one item has no cut inside, and shares nothing.
             first = j - 1 if j - start > 1 else j
     return ranges
 
