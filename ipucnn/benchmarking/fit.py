@@ -100,8 +100,8 @@ class Fit:
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
         from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.planning.search.smallest_change import would_fit
         from ipucnn.planning.splits import settle_splits
-        from ipucnn.runs.fitting import would_fit
         from ipucnn.runs.provenance import environment
         from ipucnn.training.losses import make_loss
 

@@ -19,10 +19,10 @@ from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand
 from ipucnn.interrupts import InterruptGuard, check
+from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS, RunFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start

@@ -26,7 +26,7 @@ from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
-from ipucnn.runs.fitting import prediction_would_fit
+from ipucnn.planning.search.smallest_change import prediction_would_fit
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Session
