@@ -134,6 +134,7 @@ def resolve(
         settings["dataset"] = dataset
     if origins["norm_layer"] == DEFAULT:
         settings["norm_layer"] = norm_layer_of(record.default_norm)
+    _fix_order(settings, origins)
     config = RunConfig(**settings)
     check_paths(config)
     check(config)
@@ -152,6 +153,22 @@ def resolve(
         plan=plan,
         config_path=config_path,
     )
+
+
+def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
+    """Turns shuffling off where ``deterministic`` asks for the stored order.
+
+    Raises:
+        ConfigurationError: shuffling is typed.
+    """
+    if not (settings["deterministic"] and settings["shuffle"]):
+        return
+    if origins["shuffle"] == FLAG:
+        raise ConfigurationError(
+            "--shuffle contradicts deterministic, which trains on the samples in their stored order",
+            "drop --shuffle, or add --no-deterministic",
+        )
+    settings["shuffle"], origins["shuffle"] = False, "deterministic"
 
 
 def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:

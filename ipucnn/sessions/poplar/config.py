@@ -101,7 +101,7 @@ def _rounding(config: RunConfig, layout: Layout) -> str:
     return {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}[config.stochastic_rounding]
 
 
-_EXCEPTIONS = ("inv", "div0", "oflo", "nanoo")
+_EXCEPTIONS = ("inv", "div0", "oflo")
 
 ROWS: Tuple[Row, ...] = (
     Row(
@@ -127,6 +127,7 @@ ROWS: Tuple[Row, ...] = (
         Row(f"floating_point_behaviour.{name}", ("fp_exceptions",), lambda c, p: c.fp_exceptions)
         for name in _EXCEPTIONS
     ),
+    Row("floating_point_behaviour.nanoo", ("nanoo",), lambda c, p: c.nanoo),
     Row("floating_point_behaviour.esr", ("stochastic_rounding",), _rounding),
     Row(
         "convolutions.poplar_options",
