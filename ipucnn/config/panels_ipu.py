@@ -68,7 +68,8 @@ class Pipeline:
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),
-        "Percent of an IPU's memory for convolutions and matrix products; one value, or one per stage.",
+        "Percent of an IPU's memory for convolutions and matrix products; one value, one per stage, or two per stage: "
+        "convolutions, matrix products.",
         parse=values.parse_percent,
         minimum=1,
         maximum=100,

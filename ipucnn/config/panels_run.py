@@ -23,8 +23,9 @@ class General:
     )
     dataset: Optional[str] = option(
         None,
-        "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, tfds:NAME, "
-        "imagefolder, imagemasks, random, or an image folder.",
+        "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, imagenet (or gc-imagenet), "
+        "tfds:NAME, imagefolder, imagemasks, random, or an image folder.",
+        parse=values.parse_dataset,
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
         default_text="the model's own if in --dataset-path, else an embedded one; for verify-dataset what is there",
