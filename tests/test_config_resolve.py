@@ -33,7 +33,7 @@ def datasets_here(monkeypatch, tmp_path):
 
     def choose_dataset(name, path, *, home, task, **_):
         assert isinstance(path, Path)
-        return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits")
+        return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits", like=None)
 
     module.choose_dataset = choose_dataset
     monkeypatch.setitem(sys.modules, "ipucnn.datasets.registry", module)

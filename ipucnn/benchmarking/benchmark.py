@@ -27,7 +27,6 @@ from ipucnn.benchmarking.contenders import (
 )
 from ipucnn.benchmarking.input_pipeline import (
     PipelinePart,
-    constant_batch,
     data_share,
     images_only,
     part_names,
@@ -223,7 +222,11 @@ class Benchmark:
     def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
         """Infinite training batches, for the session; without order or augmentation in inference."""
         batches = self.pipeline(samples_per_element)
-        return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
+        if self.kind != DEVICE_GENERATED:
+            return batches
+        from ipucnn.datasets.pipeline import constant_batch
+
+        return constant_batch(batches)
 
     def pipeline(self, samples_per_element: int, until: str = "batch") -> TfDataset:
         """The input pipeline up to one of its parts."""
@@ -350,6 +353,8 @@ class Benchmark:
 
     def _on_constant_batch(self, session: Session, samples_per_element: int) -> Contender:
         """The session's work on a constant batch, without input pipeline."""
+        from ipucnn.datasets.pipeline import constant_batch
+
         batch, p = constant_batch(self.pipeline(samples_per_element)), self.program
         own: Contender
         if self.settings.training:

@@ -79,6 +79,12 @@ class Data:
         default_text="the data set's, at least the model's smallest",
     )
     augment: bool = option(False, "Augment the training images, each data set in its own way.")
+    normalise: str = option(
+        "network",
+        "How pixels are brought to the network's range: network (as it was published), or image (each image minus its "
+        "mean, over its deviation).",
+        choices=("network", "image"),
+    )
     limit_train: Optional[str] = option(
         None,
         "Use this many training samples (500), or this share (10%).",
@@ -113,6 +119,14 @@ class Data:
     host_generated_data: bool = option(
         False, "Random data generated on the host instead of a data set.", commands=(*RUN, "evaluate")
     )
+    synthetic_data: Optional[str] = option(
+        None,
+        "Noise instead of the data set's images, of its size and classes where they are known: host makes it and sends "
+        "it to the device, ipu keeps one batch on the device and sends nothing.",
+        choices=("host", "ipu"),
+        commands=(*RUN, "evaluate"),
+        default_text="the data set's images",
+    )
     device_generated_data: bool = option(
         False,
         "One constant batch kept in memory instead of data from the input pipeline.",
@@ -134,10 +148,12 @@ class Data:
         commands=DATA,
     )
     eight_bit_transfer: bool = option(
-        False, "Send images to the device in 8 bits.", host_effect=False, commands=PLAN
+        False,
+        "Send images to the device in 8 bits; it then normalises them: accelerator-side-preprocess.",
+        commands=PLAN,
     )
     accelerator_side_preprocess: bool = option(
-        False, "Normalise and cast images on the device instead of the host.", host_effect=False
+        False, "Normalise and cast images on the device instead of in the input pipeline."
     )
 
 
