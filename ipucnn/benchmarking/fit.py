@@ -251,7 +251,8 @@ class Fit:
 
         wanted = Wanted(self.resolved.config, self.program, training=True, system=self.system)
         try:
-            return predict_columns(model, self.resolved.record.name, wanted)
+            found = predict_columns(model, self.resolved.record.name, wanted)
+            return [prediction.to_dict() for prediction in found]
         except UserError:
             return []
 

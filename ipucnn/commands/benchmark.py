@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
+from ipucnn.commands.run_arguments import read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
 
 if TYPE_CHECKING:
-    from ipucnn.benchmarking.report import BenchmarkReport
+    from ipucnn.benchmarking.records import BenchmarkReport
 
 PANEL = "Measuring"
 MODE = typer.Option(
@@ -122,7 +123,7 @@ VERSUS = typer.Option(
 )
 
 
-@with_run_options("benchmark")
+@with_run_options("benchmark", read_plan=read_plan)
 def benchmark(
     request: RunRequest,
     verbose: bool,
@@ -227,7 +228,7 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     if public:
         note(public)
     if one.baseline is not None and is_too_short(one.baseline):
-        note(f"{settings.baseline} has {len(one.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
+        note(f"{settings.baseline} has {len(one.baseline.executions)} executions, and {LEAST_EXECUTIONS} are "
              "needed: whether this is slower will be inconclusive")  # fmt: skip
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
@@ -244,10 +245,10 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     else:
         print_benchmark(report)
     note(f"report in {path}")
-    _end(report, path)
+    _end(report, one.exit_code, path)
 
 
-def _end(report: BenchmarkReport, path: Path) -> None:
+def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
     """Raises what the exit code says, once the report is out.
 
     Raises:
@@ -260,7 +261,7 @@ def _end(report: BenchmarkReport, path: Path) -> None:
 
     if report.void is not None:
         error = UserError(f"the result is void: {report.void}", report.hint)
-        error.exit_code = report.exit_code
+        error.exit_code = exit_code
         raise error
     if report.interrupted:
         raise interrupts.Interrupted(
@@ -269,16 +270,15 @@ def _end(report: BenchmarkReport, path: Path) -> None:
             "these count; the report has them" if report.executions else None,
         )
     slower = report.regression
-    if slower is not None and slower["verdict"] == INCONCLUSIVE:
-        why = slower["why_inconclusive"]
+    if slower is not None and slower.verdict == INCONCLUSIVE:
+        why = slower.why_inconclusive
         advice = "take a longer --max-time, a baseline with a longer --min-time, or a quieter machine"
         if why is not None:
             advice = f"{why}; use --executions {LEAST_EXECUTIONS} for both, and a longer --max-time"
-        note(f"whether this is slower than {slower['baseline']} is inconclusive: {advice}")
-    if slower is not None and slower["regressed"]:
+        note(f"whether this is slower than {slower.baseline} is inconclusive: {advice}")
+    if slower is not None and slower.regressed:
         raise ThresholdError(
-            f"{1 - slower['ratio']['value']:.1%} slower than {slower['baseline']}, "
-            f"{slower['allowed']:.1%} are allowed",
+            f"{1 - slower.ratio.value:.1%} slower than {slower.baseline}, {slower.allowed:.1%} are allowed",
             f"the interval of the ratio is in {path}",
         )
 
@@ -287,8 +287,8 @@ def _end(report: BenchmarkReport, path: Path) -> None:
 
 
 if TYPE_CHECKING:
+    from ipucnn.benchmarking.records import SuiteResult
     from ipucnn.benchmarking.suites.plan import SuitePlan
-    from ipucnn.benchmarking.suites.result import SuiteResult
     from ipucnn.benchmarking.suites.run import SuiteRun
 
 
@@ -441,10 +441,10 @@ def _show(run: SuiteRun, other: Optional[SuiteResult], versus: Optional[str], js
         print(run.result.to_json(), end="")
     else:
         print_suite(run.result, compared)
-    if other is not None and compared.num_without == sum(row["status"] == DONE for row in run.result.rows):
+    if other is not None and compared.num_without == sum(row.status == DONE for row in run.result.rows):
         note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
-    if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
+    if len(compared.points) > 1 and not any(row.mode == "fit" for row in run.result.rows):
         from ipucnn.reports.speedup_figure import draw_speedups
 
         write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
@@ -508,8 +508,6 @@ def _end_suite(run: SuiteRun, interrupted: bool, again: str) -> None:
     if result.failed:
         first = result.failed[0]
         count = f"{len(result.failed)} of {len(result.rows)} rows failed"
-        error = UserError(
-            f"{count}; the first, {first['id']}: {first['error']}", f"to try them again: {again}"
-        )
-        error.exit_code = first["exit_code"]
+        error = UserError(f"{count}; the first, {first.id}: {first.error}", f"to try them again: {again}")
+        error.exit_code = first.exit_code or 1
         raise error

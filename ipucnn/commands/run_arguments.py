@@ -1,8 +1,15 @@
-"""Arguments of the commands that work on a run or on other trained weights."""
+"""What several commands take: arguments about a run or other trained weights, and the reader of ``--plan FILE``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ipucnn.config import spec
+
+if TYPE_CHECKING:
+    from ipucnn.planning.pipeline_plan import PipelinePlan
+
 
 RUN = typer.Argument(
     ...,
@@ -40,3 +47,10 @@ VIEWS = typer.Option(
     metavar="1|2|4|8",
     help="Segmentation: average the probabilities of so many rotated and mirrored versions of each image.",
 )
+
+
+def read_plan(path: Path, what: str) -> "PipelinePlan":
+    """The plan of ``--plan``: the planner's reader, which is imported where there is a plan."""
+    from ipucnn.planning import pipeline_plan
+
+    return pipeline_plan.read_plan(path, what)

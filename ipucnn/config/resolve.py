@@ -6,7 +6,8 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 
 import dataclasses
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
@@ -43,6 +44,21 @@ _REPLACES = (
 )
 
 
+class Plan(Protocol):
+    """What a configuration takes of the file of ``--plan``, whoever reads it."""
+
+    @property
+    def model(self) -> str:
+        """The network that it is for."""
+
+    def run_options(self) -> Dict[str, Any]:
+        """YAML keys and values of the options that run it."""
+
+
+ReadPlan = Callable[[Path, str], Plan]
+"""(file, the option that names it) -> the plan in it; raises a DataError for what is none."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Resolved:
     """A run's configuration and what it was resolved to.
@@ -57,7 +73,7 @@ class Resolved:
         preset: the name of the preset that was applied, or None.
         without_effect: keys the user gave that only an IPU acts on, in order of declaration.
         typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line.
-        plan: the ``PipelinePlan`` that ``--plan`` names, or None.
+        plan: what ``--plan`` names, or None.
         config_path: the file of ``--config-path``, or None.
     """
 
@@ -69,7 +85,7 @@ class Resolved:
     preset: Optional[str]
     without_effect: Tuple[str, ...]
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    plan: Any = None
+    plan: Optional[Plan] = None
     config_path: Optional[str] = None
 
     def given(self, name: str) -> bool:
@@ -105,6 +121,7 @@ def resolve(
     reads_data: bool = True,
     needs_data: bool = True,
     below: Sequence[Tuple[str, Mapping[str, Any]]] = (),
+    read_plan: Optional[ReadPlan] = None,
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
 
@@ -117,6 +134,7 @@ def resolve(
         reads_data: False where this call of the command needs no data set, which may then be absent.
         needs_data: False where the data set is named but not read: where it is absent, nothing is chosen.
         below: further (origin, checked values) between the preset and the flags, the lowest first.
+        read_plan: reads the file of ``--plan``; of a command that takes none, None.
 
     Raises:
         ConfigurationError: for a wrong value, key, name or combination.
@@ -132,7 +150,7 @@ def resolve(
         _check_swallowed_model(command, given)
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
-    plan, in_plan = _load_plan(given.get("plan"))
+    plan, in_plan = _load_plan(given.get("plan"), read_plan)
     record = get_model(str(_first("model_name", given, in_file, in_plan)))
     between = [values for _, values in reversed(below)]
     if plan is not None:
@@ -220,7 +238,7 @@ def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> Non
     settings[name], origins[name] = True, "eight-bit-transfer"
 
 
-def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
+def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], Dict[str, Any]]:
     """The plan in a file, and the options that run it; nothing for no file.
 
     Raises:
@@ -228,8 +246,8 @@ def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
     """
     if path is None:
         return None, {}
-    from ipucnn.planning.pipeline_plan import read_plan
-
+    if read_plan is None:
+        raise TypeError("this command has --plan, and does not say how it is read")
     plan = read_plan(expand(path, "--plan"), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     # Precision is part of what is trained, not of how that is spread over IPUs.
@@ -238,7 +256,7 @@ def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
     return plan, {**values, "model_name": plan.model}
 
 
-def _check_plan_model(plan: Any, path: str, record: Any) -> None:
+def _check_plan_model(plan: Plan, path: str, record: Any) -> None:
     if plan.model != record.name:
         raise ConfigurationError(
             f"--plan {path} is for {shown_value(plan.model)}, but the network is {record.name}",

@@ -17,19 +17,6 @@ from ipucnn.filesystem import read_text, shown
 from ipucnn.planning.settings import POPLAR_OPTION, PlanSettings, Proportions, percentages
 from ipucnn.text import shown_value
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "ComparisonRow",
-    "IpuPlan",
-    "NoFit",
-    "ParetoRow",
-    "PipelinePlan",
-    "ProfileLayer",
-    "StagePlan",
-    "SystemFacts",
-    "read_plan",
-]
-
 SCHEMA_VERSION = 2
 
 # Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.

@@ -24,8 +24,6 @@ from ipucnn.planning.splits import NetworkOptions
 from ipucnn.training.batching import Batching, nearest_multiples, overlap_length
 from ipucnn.training.program import Layout, make_layout
 
-__all__ = ["PlanRequest", "check_system", "make_request"]
-
 InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
 
 

@@ -13,22 +13,6 @@ from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
 
-__all__ = [
-    "POPLAR_OPTION",
-    "PRECISIONS",
-    "SCHEDULES",
-    "PlanSettings",
-    "Proportions",
-    "StageProportions",
-    "default_mapping",
-    "given_proportions",
-    "largest",
-    "percentages",
-    "plan_settings",
-    "smallest",
-    "uniform",
-]
-
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 PRECISIONS = ("16.16", "16.32", "32.32")
 

@@ -22,11 +22,10 @@ from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import check_same_run, find_start
-from ipucnn.runs.checks import check_compile_only, check_effects, check_instances
 from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS, RunFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
+from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import (
     CompilationReport,
@@ -65,7 +64,7 @@ class TrainingRun:
             )
         start = find_start(resolved)
         resolved = start.resolved
-        check_instances(self.instances, resolved.config)
+        run_setup.check_instances(self.instances, resolved.config)
         config = resolved.config
         self.start = start
         self.verbose = verbose
@@ -78,7 +77,7 @@ class TrainingRun:
         self.folder = _own_folder(self.instances, start.folder)
         self._check_flags()
         # Before data is touched; the rest of the Program needs the size of the data set.
-        check_effects(config, resolved.origins, make_layout(config))
+        run_setup.check_effects(config, resolved.origins, make_layout(config))
         check_named_splits(resolved, run_setup.network_options)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
@@ -117,13 +116,27 @@ class TrainingRun:
                 f"there are no ImageNet weights for {config.model_name}",
                 "`ipucnn models --json` lists keras_application for the networks that have them",
             )
-        check_compile_only(config)
+        run_setup.check_compile_only(config)
         both = origins["ipus"] == "flag" == origins["num_replicas"]
         if both and make_layout(config).batching.num_replicas != config.num_replicas:
             raise ConfigurationError(
                 f"--ipus {config.ipus} and --num-replicas {config.num_replicas} contradict each other",
                 "give one of them",
             )
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether another instance of poprun says and writes what there is, and this one computes along."""
+        return not self.instances.is_writer
+
+    @property
+    def neighbours_accuracy(self) -> Optional[float]:
+        """3-nearest-neighbours on the same split, where that takes no time: the yardstick of the embedded digits."""
+        if self.info.name != "digits" or self.final_report.get("validation") is None:
+            return None
+        from ipucnn.datasets.base import knn_accuracy
+
+        return float(knn_accuracy(self.setup.source))
 
     @property
     def warnings(self) -> List[str]:

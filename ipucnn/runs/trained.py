@@ -28,7 +28,6 @@ from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
-from ipucnn.runs.checks import refuse_instances
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.training.checkpoints import read_meta
@@ -107,7 +106,7 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     command, target, which = named.command, named.target, named.which
-    refuse_instances(command)
+    run_setup.refuse_instances(command)
     path = expand(target, "RUN")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):

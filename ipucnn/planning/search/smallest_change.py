@@ -10,8 +10,6 @@ from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, Proportions, percentages
 from ipucnn.training.batching import overlap_length
 
-__all__ = ["Change", "hint_for", "smallest_change"]
-
 # Dynamic programs spent on the splits of a change; the hint needs splits that fit, not a proof.
 _EVALUATIONS = 4
 _MOST_STAGES = 16
