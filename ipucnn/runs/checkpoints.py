@@ -6,7 +6,7 @@ is ``training/checkpoints.py``.  Nothing here imports TensorFlow; what has weigh
 """
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -59,13 +59,12 @@ class RunState:
 
 def position(state: TrainState, run: RunState) -> Dict[str, Any]:
     """The meta entries that say where a run stands."""
+    at: Dict[str, Any] = {"losses": state.losses, "hits": state.hits, "events_done": state.events_done}
+    if state.earlier_losses:
+        at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_hits)
     return {
         "weight_updates": state.weight_updates,
-        "position": {
-            "losses": state.losses,
-            "hits": state.hits,
-            "events_done": state.events_done,
-        },
+        "position": at,
         "run": {
             "history": "".join(run.history),
             "best": run.best,
@@ -126,6 +125,8 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     state.weight_updates = checkpoint.meta["weight_updates"]
     state.losses, state.hits = list(at["losses"]), list(at["hits"])
     state.events_done = at["events_done"]
+    state.earlier_losses = list(at.get("earlier_losses", ()))
+    state.earlier_hits = list(at.get("earlier_hits", ()))
     # Not splitlines, which also splits where text has other separators than line feeds.
     history = [line + "\n" for line in run["history"].split("\n")[:-1]]
     return RunState(history, run["best"], run["last_validation"])
@@ -148,7 +149,9 @@ def differences(
     if not found:
         # How many replicas validate changes nothing that is trained; the options that decide it were compared above.
         ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas")
-        here, there = program.to_dict(), meta.get("program", {})
+        # A program of an earlier version lacks what it did not know yet.
+        since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
+        here, there = program.to_dict(), {**since, **meta.get("program", {})}
         here = json.loads(json.dumps(here))
         found = [
             f"program's {name.replace('_', ' ')} {shown_value(there.get(name))} there, {shown_value(value)} here"
