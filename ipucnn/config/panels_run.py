@@ -269,14 +269,15 @@ class Evaluation:
         commands=TRAIN,
         default_text="none",
     )
-    ckpts_per_epoch: float = option(
-        1.0,
-        "Checkpoints per epoch, a number or a fraction such as 1/5.",
+    ckpts_per_epoch: Optional[float] = option(
+        None,
+        "Checkpoints per epoch, a number or a fraction such as 1/5; more than logs-per-epoch makes executions shorter.",
         parse=values.parse_fraction,
         minimum=0,
         maximum=bounds.MAX_COUNT,
         metavar="N|A/B",
         commands=TRAIN,
+        default_text="1, or one per execution where that is longer than an epoch",
     )
     first_ckpt_epoch: float = option(
         0.0,

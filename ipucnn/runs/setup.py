@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
-from ipucnn.config.values import norm_of
+from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
@@ -260,7 +260,8 @@ def network_options(
         num_classes=num_classes,
         norm=norm_of(norm),
         norm_momentum=float(norm.get("momentum", config.bn_momentum)),
-        norm_epsilon=norm.get("epsilon"),
+        norm_epsilon=norm.get("epsilon", CUSTOM_EPSILON if moves_once(norm) else None),
+        norm_moves_once=moves_once(norm),
         norm_groups=norm.get("num_groups"),
         norm_channels_per_group=norm.get("channels_per_group"),
         dropout=config.dropout,

@@ -139,14 +139,23 @@ class UpdateLoop:
         self._chunks = program.num_micro_batches // self._fused
         self._scale = program.loss_scaling or 1.0
         weights = named_weights(model)
-        self._norms: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
+        norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
+        moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
                 weights[f"{layer.name}/moving_mean"],
                 weights[f"{layer.name}/moving_variance"],
                 layer.momentum,
             )
-            for layer in model.layers
-            if isinstance(layer, BatchNormalization)
+            for layer in norms
+        }
+        once = {layer.name for layer in norms if layer.moves_once}
+        self._norms = {name: variables for name, variables in moving.items() if name not in once}
+        # Those that move once per weight update, and the sums over its chunks for each group of replicas.
+        self._once = {name: variables for name, variables in moving.items() if name in once}
+        groups = program.num_replicas // program.dbn_replica_group_size
+        self._sums = {
+            name: tf.Variable(tf.zeros([groups, 2, mean.shape[0]]), trainable=False)
+            for name, (mean, _, _) in self._once.items()
         }
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
@@ -170,7 +179,7 @@ class UpdateLoop:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the model has moving statistics."""
+        """Whether the model has moving statistics that move with every micro-batch."""
         return bool(self._norms)
 
     def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
@@ -283,6 +292,7 @@ class UpdateLoop:
             objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         self._move_statistics(context, chunk)
+        self._move_once(context, chunk)
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
@@ -305,6 +315,34 @@ class UpdateLoop:
             seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
             num_micro_batches=self._fused,
         )
+
+    def _move_once(self, context: ExecutionContext, chunk: Tensor) -> None:
+        """Moving statistics that move once per weight update, in its last chunk.
+
+        Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
+        theirs, and the variance that of all their numbers around it.  What the means of one replica's micro-batches
+        differ by stays out of it, as in the public application (``batch_norm.py``).
+        """
+        p = self._program
+        in_chunk = self._fused // p.dbn_replica_group_size
+        groups = p.num_replicas // p.dbn_replica_group_size
+        replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
+        is_last = tf.equal(chunk, self._chunks - 1)
+        for layer, mean, variance, numbers in context.update_statistics:
+            total = self._sums[layer.name]
+            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
+            if self._chunks > 1:
+                sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
+                total.assign(sums)
+            means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
+            new_mean = tf.reduce_mean(means, axis=0)
+            new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
+            everywhere = numbers * float(p.num_replicas)
+            new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
+            moving_mean, moving_variance, momentum = self._once[layer.name]
+            for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
+                moved = moving * momentum + new * (1.0 - momentum)
+                moving.assign(tf.where(is_last, moved, moving))
 
     def _move_statistics(self, context: ExecutionContext, chunk: Tensor) -> None:
         """Moving statistics after this chunk, in closed form.
