@@ -14,7 +14,7 @@ norm's arithmetic.
 import contextlib
 import threading
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
@@ -48,6 +48,10 @@ class ExecutionContext:
     num_micro_batches: int
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
+
+    def again(self) -> "ExecutionContext":
+        """The same pass from here on once more: the same random numbers, and statistics that count nowhere."""
+        return replace(self, batch_statistics=[], seed_slots=dict(self.seed_slots))
 
 
 _state = threading.local()
