@@ -21,7 +21,6 @@ from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, T
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
-from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import (
