@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.config.values import norm_layer_of
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
@@ -84,6 +84,7 @@ def resolve(
     config_name: Optional[str] = None,
     config_path: Optional[str] = None,
     reads_data: bool = True,
+    needs_data: bool = True,
     below: Sequence[Tuple[str, Mapping[str, Any]]] = (),
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
@@ -95,6 +96,7 @@ def resolve(
         config_name: ``--config``.
         config_path: ``--config-path``.
         reads_data: False where this call of the command needs no data set, which may then be absent.
+        needs_data: False where the data set is named but not read: where it is absent, nothing is chosen.
         below: further (origin, checked values) between the preset and the flags, the lowest first.
 
     Raises:
@@ -116,7 +118,13 @@ def resolve(
     between = [values for _, values in reversed(below)]
     if plan is not None:
         _check_plan_model(plan, str(given["plan"]), record)
-    choice = _choose_dataset(command, record, given, *between, in_file) if reads_data else None
+    choice = None
+    if reads_data:
+        try:
+            choice = _choose_dataset(command, record, given, *between, in_file)
+        except DataError:
+            if needs_data:
+                raise
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
     # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
     named = dataset if choice is not None else _first("dataset", given, in_file)
@@ -134,6 +142,7 @@ def resolve(
         settings["dataset"] = dataset
     if origins["norm_layer"] == DEFAULT:
         settings["norm_layer"] = norm_layer_of(record.default_norm)
+    _fix_order(settings, origins)
     config = RunConfig(**settings)
     check_paths(config)
     check(config)
@@ -152,6 +161,22 @@ def resolve(
         plan=plan,
         config_path=config_path,
     )
+
+
+def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
+    """Turns shuffling off where ``deterministic`` asks for the stored order.
+
+    Raises:
+        ConfigurationError: shuffling is typed.
+    """
+    if not (settings["deterministic"] and settings["shuffle"]):
+        return
+    if origins["shuffle"] == FLAG:
+        raise ConfigurationError(
+            "--shuffle contradicts deterministic, which trains on the samples in their stored order",
+            "drop --shuffle, or add --no-deterministic",
+        )
+    settings["shuffle"], origins["shuffle"] = False, "deterministic"
 
 
 def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:

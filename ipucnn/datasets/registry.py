@@ -90,7 +90,11 @@ DATASETS: Dict[str, DatasetRecord] = {
         100,
     ),
     "imagenet": DatasetRecord(
-        "classification", "ImageNet as an image folder", "imagenet/{train,val}/CLASS/*.JPEG", ("imagenet",)
+        "classification",
+        "ImageNet as an image folder",
+        "imagenet/{train,val}/CLASS/*.JPEG",
+        ("imagenet",),
+        num_classes=1000,
     ),
     "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
     "imagemasks": DatasetRecord(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
@@ -89,11 +89,13 @@ def check_supported(config: RunConfig) -> None:
             f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
             "use --precision 32.32",
         )
-    if config.wandb:
-        raise ConfigurationError(
-            "--wandb: logging to Weights & Biases is not built yet",
-            "drop it; metrics go to metrics.jsonl and TensorBoard",
-        )
+    for spec in SPECS:
+        value = getattr(config, spec.name)
+        if spec.refused and value != spec.default:
+            what, instead = spec.refused
+            raise ConfigurationError(
+                f"{spec.flag}: {what} is not available in this version", f"drop it; {instead}"
+            )
     if config.clean_dir and not config.checkpoints:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 

@@ -131,11 +131,16 @@ class TrainingRun:
         from ipucnn.sessions.factory import runs_on_ipus
 
         lines = [*self.info.warnings, *self.program.warnings]
+        if self.resolved.config.sweep:
+            lines.append(
+                "sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl"
+            )
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
+            which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
-                f"discarded in each epoch (others each time): {self.program.weight_updates_per_epoch} weight "
+                f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {self.program.global_batch_size} samples"
             )
         if self.program.samples_padded_per_epoch:
