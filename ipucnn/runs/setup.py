@@ -82,13 +82,6 @@ def check_supported(config: RunConfig) -> None:
     Raises:
         ConfigurationError: naming the option.
     """
-    from ipucnn.sessions.factory import runs_on_ipus
-
-    if config.precision != "32.32" and not runs_on_ipus(config.device):
-        raise ConfigurationError(
-            f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
-            "use --precision 32.32",
-        )
     for spec in SPECS:
         value = getattr(config, spec.name)
         if spec.refused and value != spec.default:

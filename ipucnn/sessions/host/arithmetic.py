@@ -53,12 +53,7 @@ class Arithmetic:
     @classmethod
     def of(cls, config: RunConfig) -> "Arithmetic":
         """That of a configuration."""
-        return cls(
-            config.precision,
-            config.stochastic_rounding,
-            bool(getattr(config, "nanoo", False)),
-            config.fp_exceptions,
-        )
+        return cls(config.precision, config.stochastic_rounding, config.nanoo, config.fp_exceptions)
 
     @property
     def is_half(self) -> bool:
