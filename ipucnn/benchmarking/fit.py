@@ -73,6 +73,11 @@ class Fit:
                 "engine keras has no replicas, accumulation or stages: that is the session's",
                 "engine: session, or leave those options out",
             )
+        if engine == KERAS and config.precision != "32.32":
+            raise ConfigurationError(
+                f"engine keras with precision {config.precision}: Keras is measured in 32 bits",
+                "engine: session, or precision: 32.32",
+            )
         if config.seed is None:
             raise ValueError("a row needs a seed")
         self.seed: int = config.seed

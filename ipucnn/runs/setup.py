@@ -100,11 +100,6 @@ def check_supported(config: RunConfig) -> None:
     Raises:
         ConfigurationError: naming the option.
     """
-    if config.precision != "32.32" and not runs_on_ipus(config.device):
-        raise ConfigurationError(
-            f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
-            "use --precision 32.32",
-        )
     for spec in SPECS:
         value = getattr(config, spec.name)
         if spec.refused and value != spec.default:
@@ -515,6 +510,10 @@ def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
     return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
 
 
+def _half(config: RunConfig, layout: Layout) -> Lack:
+    return None if config.precision != "32.32" else ("in 32 bits", "use --precision 16.16 or 16.32")
+
+
 def _host_session(config: RunConfig, layout: Layout) -> Lack:
     return "on IPUs: it is a choice of the host session", ""
 
@@ -522,6 +521,8 @@ def _host_session(config: RunConfig, layout: Layout) -> Lack:
 RULES: Tuple[Rule, ...] = (
     Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
+    Rule("stochastic_rounding", _half, ipu_only=False),
+    Rule("nanoo", _half, ipu_only=False),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),

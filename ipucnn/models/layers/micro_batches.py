@@ -14,7 +14,7 @@ norm's arithmetic.
 import contextlib
 import threading
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
@@ -51,6 +51,10 @@ class ExecutionContext:
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
     update_statistics: List[Tuple[KerasLayer, Tensor, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
+
+    def again(self) -> "ExecutionContext":
+        """The same pass from here on once more: the same random numbers, and statistics that count nowhere."""
+        return replace(self, batch_statistics=[], update_statistics=[], seed_slots=dict(self.seed_slots))
 
 
 _state = threading.local()
