@@ -1,5 +1,6 @@
 """Shared by all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -46,6 +47,15 @@ settings.register_profile(
     "ipucnn", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ipucnn")
+
+
+def pytest_collection_finish():
+    """Takes what the imports left out of the garbage collector's way.
+
+    TensorFlow and the tests are half a million objects, and Keras collects garbage whenever its session is cleared.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
