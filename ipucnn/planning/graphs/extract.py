@@ -27,18 +27,6 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 MOST_BYTES = 2**26
 FOLDER = Path(ipucnn.__file__).parent / "planning" / "graphs"
 KEYS = "keys.json"
-__all__ = [
-    "build_graph",
-    "cache_folder",
-    "cache_path",
-    "graph_key",
-    "graph_of",
-    "home_options",
-    "known_graph",
-    "layer_graph",
-    "read_shipped",
-    "shipped_path",
-]
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
@@ -139,7 +127,7 @@ def graph_key(record: ModelRecord, options: BuildOptions) -> str:
         "model": record.name,
         "builder_args": dict(record.builder_args),
         "norm": options.norm or record.default_norm,
-        # Neither the weights' values nor the moving statistics' momentum nor epsilon are in the graph.
+        # Neither the weights' values nor epsilon nor how the moving statistics move are in the graph.
         **{
             name: getattr(options, name)
             for name in (
