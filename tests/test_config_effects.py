@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import ipucnn
-from ipucnn.config.options import BY_NAME, SPECS
+from ipucnn import documents
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
+from ipucnn.config.reference import DOCUMENT, effects
 from ipucnn.config.spec import OptionSpec
+from ipucnn.errors import ConfigurationError
 
 PACKAGE = Path(ipucnn.__file__).parent
 BY_RESOLVE = {"dataset", "dataset_path", "plan"}
@@ -177,10 +180,79 @@ def test_somebody_reads_each_option_where_it_says_it_has_an_effect(spec):
     readers = READERS[spec.name]
     on_host = {module for module in readers if not module.startswith("sessions/poplar/")}
     on_ipus = {module for module in readers if not module.startswith("sessions/host/")}
+    if spec.refused or spec.name in STANDS_FOR:
+        return
     if spec.host_effect:
         assert on_host, f"{spec.flag} says that it has an effect on the host, and nothing there reads it"
     if spec.ipu_effect:
         assert on_ipus, f"{spec.flag} says that it has an effect on IPUs, and nothing there reads it"
+
+
+STANDS_FOR = {"deterministic": "shuffle"}
+"""Options that ``config/resolve.py`` makes another option's value of; tests/test_config_resolve.py tests that."""
+REFUSED = [spec for spec in SPECS if spec.refused]
+
+
+@pytest.mark.parametrize("spec", REFUSED, ids=lambda spec: spec.key)
+def test_what_this_version_lacks_may_stand_in_a_file_and_is_refused_by_name_when_it_runs(spec):
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.setup import check_supported
+
+    value = True if spec.is_bool else spec.convert("0.7" if spec.kind.is_number else "text")
+    config = resolve("train", {spec.name: value}, model="toy_model").config
+    assert RunConfig.from_yaml(config.to_yaml()) == config
+    with pytest.raises(
+        ConfigurationError, match=f"^--{spec.key}: .* is not available in this version$"
+    ) as error:
+        check_supported(config)
+    assert error.value.hint.startswith("drop it; ")
+
+
+def test_a_sweep_is_accepted_with_one_warning(run):
+    options = ("--dataset", "digits", "--limit-train", 32, "--num-epochs", 1, "--seed", 1, "--no-validation")
+    code, _, err = run("train", "toy_model", "--sweep", *options, "--run-dir", "run")
+    assert code == 0 and err.count("warning:") == 1 == err.count("warning: sweep changes nothing"), err
+
+
+POPLAR_ONLY = {
+    # What only Poplar has: how it compiles, exchanges, keeps memory and rounds, and how a process attaches to devices.
+    *("recomputation", "available-memory-proportion", "pipeline-validation-model", "on-demand", "select-ipu"),
+    *("stochastic-rounding", "fp-exceptions", "nanoo", "optimizer-state-offloading", "half-partials"),
+    *(
+        "internal-exchange-optimization-target",
+        "max-cross-replica-buffer-size",
+        "max-reduce-many-buffer-size",
+    ),
+    *(
+        "gather-conv-output",
+        "stable-norm",
+        "conv-dithering",
+        "min-remote-tensor-size",
+        "scheduling-algorithm",
+    ),
+    *("fused-preprocessing", "accelerator-side-reduction", "compile-only", "executable-cache"),
+    *("convolution-options", "matmul-options", "recomputation-mode", "offload-activations"),
+    *("offload-gradient-accumulation-buffers", "replicated-optimizer-state-sharding", "prefetch-depth"),
+    *("deterministic-workers", "dropout-layer"),
+}
+
+
+def test_what_has_no_effect_on_the_host_is_a_known_list():
+    """An option that a run on the host accepts and does nothing with has to be here, with a reason."""
+    assert {spec.key for spec in SPECS if effects(spec)[0] == "none"} == POPLAR_ONLY
+
+
+def test_every_option_names_a_test_that_is_there():
+    folder = Path(__file__).parent
+    named = documents.load((folder / "option_tests.yml").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(spec.key for spec in SPECS)
+    for key, where in named.items():
+        module, _, function = where.partition("::")
+        tree = ast.parse((folder / module).read_text(encoding="utf-8"))
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert function.startswith("test_") and function in functions, key
+    table = DOCUMENT.read_text(encoding="utf-8")
+    assert all(f"| `{key}` | " in table and f"`{where}` |" in table for key, where in named.items())
 
 
 def test_an_option_without_any_effect_cannot_be_declared():

@@ -29,7 +29,6 @@ from ipucnn.benchmarking.contenders import (
 )
 from ipucnn.benchmarking.input_pipeline import (
     PipelinePart,
-    constant_batch,
     data_share,
     images_only,
     part_names,
@@ -231,12 +230,24 @@ class Benchmark:
 
     # -- what is timed --------------------------------------------------------------------------------------------
 
-    def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
-        """Infinite training batches, for the session; without order or augmentation in inference."""
-        batches = self.pipeline(samples_per_element)
-        return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
+    def dataset(
+        self, first_update: int, samples_per_element: int, input_range: Optional[str] = None
+    ) -> TfDataset:
+        """Infinite training batches; without order or augmentation in inference.
 
-    def pipeline(self, samples_per_element: int, until: str = "batch") -> TfDataset:
+        Args:
+            input_range: of the images; None: what the session takes.
+        """
+        batches = self.pipeline(samples_per_element, input_range=input_range)
+        if self.kind != DEVICE_GENERATED:
+            return batches
+        from ipucnn.datasets.pipeline import constant_batch
+
+        return constant_batch(batches)
+
+    def pipeline(
+        self, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
+    ) -> TfDataset:
         """The input pipeline up to one of its parts."""
         from ipucnn.datasets.pipeline import train_batches
 
@@ -246,7 +257,7 @@ class Benchmark:
             batch_size=samples_per_element,
             samples_per_epoch=max(1, self.setup.source.info.num_train),
             input_shape=self.setup.input_shape,
-            input_range=self.setup.input_range,
+            input_range=input_range or self.setup.input_range,
             augment=config.augment and self.settings.training,
             seed=self.seed,
             shuffle=config.shuffle and self.settings.training,
@@ -365,6 +376,8 @@ class Benchmark:
 
     def _on_constant_batch(self, session: Session, samples_per_element: int) -> Contender:
         """The session's work on a constant batch, without input pipeline."""
+        from ipucnn.datasets.pipeline import constant_batch
+
         batch, p = constant_batch(self.pipeline(samples_per_element)), self.program
         own: Contender
         if self.settings.training:
@@ -381,7 +394,9 @@ class Benchmark:
         compiled, accumulated, description = keras_model(
             model, self.optimizer, self.learning_rate, self.loss_name, smoothing, p.num_micro_batches
         )
-        batches = self.dataset(0, p.micro_batch_size)
+        # Keras leaves no preprocessing to the device.
+        input_range = run_setup.input_range(self.resolved.config, self.resolved.record)
+        batches = self.dataset(0, p.micro_batch_size, input_range)
         if self.settings.training:
             micro_batches = p.num_micro_batches if accumulated > 1 else 1
             return KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description

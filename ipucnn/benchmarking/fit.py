@@ -171,7 +171,7 @@ class Fit:
             samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
             weigh_padding=p.samples_padded_per_epoch > 0,
             input_shape=self.setup.input_shape,
-            input_range=self.setup.record.input_range,
+            input_range=self.setup.input_range,
             augment=config.augment,
             seed=self.seed,
             start_epoch=epoch,

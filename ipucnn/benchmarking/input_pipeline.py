@@ -111,13 +111,6 @@ def images_only(dataset: TfDataset) -> TfDataset:
     return dataset.map(tf.autograph.experimental.do_not_convert(lambda images, labels: images))
 
 
-def constant_batch(dataset: TfDataset) -> TfDataset:
-    """The first element of a data set, over and over, from memory."""
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat()
-
-
 def part_names(augment: bool) -> List[str]:
     """The parts of a pipeline with or without augmentation, in order."""
     return ["read", "decode", "augment", "batch"] if augment else ["read", "decode", "batch"]

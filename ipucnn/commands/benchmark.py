@@ -193,6 +193,9 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     folder = check_folder(resolved)
     one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
+    public = resolved.public_note()
+    if public:
+        note(public)
     if one.baseline is not None and is_too_short(one.baseline):
         note(f"{settings.baseline} has {len(one.baseline.executions)} executions, and {LEAST_EXECUTIONS} are "
              "needed: whether this is slower will be inconclusive")  # fmt: skip

@@ -64,6 +64,7 @@ class RunRequest:
             model=model,
             config_name=self.config_name,
             config_path=self.config_path,
+            needs_data=not self.print_config,
             below=below,
             read_plan=self.read_plan,
         )

@@ -124,6 +124,12 @@ def parse_str(value: Any) -> str:
     return text
 
 
+def parse_dataset(value: Any) -> str:
+    """The name of a data set; ``gc-imagenet`` is what Graphcore's public application once called ``imagenet``."""
+    name = parse_str(value)
+    return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else name
+
+
 def parse_fraction(value: Any) -> float:
     """A number or a fraction such as ``1/3``, for what happens so many times per epoch, or after so many epochs."""
     what = "a number or a fraction such as 1/4"
@@ -261,6 +267,16 @@ NORM_LAYERS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 
 The first name of a kind stands for it.
 """
+
+
+def moves_once(layer: Mapping[str, Any]) -> bool:
+    """Whether a checked ``--norm-layer`` moves its statistics once per weight update, not with every micro-batch."""
+    return bool(layer["name"] == "custom_batch_norm")
+
+
+# What custom_batch_norm adds to the variance, whatever the network's own layers add (model_factory.py of the public
+# application).
+CUSTOM_EPSILON = 1.001e-5
 
 
 def norm_of(layer: Mapping[str, Any]) -> str:

@@ -90,7 +90,11 @@ DATASETS: Dict[str, DatasetRecord] = {
         100,
     ),
     "imagenet": DatasetRecord(
-        "classification", "ImageNet as an image folder", "imagenet/{train,val}/CLASS/*.JPEG", ("imagenet",)
+        "classification",
+        "ImageNet as an image folder",
+        "imagenet/{train,val}/CLASS/*.JPEG",
+        ("imagenet",),
+        num_classes=1000,
     ),
     "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
     "imagemasks": DatasetRecord(
@@ -195,6 +199,7 @@ class Choice:
         message: one line for stderr: which set, from where, and how to get the other.
         task: "classification" or "segmentation".
         download_to: the data folder it is to be fetched into, if it is.
+        like: the data set that noise stands for, of whose size and classes it is where they are known.
     """
 
     name: str
@@ -202,6 +207,22 @@ class Choice:
     message: str
     task: str = "classification"
     download_to: Optional[Path] = None
+    like: Optional[str] = None
+
+
+def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
+    """Noise in place of a data set, of which nothing needs to be here.
+
+    Args:
+        like: its name, or None.
+        task: the model's.
+        where: "host" or "ipu", for the message.
+    """
+    made = "made on the host" if where == "host" else "one batch, kept on the device"
+    named = f", in place of {like}" if like is not None else ""
+    return Choice(
+        "random", None, f"synthetic data{named}: noise, {made}; nothing can be learned", task, like=like
+    )
 
 
 def list_datasets() -> List[str]:
@@ -276,6 +297,7 @@ def open_dataset(
     image_shape: Optional[Tuple[int, int, int]] = None,
     num_classes: Optional[int] = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
+    least_train: int = 0,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
 
@@ -287,13 +309,14 @@ def open_dataset(
         image_shape: (height, width, channels) of generated sets; membranes are grey whatever it says.
         num_classes: of the set "random".
         max_image_pixels: what an image, or a page of a volume, may have at most.
+        least_train: training images that the set "random" has at least.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
         MissingError: an optional package or the network is needed.
         ConfigurationError: a limit is not a number.
     """
-    source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels)
+    source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     return limit_source(source, limit_train, limit_eval, seed)
 
@@ -305,6 +328,7 @@ def _open(
     image_shape: Optional[Tuple[int, int, int]],
     num_classes: Optional[int],
     max_image_pixels: int,
+    least_train: int,
 ) -> DataSource:
     name = choice.name
     if name == "digits":
@@ -316,7 +340,8 @@ def _open(
         return open_membranes(height, width, seed)
     if name == "random":
         classes = num_classes or (2 if choice.task == "segmentation" else 10)
-        return embedded.open_random(*(image_shape or embedded.DEFAULT_SHAPE), classes, choice.task, seed)
+        shape, num_train = image_shape or embedded.DEFAULT_SHAPE, max(embedded.NUM_TRAIN, least_train)
+        return embedded.open_random(*shape, classes, choice.task, seed, num_train)
     location = fetch(choice, download)
     if is_tfds(name, location):
         from ipucnn.datasets.sources.tfds import open_tfds

@@ -281,10 +281,10 @@ class PipelinePlan:
             options["pipeline-schedule"] = settings.schedule
             options["recomputation"] = settings.recomputation
         options["available-memory-proportion"] = list(percentages(settings.available_memory_proportion))
-        own = settings.available_memory_proportion[0]
-        if own.matmul != own.convolution:
-            # Only the options of all matrix products can say it; values of single stages are for both.
-            options["matmul-options"] = {POPLAR_OPTION: f"{own.matmul:g}"}
+        own = settings.available_memory_proportion
+        if len(own) == 1 and own[0].matmul != own[0].convolution:
+            # One value is for both; the options of all matrix products go before it.
+            options["matmul-options"] = {POPLAR_OPTION: f"{own[0].matmul:g}"}
         options["precision"] = settings.precision
         return options
 

@@ -249,6 +249,9 @@ def _introduce(run: TrainingRun) -> None:
     if run.start.report is not None:
         note(f"{run.folder.path} is finished: nothing to continue")
     note(resolved.choice.message)
+    public = resolved.public_note()
+    if public:
+        note(public)
     effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
     if effect:
         note(effect)

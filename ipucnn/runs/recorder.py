@@ -222,6 +222,9 @@ class Recorder:
             self._interrupt()
 
     def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
+        if not event.is_logged:
+            self._session.state.events_done += 1
+            return
         self._timer.add(event)
         self._record(
             {

@@ -13,14 +13,14 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
-from ipucnn.config.values import norm_of
+from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
-from ipucnn.training.program import Layout, Program
+from ipucnn.training.program import Layout, Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -75,8 +75,23 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
     """
     from ipucnn.datasets.preprocessing import channel_affine
 
-    affine = channel_affine(setup.record.input_range, setup.source.info, setup.input_shape[2])
+    affine = channel_affine(setup.input_range, setup.source.info, setup.input_shape[2])
     return replace(setup, input_range="raw") if session.take_preprocessing(affine) else setup
+
+
+def input_range(config: RunConfig, record: ModelRecord) -> str:
+    """The range of the images that a network is trained with, one of ``preprocessing.INPUT_RANGES``.
+
+    Raises:
+        ConfigurationError: images of a segmentation network by themselves: it sees tiles of them.
+    """
+    if config.normalise == "network":
+        return record.input_range
+    if record.task == "segmentation":
+        raise ConfigurationError(
+            f"--normalise {config.normalise}: {record.name} sees tiles, not whole images", "drop it"
+        )
+    return config.normalise
 
 
 def check_supported(config: RunConfig) -> None:
@@ -90,11 +105,13 @@ def check_supported(config: RunConfig) -> None:
             f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
             "use --precision 32.32",
         )
-    if config.wandb:
-        raise ConfigurationError(
-            "--wandb: logging to Weights & Biases is not built yet",
-            "drop it; metrics go to metrics.jsonl and TensorBoard",
-        )
+    for spec in SPECS:
+        value = getattr(config, spec.name)
+        if spec.refused and value != spec.default:
+            what, instead = spec.refused
+            raise ConfigurationError(
+                f"{spec.flag}: {what} is not available in this version", f"drop it; {instead}"
+            )
     if config.clean_dir and not config.checkpoints:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
@@ -174,7 +191,7 @@ def prepare(
         ConfigurationError: an image size the network cannot take.
         DataError: files absent or damaged.
     """
-    from ipucnn.datasets.registry import open_dataset
+    from ipucnn.datasets.registry import DATASETS, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -187,15 +204,18 @@ def prepare(
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
             # The folds are those of the data set that the network was trained on: of another one all is taken.
             folded = False
+        known = DATASETS.get(resolved.choice.like or "")
         source = open_dataset(
             resolved.choice,
             download=config.download,
             limit_train=None if folded else config.limit_train,
             limit_eval=None if folded else config.limit_eval,
             seed=seed,
-            image_shape=wanted or record.input_shape,
-            num_classes=record.num_classes,
+            image_shape=wanted or (known and known.image_shape) or record.input_shape,
+            num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
+            # A weight update's at least: whatever the batch is, there is noise for it.
+            least_train=make_layout(config).batching.global_batch_size if config.synthetic_data else 0,
         )
         if folded:
             source = _fold(source, config, seed)
@@ -211,7 +231,7 @@ def prepare(
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.tiled and outputs is not None:
         _check_tile(record, source.info, shape, outputs)
-    return Setup(resolved, source, shape, outputs, seed, record.input_range)
+    return Setup(resolved, source, shape, outputs, seed, input_range(config, record))
 
 
 def build_options(setup: Setup) -> "BuildOptions":
@@ -240,7 +260,8 @@ def network_options(
         num_classes=num_classes,
         norm=norm_of(norm),
         norm_momentum=float(norm.get("momentum", config.bn_momentum)),
-        norm_epsilon=norm.get("epsilon"),
+        norm_epsilon=norm.get("epsilon", CUSTOM_EPSILON if moves_once(norm) else None),
+        norm_moves_once=moves_once(norm),
         norm_groups=norm.get("num_groups"),
         norm_channels_per_group=norm.get("channels_per_group"),
         dropout=config.dropout,
@@ -363,11 +384,13 @@ def training_batches(
         samples_per_element: of each batch.
         shard: (count, index) of the instances that train together.
     """
-    from ipucnn.datasets.pipeline import train_batches
+    from ipucnn.datasets.pipeline import constant_batch, train_batches
 
     config = setup.config
     epoch, update = divmod(first_update, program.weight_updates_per_epoch)
-    return train_batches(
+    if config.synthetic_data == "ipu":
+        epoch = update = 0  # the same batch, wherever training begins
+    batches = train_batches(
         setup.source,
         batch_size=samples_per_element,
         # Padding is taken from a further permutation of the epoch.
@@ -384,6 +407,7 @@ def training_batches(
         output_shape=setup.output_shape,
         shard=shard,
     )
+    return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 
 
 def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.config.values import norm_of
+from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand
@@ -144,11 +144,16 @@ class TrainingRun:
         from ipucnn.sessions.factory import runs_on_ipus
 
         lines = [*self.info.warnings, *self.program.warnings]
+        if self.resolved.config.sweep:
+            lines.append(
+                "sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl"
+            )
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
+            which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
-                f"discarded in each epoch (others each time): {self.program.weight_updates_per_epoch} weight "
+                f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {self.program.global_batch_size} samples"
             )
         if self.program.samples_padded_per_epoch:
@@ -160,9 +165,13 @@ class TrainingRun:
             lines.append(
                 "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
             )
-        norm = norm_of(self.setup.config.norm_layer)
+        layer = self.setup.config.norm_layer
         precision = self.setup.config.precision
-        if recomputes_statistics(self.program, precision) and norm == "batch":
+        if (
+            recomputes_statistics(self.program, precision)
+            and norm_of(layer) == "batch"
+            and not moves_once(layer)
+        ):
             why = "do not update them correctly in a pipeline"
             if self.program.num_stages == 1:
                 why = f"keep them in 16 bits with --precision {precision}"

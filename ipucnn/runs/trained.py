@@ -248,7 +248,8 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
 def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
     """The setup of a network for images that are named on the command line, of which no data set is read."""
     source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
-    return Setup(resolved, source, input_shape, None, seed, resolved.record.input_range)
+    network_range = run_setup.input_range(resolved.config, resolved.record)
+    return Setup(resolved, source, input_shape, None, seed, network_range)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:

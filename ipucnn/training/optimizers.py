@@ -241,7 +241,7 @@ class Optimizer:
         decay = p["weight_decay"]
         weight_norm, gradient_norm = tf.norm(weight), tf.norm(gradient)
         gradient = gradient + decay * weight
-        denominator = gradient_norm + decay * weight_norm + (p["epsilon"] or 1e-7)
+        denominator = gradient_norm + decay * weight_norm + p["epsilon"]
         usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
         return gradient, rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
 

@@ -40,6 +40,8 @@ class ExecutionContext:
         num_micro_batches: fused micro-batches in the batch.
         batch_statistics: filled by the batch norms: (layer, mean, variance), statistics of shape
             (num_groups, channels), the variance with Bessel's correction.
+        update_statistics: filled by the batch norms that move once per weight update: (layer, mean, variance, numbers
+            that a micro-batch has of each channel); the variance without the correction.
         seed_slots: how many times each layer has drawn random numbers from this context.
     """
 
@@ -47,6 +49,7 @@ class ExecutionContext:
     seeds: Tensor
     num_micro_batches: int
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
+    update_statistics: List[Tuple[KerasLayer, Tensor, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
 
 
@@ -268,6 +271,10 @@ class BatchNormalization(keras.layers.Layer):
     In a session the moving statistics are left to it (it knows the order of the micro-batches); outside,
     the layer is Keras' batch norm and updates them itself.  The moving variance takes the unbiased
     estimate, as the fused kernel of the SDK's TensorFlow does (``FusedBatchNormV3``).
+
+    Args:
+        moves_once: the moving statistics move once per weight update, by the statistics of all its micro-batches
+            (``custom_batch_norm``), and not with every micro-batch.
     """
 
     def __init__(
@@ -277,6 +284,7 @@ class BatchNormalization(keras.layers.Layer):
         center: bool = True,
         scale: bool = True,
         axis: int = -1,
+        moves_once: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -287,6 +295,7 @@ class BatchNormalization(keras.layers.Layer):
         self.center = bool(center)
         self.scale = bool(scale)
         self.axis = axis
+        self.moves_once = bool(moves_once)
 
     def build(self, input_shape: TensorShape) -> None:
         if self.axis not in (-1, len(input_shape) - 1):
@@ -323,7 +332,12 @@ class BatchNormalization(keras.layers.Layer):
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
         outputs, mean, unbiased = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
-        if context is not None:
+        if context is not None and self.moves_once:
+            numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
+            together = numbers * (context.num_micro_batches // groups)
+            biased = unbiased * ((together - 1.0) / together)
+            context.update_statistics.append((self, mean, biased, numbers))
+        elif context is not None:
             context.batch_statistics.append((self, mean, unbiased))
         else:
             self._move(self.moving_mean, mean[0])
@@ -345,6 +359,7 @@ class BatchNormalization(keras.layers.Layer):
             "center": self.center,
             "scale": self.scale,
             "axis": self.axis,
+            "moves_once": self.moves_once,
         }
 
 

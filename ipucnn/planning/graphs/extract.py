@@ -127,7 +127,7 @@ def graph_key(record: ModelRecord, options: BuildOptions) -> str:
         "model": record.name,
         "builder_args": dict(record.builder_args),
         "norm": options.norm or record.default_norm,
-        # Neither the weights' values nor the moving statistics' momentum nor epsilon are in the graph.
+        # Neither the weights' values nor epsilon nor how the moving statistics move are in the graph.
         **{
             name: getattr(options, name)
             for name in (

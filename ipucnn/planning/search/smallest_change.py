@@ -184,11 +184,11 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
 def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
     """availableMemoryProportion of at most ``share`` in each stage; None where that changes nothing.
 
-    Where convolutions and matrix products have proportions of their own, it changes nothing either: they come from
-    options that go before the one proposed here.
+    Where the convolutions and the matrix products of all stages have proportions of their own, it changes nothing
+    either: they come from options that go before the one proposed here.
     """
     own = settings.available_memory_proportion
-    if any(stage.convolution != stage.matmul for stage in own):
+    if len(own) == 1 and own[0].convolution != own[0].matmul:
         return None
     limited = tuple(stage.limited(share) for stage in own)
     return None if limited == own else limited

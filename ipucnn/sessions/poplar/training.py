@@ -26,7 +26,7 @@ from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
-from ipucnn.sessions.poplar.model import DeviceModel, compute_type
+from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
@@ -36,6 +36,8 @@ from ipucnn.training.schedules import Schedule
 SEED_MASK = 0x7FFFFFFF
 # Of a tensor, the mean over replicas.
 _Mean = Callable[[Tensor], Tensor]
+Gradients = List[Tuple[Tensor, TfVariable]]
+"""Gradients and what they are of."""
 
 
 def transfer_type(config: RunConfig, preprocess: Optional[Preprocessing]) -> str:
@@ -210,6 +212,53 @@ def underlying(variable: TfVariable) -> TfVariable:
     return variable if container is None else container
 
 
+class MovingStatistics:
+    """Moving statistics of batch norm that move once per weight update; see :class:`MovedByGradient`.
+
+    Args:
+        norms: the layers.
+        program: whose replicas and accumulation they are.
+        mean: the mean of a tensor over replicas.
+    """
+
+    def __init__(self, norms: Sequence[MovedByGradient], program: Program, mean: _Mean) -> None:
+        self._replicas, self._mean = program.num_replicas, mean
+        is_sum = program.gradient_accumulation_reduction_method == "sum"
+        self._steps = float(program.gradient_accumulation_count if is_sum else 1)
+        self._pairs: List[Tuple[int, int]] = []
+        self._of: Dict[int, Tuple[MovedByGradient, bool]] = {}
+        for norm in norms:
+            mean_id, variance_id = (
+                id(underlying(tf_variable(v))) for v in (norm.moving_mean, norm.moving_variance)
+            )
+            self._pairs.append((mean_id, variance_id))
+            self._of.update({mean_id: (norm, False), variance_id: (norm, True)})
+
+    def __contains__(self, variable: TfVariable) -> bool:
+        return id(underlying(variable)) in self._of
+
+    def add_spread(self, gradients: Gradients) -> Gradients:
+        """One replica's gradients before they are summed over replicas: to its variance, the square of what its mean
+        differs from that of all."""
+        if self._replicas == 1:
+            return gradients
+        found = {id(underlying(tf_variable(variable))): gradient for gradient, variable in gradients}
+        for mean_id, variance_id in self._pairs:
+            own = tf.cast(found[mean_id], tf.float32)
+            spread = tf.square((own - self._mean(own)) / self._steps) * self._steps
+            found[variance_id] = tf.cast(found[variance_id], tf.float32) + spread
+        return [(found[id(underlying(tf_variable(variable)))], variable) for _, variable in gradients]
+
+    def move(self, gradient: Tensor, variable: TfVariable) -> Tensor:
+        """Moves one statistic by its gradients, summed over replicas."""
+        norm, is_variance = self._of[id(underlying(variable))]
+        new = tf.cast(gradient, tf.float32) / (self._steps * self._replicas)
+        if is_variance:
+            everywhere = float(norm.numbers * self._replicas)
+            new = new * (everywhere / max(everywhere - 1.0, 1.0))
+        return variable.assign(tf.convert_to_tensor(variable) * norm.momentum + new * (1.0 - norm.momentum))
+
+
 class WeightUpdate:
     """What both kinds of Keras optimizers do with one weight's gradient.
 
@@ -221,6 +270,7 @@ class WeightUpdate:
             that nothing divides.
         averaged: moving statistics, to be averaged over replicas once per weight update.
         mean: the mean of a tensor over replicas.
+        once: statistics that move once per weight update.
     """
 
     def __init__(
@@ -230,7 +280,9 @@ class WeightUpdate:
         scale: float,
         averaged: Sequence[TfVariable],
         mean: _Mean,
+        once: Optional[MovingStatistics] = None,
     ) -> None:
+        self._once = once
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
         self._index = {id(underlying(v)): index for index, v in enumerate(optimizer.variables)}
@@ -249,11 +301,13 @@ class WeightUpdate:
         self.rates.assign(table)
 
     def apply(self, gradient: Tensor, variable: TfVariable, iterations: Tensor) -> List[Tensor]:
-        """Updates one weight; the first one takes the moving statistics along.
+        """Updates one weight, or a statistic that has a gradient; the first one takes the other statistics along.
 
         Each replica has moving statistics of its own.  Their recursion is linear, so averaging them once per weight
         update is the same as averaging the statistics of every micro-batch, and the host session's formula.
         """
+        if self._once is not None and variable in self._once:
+            return [self._once.move(gradient, variable)]
         count = tf.cast(iterations, tf.float32)
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
         index = self._index[id(underlying(variable))]
@@ -266,6 +320,10 @@ class WeightUpdate:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
         return done
 
+    def before_reduction(self, gradients: Gradients) -> Gradients:
+        """One replica's accumulated gradients, as they are to be summed over replicas."""
+        return gradients if self._once is None else self._once.add_spread(gradients)
+
 
 if KERAS_3:
 
@@ -275,6 +333,9 @@ if KERAS_3:
         def __init__(self, update: WeightUpdate) -> None:
             super().__init__(learning_rate=1.0, name="device_optimizer")
             self._update = update
+
+        def _transform_unaggregated_gradients(self, grads_and_vars: Gradients) -> Gradients:
+            return self._update.before_reduction(grads_and_vars)
 
         def update_step(self, gradient: Tensor, variable: TfVariable, learning_rate: Tensor) -> None:
             self._update.apply(tf.convert_to_tensor(gradient), tf_variable(variable), self.iterations.value)
@@ -290,6 +351,9 @@ else:
         def __init__(self, update: WeightUpdate) -> None:
             super().__init__(name="device_optimizer")
             self._update = update
+
+        def _transform_unaggregated_gradients(self, grads_and_vars: Gradients) -> Gradients:
+            return self._update.before_reduction(grads_and_vars)
 
         def _create_slots(self, var_list: Sequence[TfVariable]) -> None:
             pass
@@ -359,6 +423,7 @@ class TrainedNetwork:
                 (program.loss_scaling or 1.0) * program.num_replicas,
                 self._averaged(),
                 device.mean_over_replicas,
+                MovingStatistics(made.once, program, device.mean_over_replicas) if made.once else None,
             )
             self._compile(program.steps_per_execution)
 
@@ -375,7 +440,7 @@ class TrainedNetwork:
     def _averaged(self) -> List[TfVariable]:
         """Moving statistics that replicas keep apart; those of a pipeline are recomputed instead."""
         p = self._program
-        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1:
+        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.once:
             return []
         moving = ("moving_mean", "moving_variance")
         return [v for name, v in self.made.weights.items() if name.rsplit("/", 1)[-1] in moving]
@@ -439,6 +504,7 @@ class TrainedNetwork:
 
 def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer:
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
+    ids -= {id(tf_variable(v)) for norm in made.once for v in (norm.moving_mean, norm.moving_variance)}
     names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
     return Optimizer(settings, [made.weights[name] for name in names], names)
 
