@@ -21,6 +21,7 @@ slow:
 generated:
 	$(PYTHON) -m ipucnn.planning.graphs.shipped
 	$(PYTHON) -m ipucnn.config.reference --write
+	$(PYTHON) -m ipucnn.benchmarking.records
 
 ci:
 	.ci/run

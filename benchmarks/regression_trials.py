@@ -11,11 +11,12 @@ import argparse
 import os
 import statistics
 import time
+from types import SimpleNamespace
 
 from ipucnn.benchmarking.baseline import Gate
 from ipucnn.benchmarking.machine import Occupation
 from ipucnn.benchmarking.measure import Contender, Limits, Reference, measure
-from ipucnn.benchmarking.report import execution_rows
+from ipucnn.benchmarking.records import Interval
 
 ALLOWED = 0.05
 
@@ -39,7 +40,6 @@ def make_contender(model, training):
     """The benchmark's own contender and yardstick for a network on generated data."""
     from ipucnn.benchmarking.benchmark import Benchmark
     from ipucnn.benchmarking.contenders import Yardstick
-    from ipucnn.benchmarking.report import BenchmarkReport
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.setup import build
@@ -49,12 +49,12 @@ def make_contender(model, training):
     work = Benchmark(resolve("benchmark", flags, model=model), make_settings(training=training))
     session = create_session("cpu")
     network = build(work.setup)
-    report = BenchmarkReport(model, None, work.settings.mode, work.settings.scope, "", 1, [], {}, {}, {}, {})
+    report = work._empty_report(session.device, {})
     return work.contenders(session, network, report)[0][0], Yardstick(session.place)
 
 
 def text(ratio):
-    return f"{ratio['value']:.3f} [{ratio['lower']:.3f} {ratio['upper']:.3f}]"
+    return f"{ratio.value:.3f} [{ratio.lower:.3f} {ratio.upper:.3f}]"
 
 
 def main():
@@ -79,16 +79,14 @@ def main():
         """Rows of executions, and what others took of the processors."""
         occupied, more = Occupation(), {}
         if gate is not None:
-            more["is_decided"] = lambda m: gate.is_decided(
-                execution_rows(m[0].executions), occupied.others_share()
-            )
+            more["is_decided"] = lambda m: gate.is_decided(m[0].executions, occupied.others_share())
         # As `ipucnn benchmark --baseline` does: executions and yardstick are as long as the baseline's.
         units = None if gate is None else length[0]
         done = measure(
             [Slowed(contender, extra, units)], limits, reference=Fixed() if gate else yardstick, **more
         )
         length[0] = done.measurements[0].units
-        return execution_rows(done.measurements[0].executions), occupied.others_share()
+        return done.measurements[0].executions, occupied.others_share()
 
     class Fixed(Reference):
         def __call__(self):
@@ -97,26 +95,26 @@ def main():
     length = [None]
 
     def rate(rows):
-        return sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
+        return sum(r.samples for r in rows) / sum(r.wall_s for r in rows)
 
     ratios, verdicts = {0: [], 10: []}, {0: [], 10: []}
     for trial in range(arguments.trials):
         started = time.perf_counter()
         rows, share = executions(0)
-        figures = {"images_per_s": {"value": rate(rows)}, "others_share": share}
-        baseline = {"executions": rows, "measured": figures}
+        figures = SimpleNamespace(images_per_s=Interval(rate(rows), None, None), others_share=share)
+        baseline = SimpleNamespace(executions=rows, measured=figures, device=SimpleNamespace(kind="cpu"))
         line, shares = [], [share]
         for extra in verdicts:
             gate = Gate(baseline, "baseline", ALLOWED, trial)
             now, share = executions(extra, gate)
             result = gate.compare(now, share)
             shares.append(share)
-            ratios[extra].append(result["ratio"]["value"])
-            verdicts[extra].append(result["verdict"])
+            ratios[extra].append(result.ratio.value)
+            verdicts[extra].append(result.verdict)
             raw = rate(now) / rate(rows)
-            cpu = result["ratio_by_processor_time"]
+            cpu = result.ratio_by_processor_time
             line.append(
-                f"+{extra} %: {text(result['ratio'])} {result['verdict']} (by time {text(result['ratio_by_time'])}"
+                f"+{extra} %: {text(result.ratio)} {result.verdict} (by time {text(result.ratio_by_time)}"
                 + (f", processor time {text(cpu)}" if cpu else "")
                 + f", {len(now)} executions, raw {raw:.2f})"
             )

@@ -19,17 +19,6 @@ from typing import Dict, Mapping, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
 
-__all__ = [
-    "IPU",
-    "IPUS",
-    "SYSTEMS",
-    "AmpUnit",
-    "System",
-    "get_ipu",
-    "get_system",
-    "smallest_system",
-]
-
 
 @dataclass(frozen=True)
 class AmpUnit:

@@ -10,18 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
-__all__ = [
-    "ControlGroup",
-    "available_bytes",
-    "control_groups",
-    "cpu_flags",
-    "cpu_name",
-    "free_bytes",
-    "host_memory_bytes",
-    "num_cores",
-    "swap_bytes",
-]
-
 # What is assumed to be available where no system tells.
 _UNKNOWN_MEMORY = 4 * 2**30
 # Of both versions of control groups: limit, use, and the use that is files' pages, which are given up when needed.

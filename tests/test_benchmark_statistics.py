@@ -1,6 +1,7 @@
 """Intervals, percentiles and verdicts of a benchmark, against SciPy and against what is known of random draws."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy import stats
 
 from ipucnn.benchmarking import statistics
 from ipucnn.benchmarking.baseline import Gate
+from ipucnn.benchmarking.records import Execution, Interval, Spread
 
 times = st.floats(1e-3, 10.0)
 # What the code gave when it computed the distributions itself: (executions, width of their interval over that of a
@@ -51,20 +53,19 @@ def test_the_bound_is_the_least_rank_that_is_surely_above(n, percent):
 
 def test_percentiles_are_blank_until_there_are_enough():
     rows = statistics.percentiles([1.0] * 43)
-    assert [(r["percent"], r["value_s"] is None, r["needs"]) for r in rows] == [
+    assert [(r.percent, r.value_s is None, r.needs) for r in rows] == [
         (50.0, False, 7), (90.0, True, 44), (95.0, True, 90), (99.0, True, 459)
     ]  # fmt: skip
     values = list(np.random.RandomState(0).permutation(459) + 1.0)
     rows = statistics.percentiles(values)
-    assert [r["value_s"] for r in rows] == [230.0, 414.0, 437.0, 455.0]  # nearest rank
-    assert rows[3]["at_most_s"] == 459.0 and rows[1]["value_s"] < rows[1]["at_most_s"] < 459
+    assert [r.value_s for r in rows] == [230.0, 414.0, 437.0, 455.0]  # nearest rank
+    assert rows[3].at_most_s == 459.0 and rows[1].value_s < rows[1].at_most_s < 459
 
 
 def test_the_upper_bound_covers_the_quantile_as_often_as_it_says():
     random = np.random.RandomState(1)
     covered = sum(
-        statistics.percentiles(random.exponential(size=60))[1]["at_most_s"] >= -math.log(0.1)
-        for _ in range(400)
+        statistics.percentiles(random.exponential(size=60))[1].at_most_s >= -math.log(0.1) for _ in range(400)
     )
     assert covered >= 0.97 * 400
 
@@ -163,8 +164,8 @@ def test_steadiness(costs, steady):
 
 def test_spread():
     found = statistics.spread([1.0, 2.0, 3.0])
-    assert found == {"min_s": 1.0, "median_s": 2.0, "max_s": 3.0, "coefficient_of_variation": 0.5}
-    assert statistics.spread([2.0])["coefficient_of_variation"] is None
+    assert found == Spread(1.0, 2.0, 3.0, 0.5)
+    assert statistics.spread([2.0]).coefficient_of_variation is None
 
 
 def test_the_difference_of_two_costs_is_paired():
@@ -187,13 +188,13 @@ def test_the_difference_of_two_costs_is_paired():
     assert found.upper == pytest.approx(np.quantile(naive, 1 - tail), rel=0.05)
     alone = statistics.paired_difference((counts, None), (long, None))
     assert alone.value == pytest.approx(long.sum() / 120)
-    assert statistics.paired_difference(([4], [4]), ([2.0], [1.0])) == (0.25, None, None)
+    assert statistics.paired_difference(([4], [4]), ([2.0], [1.0])) == Interval(0.25, None, None)
 
 
 def test_a_share_of_time():
     found = statistics.paired_share(([10] * 9, [20] * 9), ([4.0] * 9, [6.0] * 9))
-    assert found == pytest.approx((0.25, 0.25, 0.25))
-    assert statistics.paired_share(([1], [1]), ([4.0], [3.0])) == (0.25, None, None)
+    assert [found.value, found.lower, found.upper] == pytest.approx([0.25, 0.25, 0.25])
+    assert statistics.paired_share(([1], [1]), ([4.0], [3.0])) == Interval(0.25, None, None)
 
 
 def test_measures_are_weighted_by_their_precision():
@@ -213,10 +214,8 @@ def test_blocks_widen_the_interval_of_what_drifts():
     steps = np.random.RandomState(9).normal(0, 0.1, 16)
     drifting = np.exp(np.repeat(steps, 8))
     shuffled = np.random.RandomState(10).permutation(drifting)
-    widths = [
-        np.diff(statistics.unpaired_ratio([costs], [costs[::-1]]).together[1:])[0]
-        for costs in (drifting, shuffled)
-    ]
+    found = [statistics.unpaired_ratio([c], [c[::-1]]).together for c in (drifting, shuffled)]
+    widths = [interval.upper - interval.lower for interval in found]
     assert widths[0] > 1.3 * widths[1]
 
 
@@ -230,20 +229,19 @@ def executions(random, speed, count=40, busy=0.0):
     cpu_noise = random.normal(1.0, 0.02, count)
     yard = 1.0 + busy * random.exponential(0.6, count)
     return [
-        {
-            "samples": 10,
-            "wall_s": 10 / speed * d * e,
-            "cpu_s": 10 / speed * d * c,
-            "reference_s": 0.02 * d * y,
-            "reference_cpu_s": 0.02 * d,
-        }
+        Execution(10, 10 / speed * d * e, 10 / speed * d * c, 0.02 * d * y, 0.02 * d)
         for d, e, c, y in zip(drift, noise, cpu_noise, yard)
     ]
 
 
 def report(rows, others=0.0):
-    total = sum(r["samples"] for r in rows) / sum(r["wall_s"] for r in rows)
-    return {"executions": rows, "measured": {"images_per_s": {"value": total}, "others_share": others}}
+    """As much of a report as a gate looks at."""
+    speed = Interval(sum(r.samples for r in rows) / sum(r.wall_s for r in rows), None, None)
+    return SimpleNamespace(
+        executions=rows,
+        measured=SimpleNamespace(images_per_s=speed, others_share=others),
+        device=SimpleNamespace(kind="cpu"),
+    )
 
 
 @pytest.mark.parametrize("busy", [0.0, 0.6])
@@ -257,32 +255,29 @@ def test_regressions_are_found_and_not_invented(slowdown, at_least, at_most, bus
         speed = random.uniform(0.5, 2.0)  # all that the machine does is faster or slower the second time
         now = executions(random, 100.0 * speed * (1 - slowdown), busy=busy)
         for row in now:
-            row["reference_s"] /= speed
-            row["reference_cpu_s"] /= speed
-        found += Gate(report(before, busy), "b.json", 0.05, trial).compare(now, busy)["regressed"]
+            row.reference_s /= speed
+            row.reference_cpu_s /= speed
+        found += Gate(report(before, busy), "b.json", 0.05, trial).compare(now, busy).regressed
     assert at_least <= found <= at_most
 
 
 def rows_of(walls, cpus):
-    return [
-        {"samples": 1, "wall_s": w, "cpu_s": c, "reference_s": 1.0, "reference_cpu_s": 1.0}
-        for w, c in zip(walls, cpus)
-    ]
+    return [Execution(1, w, c, 1.0, 1.0) for w, c in zip(walls, cpus)]
 
 
 def test_on_a_busy_machine_time_alone_decides_nothing():
     steady = [1.0 + 0.001 * i for i in range(30)]
     before, waits = rows_of(steady, steady), rows_of([1.3 * s for s in steady], steady)
     quiet = Gate(report(before), "b", 0.05).compare(waits, 0.01)
-    assert quiet["verdict"] == "slower" and quiet["ratio_by_processor_time"] is None
+    assert quiet.verdict == "slower" and quiet.ratio_by_processor_time is None
     busy = Gate(report(before), "b", 0.05).compare(waits, 0.5)
-    assert busy["verdict"] == "inconclusive" and busy["ratio_by_processor_time"]["value"] == 1.0
+    assert busy.verdict == "inconclusive" and busy.ratio_by_processor_time.value == 1.0
     busy_then = Gate(report(before, others=0.5), "b", 0.05).compare(waits, 0.0)
-    assert busy_then["verdict"] == "inconclusive"
+    assert busy_then.verdict == "inconclusive"
     both = Gate(report(before), "b", 0.05).compare(
         rows_of([1.3 * s for s in steady], [1.3 * s for s in steady]), 0.5
     )
-    assert both["verdict"] == "slower"
+    assert both.verdict == "slower"
 
 
 @pytest.mark.parametrize("before, now, who", [(19, 40, "the baseline has 19"), (40, 19, "this run has 19")])
@@ -291,12 +286,12 @@ def test_few_executions_prove_nothing(before, now, who):
     fast, slow = rows_of([1.0] * before, [1.0] * before), rows_of([2.0] * now, [2.0] * now)
     gate = Gate(report(fast), "b.json", 0.05)
     result = gate.compare(slow, 0.0)
-    assert result["verdict"] == "inconclusive" and not result["regressed"]
-    assert result["why_inconclusive"].startswith(who)
+    assert result.verdict == "inconclusive" and not result.regressed
+    assert result.why_inconclusive.startswith(who)
     # Measuring does not go on until --max-time for a baseline that can decide nothing.
     assert gate.is_decided(slow, 0.0) is (before < 20)
     enough = Gate(report(rows_of([1.0] * 20, [1.0] * 20)), "b", 0.05).compare(slow + slow, 0.0)
-    assert enough["verdict"] == "slower" and enough["why_inconclusive"] is None
+    assert enough.verdict == "slower" and enough.why_inconclusive is None
 
 
 def test_a_gate_looks_now_and_then():

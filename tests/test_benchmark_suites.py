@@ -16,13 +16,14 @@ from ipucnn import cli
 from ipucnn.benchmarking.suites import file as files
 from ipucnn.benchmarking.suites import run as process
 from ipucnn.benchmarking.suites.plan import check_rows, plan_suite
-from ipucnn.benchmarking.suites.result import SCHEMA, finished_row, intensity, read_suite, speedups, totals
+from ipucnn.benchmarking.suites.result import finished_row, intensity, read_suite, speedups, to_csv, totals
 from ipucnn.benchmarking.suites.run import SuiteRun, _difference, suite_folder
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.reports.speedup_figure import draw_speedups
 
 jsonschema = pytest.importorskip("jsonschema")
+ROOT = Path(__file__).resolve().parent.parent
 ROOT = Path(__file__).parents[1]
 
 SMALL = """
@@ -51,9 +52,9 @@ def plan(text=SMALL, model=None, flags=None, **options):
 
 
 def valid(data):
-    schema = json.loads(SCHEMA.read_text())
-    jsonschema.Draft7Validator.check_schema(schema)
-    jsonschema.Draft7Validator(schema).validate(data)
+    schema = json.loads((ROOT / "docs/schemas/benchmark-suite.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(data)
     return data
 
 
@@ -290,17 +291,17 @@ def test_a_failing_row_ends_nothing_and_is_tried_again(tmp_path):
         return answer(row)
 
     result = SuiteRun(made, folder, resume=False, options={}).run(run_row, nothing, nothing)
-    assert [row["status"] for row in result.rows] == ["done", "failed", "failed", "done"]
-    assert [row["exit_code"] for row in result.rows] == [0, 1, 2, 0]
-    assert [row["error"] for row in result.failed] == ["its process was ended by SIGKILL", "NaN"]
-    assert [row["notes"] for row in result.failed] == [["less"], ["lower it"]]
+    assert [row.status for row in result.rows] == ["done", "failed", "failed", "done"]
+    assert [row.exit_code for row in result.rows] == [0, 1, 2, 0]
+    assert [row.error for row in result.failed] == ["its process was ended by SIGKILL", "NaN"]
+    assert [row.notes for row in result.failed] == [["less"], ["lower it"]]
     valid(json.loads((folder / "suite.json").read_text()))
     first, ran[:] = list(ran), []
     again = SuiteRun(made, folder, resume=True, options={})
     assert again.num_kept == 2
     result = again.run(lambda row, log, update: ran.append(row.id) or answer(row), nothing, nothing)
     assert first == [row.id for row in made.rows] and ran == [made.rows[1].id, made.rows[2].id]
-    assert {row["status"] for row in result.rows} == {"done"}
+    assert {row.status for row in result.rows} == {"done"}
 
 
 def test_an_interrupt_keeps_the_finished_rows(tmp_path):
@@ -315,7 +316,7 @@ def test_an_interrupt_keeps_the_finished_rows(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         SuiteRun(made, folder, resume=False, options={}).run(run_row, nothing, nothing)
-    assert [r["status"] for r in read_suite(folder).rows] == ["done", "done", "pending", "pending"]
+    assert [r.status for r in read_suite(folder).rows] == ["done", "done", "pending", "pending"]
     assert SuiteRun(made, folder, resume=True, options={}).num_kept == 2
 
 
@@ -404,11 +405,11 @@ def test_there_must_be_a_suite_to_go_on_with(fake, capsys):
 def test_the_figures_of_a_row():
     row = plan().rows[3]
     got = finished_row(row, answer(row, 50.0), 3.0, epoch_images=103)
-    assert got["flop_per_parameter"] == 2 * 1000 * 4 / 50 == intensity(1000, 4, 50)
-    assert got["epoch_s"] == pytest.approx(100 / 50)  # 25 whole batches of 4
-    assert (got["images_per_s"], got["images_per_s_lower"], got["images_per_s_upper"]) == (50.0, 49.0, 51.0)
+    assert got.flop_per_parameter == 2 * 1000 * 4 / 50 == intensity(1000, 4, 50)
+    assert got.epoch_s == pytest.approx(100 / 50)  # 25 whole batches of 4
+    assert (got.images_per_s, got.images_per_s_lower, got.images_per_s_upper) == (50.0, 49.0, 51.0)
     forward = plan().rows[1]
-    assert finished_row(forward, answer(forward), 3.0, epoch_images=103)["epoch_s"] is None
+    assert finished_row(forward, answer(forward), 3.0, epoch_images=103).epoch_s is None
 
 
 @settings(max_examples=30)
@@ -435,15 +436,15 @@ def test_the_total_is_the_sum_over_training_rows(rates, images):
             predicted += steps * batch / 4000.0
         failed += not works
     got = totals(rows, images)
-    assert got["num_rows"] == len(rates) and got["num_measured"] == len(rates) - failed
-    if got["num_measured"]:
-        assert got["measured_s"] == pytest.approx(want)
+    assert got.num_rows == len(rates) and got.num_measured == len(rates) - failed
+    if got.num_measured:
+        assert got.measured_s == pytest.approx(want)
     else:
-        assert got["measured_s"] is None
-    if got["num_measured"] and all(knows for _, _, works, knows in rates if works):
-        assert got["predicted_s"] == pytest.approx(predicted)
+        assert got.measured_s is None
+    if got.num_measured and all(knows for _, _, works, knows in rates if works):
+        assert got.predicted_s == pytest.approx(predicted)
     else:
-        assert got["predicted_s"] is None
+        assert got.predicted_s is None
 
 
 def finished(rates, text=SMALL, **options):
@@ -453,7 +454,7 @@ def finished(rates, text=SMALL, **options):
     run.result.rows = [
         finished_row(row, reply, 1.0, run.result.epoch_images) for row, reply in zip(made.rows, replies)
     ]
-    run.result.add_totals()
+    run.result.totals = totals(run.result.rows, run.result.epoch_images)
     return run.result
 
 
@@ -487,7 +488,7 @@ FUSED = SMALL.replace("mode: [inference, training], micro-batch-size: [2, 4]", "
 def test_rows_are_paired_by_what_they_do():
     """Rows that differ only in an option without a column are not mixed up, whatever they are called."""
     first = finished([10.0, 100.0], FUSED)
-    assert len({row["work"] for row in first.rows}) == 2
+    assert len({row.work for row in first.rows}) == 2
     assert [p.speedup for p in speedups(first, finished([10.0, 100.0], FUSED)).points] == [1.0, 1.0]
     swapped = finished(
         [100.0, 10.0], FUSED.replace("[1, 8]", "[8, 1]").replace("lenet", "lenet\n    name: x")
@@ -501,7 +502,7 @@ def test_rows_are_paired_by_what_they_do():
         "host-generated-data: True, fused-micro-batches: 1}]"
     )  # fmt: skip
     one = finished([5.0], FUSED.replace("[1, 8]", "[1]"), flags={"micro_batch_size": "2"})
-    assert twice.rows[0]["work"] == twice.rows[1]["work"] == one.rows[0]["work"]
+    assert twice.rows[0].work == twice.rows[1].work == one.rows[0].work
     assert speedups(one, twice).points == ()
 
 
@@ -516,9 +517,9 @@ def test_what_rows_of_one_id_differ_in_is_said():
 def test_a_csv_has_what_the_json_has():
     result = finished([100.0, 200.0, 400.0, 8000.0])
     valid(json.loads(result.to_json()))
-    lines = list(csv.DictReader(io.StringIO(result.to_csv())))
+    lines = list(csv.DictReader(io.StringIO(to_csv(result.rows))))
     for line, row in zip(lines, result.rows):
-        for key, value in row.items():
+        for key, value in row.to_dict().items():
             if key in ("options", "predicted", "notes"):
                 continue
             assert line[key] == ("" if value is None else str(value))
@@ -531,7 +532,7 @@ def test_a_csv_has_what_the_json_has():
     [
         ("{", "not JSON"),
         ("[]", "no result"),
-        ('{"kind": "ipucnn benchmark suite", "schema_version": 9}', "another version"),
+        ('{"kind": "ipucnn benchmark suite", "schema_version": 9}', "schema_version 9"),
         ('{"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s"}', "damaged"),
         (None, "there is no such file"),
     ],
@@ -550,7 +551,7 @@ def test_a_damaged_row_is_refused(tmp_path):
     saved = json.loads((folder / "suite.json").read_text())
     del saved["rows"][1]["images_per_s"]
     (folder / "suite.json").write_text(json.dumps(saved))
-    with pytest.raises(DataError, match="damaged: 'images_per_s'"):
+    with pytest.raises(DataError, match="done has no images_per_s"):
         read_suite(folder)
 
 
@@ -816,10 +817,10 @@ rows: [mnist_cnn, lenet]
     bad, good = saved["rows"]
     assert bad["status"] == "failed" and "SIGABRT" in bad["error"] and bad["images_per_s"] is None
     assert good["status"] == "done" and good["images_per_s"] > 0 and good["data_kind"] == "real"
-    from ipucnn.benchmarking.report import SCHEMA as REPORT_SCHEMA
 
     report = json.loads(Path("r/reports/lenet-inference.json").read_text())
-    jsonschema.Draft7Validator(json.loads(REPORT_SCHEMA.read_text())).validate(report)
+    schema = json.loads((ROOT / "docs/schemas/benchmark-report.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(report)
     assert report["measured"]["images_per_s"]["value"] == good["images_per_s"]
     samples = sum(e["samples"] for e in report["executions"])
     assert good["images_per_s"] == pytest.approx(samples / sum(e["wall_s"] for e in report["executions"]))
@@ -845,17 +846,17 @@ def test_the_steps_of_a_ladder_train():
     check_rows(made)
     answers = {row.name: process.run_here(row, nothing) for row in made.rows}
     rows = {row.name: finished_row(row, answers[row.name], 1.0) for row in made.rows}
-    assert {row["status"] for row in rows.values()} == {"done"}, rows
-    assert rows["pipelining"]["loss"] != rows["ipu"]["loss"] and rows["pipelining"]["num_stages"] == 2
+    assert {row.status for row in rows.values()} == {"done"}, rows
+    assert rows["pipelining"].loss != rows["ipu"].loss and rows["pipelining"].num_stages == 2
     # Plain Keras takes the same steps on the same batches, up to rounding.
-    assert rows["plain"]["loss"] == pytest.approx(rows["ipu"]["loss"], rel=1e-3)
+    assert rows["plain"].loss == pytest.approx(rows["ipu"].loss, rel=1e-3)
     for name, row in rows.items():
         epochs = answers[name]["report"]["epochs"]
-        assert len(epochs) == 2 and row["num_executions"] == 1
-        assert row["images_per_s"] == pytest.approx(epochs[1]["samples"] / epochs[1]["wall_s"])
-        assert row["step_s"] == pytest.approx(16 / row["images_per_s"])
-        assert math.isfinite(row["loss"]) and 0 <= row["accuracy"] <= 1
-    assert rows["plain"]["predicted"] == [] and rows["ipu"]["predicted"][0]["images_per_s"] > 0
+        assert len(epochs) == 2 and row.num_executions == 1
+        assert row.images_per_s == pytest.approx(epochs[1]["samples"] / epochs[1]["wall_s"])
+        assert row.step_s == pytest.approx(16 / row.images_per_s)
+        assert math.isfinite(row.loss) and 0 <= row.accuracy <= 1
+    assert rows["plain"].predicted == [] and rows["ipu"].predicted[0].images_per_s > 0
 
 
 @pytest.mark.parametrize(

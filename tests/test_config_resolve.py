@@ -33,7 +33,7 @@ def datasets_here(monkeypatch, tmp_path):
 
     def choose_dataset(name, path, *, home, task, **_):
         assert isinstance(path, Path)
-        return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits")
+        return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits", like=None)
 
     module.choose_dataset = choose_dataset
     monkeypatch.setitem(sys.modules, "ipucnn.datasets.registry", module)
@@ -189,6 +189,7 @@ def _values(spec):
         "available_memory_proportion": st.lists(st.floats(1, 100), max_size=4).map(tuple),
         "device_mapping": st.lists(st.integers(0, 15), max_size=4).map(tuple),
         "pipeline_splits": st.lists(_WORDS, max_size=4).map(tuple),
+        "wandb_tags": st.lists(_WORDS, max_size=4).map(tuple),
         "convolution_options": st.dictionaries(_NAMES, _SCALARS),
         "matmul_options": st.dictionaries(_NAMES, _SCALARS),
         "norm_layer": st.sampled_from(
@@ -229,3 +230,17 @@ def test_config_yml_is_read_back_exactly(settings):
 
 def test_an_empty_config_is_the_defaults():
     assert RunConfig.from_yaml("") == RunConfig()
+
+
+def test_deterministic_turns_shuffling_off_and_contradicts_it_only_where_that_is_typed(tmp_path):
+    file = tmp_path / "configs.yml"
+    file.write_text("both:\n  deterministic: True\n  shuffle: True\n", encoding="utf-8")
+    for found in (
+        resolve("train", {"deterministic": True}, model="toy_model"),
+        resolve("train", {}, model="toy_model", config_name="both", config_path=str(file)),
+        resolve("train", {"deterministic": True, "shuffle": False}, model="toy_model"),
+    ):
+        assert found.config.deterministic and not found.config.shuffle
+    with pytest.raises(ConfigurationError, match="--shuffle contradicts deterministic"):
+        resolve("train", {"deterministic": True, "shuffle": True}, model="toy_model")
+    assert resolve("train", {"shuffle": True}, model="toy_model").config.shuffle

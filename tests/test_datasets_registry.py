@@ -419,17 +419,27 @@ def test_the_catalog_knows_the_shapes_that_are_read(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_mnist(tmp_path / "fashion_mnist")
     write_cifar10(tmp_path / "cifar10")
-    read = {"digits": open_digits()}
-    for name in ("mnist", "fashion_mnist", "cifar10"):
-        read[name] = open_dataset(choose(name, tmp_path))
+    known = {name for name, record in DATASETS.items() if record.image_shape is not None}
+    without_files = {name for name in known if not DATASETS[name].files}
+    assert known == {"mnist", "fashion_mnist", "cifar10", "cifar100", *without_files}
+    read = {name: open_dataset(choose(name, tmp_path)) for name in known - {"cifar100"}}
     for name, source in read.items():
         record = DATASETS[name]
         assert (record.image_shape, record.num_classes) == (
             tuple(source.info.image_shape),
             source.info.num_classes,
         ), name
-    known = {name for name, record in DATASETS.items() if record.image_shape is not None}
-    assert known == {*read, "cifar100"}
+
+
+def test_users_are_told_of_every_set():
+    from ipucnn.config.options import BY_NAME
+
+    page = (Path(__file__).resolve().parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    table = page[: page.index("\n## ")]
+    assert not [name for name in DATASETS if f"`{name}`" not in table]
+    # ImageNet is an image folder, which is named there.
+    told = BY_NAME["dataset"].help.replace(",", "").split()
+    assert not [name for name in DATASETS if name not in told and name != "imagenet"]
 
 
 def test_an_image_folder_beside_another_programs_dataset_info_is_none_of_tfds(tmp_path):

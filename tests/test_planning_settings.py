@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poplar_double import installed
 
 from ipucnn.benchmarking.prediction import Wanted, predict_ipu
 from ipucnn.config.options import RunConfig
@@ -23,6 +24,7 @@ from ipucnn.planning.request import make_request
 from ipucnn.planning.search import planner as planner_module
 from ipucnn.planning.search import smallest_change
 from ipucnn.planning.search.planner import Planner, candidates
+from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.settings import (
     PlanSettings,
     StageProportions,
@@ -32,7 +34,6 @@ from ipucnn.planning.settings import (
     uniform,
 )
 from ipucnn.planning.splits import choose_splits
-from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run
@@ -174,15 +175,36 @@ def test_proportions_are_those_that_the_session_sets():
     assert stages == (uniform(0.2)[0], uniform(0.4)[0])
     assert percentages(stages) == (20, 40)
     both = given_proportions(config_of([20.0, 25.0, 40.0, 45.0]), 2)
-    assert both == (StageProportions(0.2, 0.2, 0.25, 0.25), StageProportions(0.4, 0.4, 0.45, 0.45))
+    assert both == (StageProportions(0.2, 0.25, 0.2, 0.25), StageProportions(0.4, 0.45, 0.4, 0.45))
     assert percentages(both) == (20, 25, 40, 45)
     options = {"convolution_options": {"availableMemoryProportion": "0.1"}}
     assert given_proportions(config_of([20.0], **options), 2) == (StageProportions(0.1, 0.2, 0.1, 0.2),)
     assert given_proportions(config_of([], **options), 2) == (StageProportions(0.1, 0.6, 0.1, 0.6),)
     # What is said of single stages goes before what is said of all convolutions.
     assert given_proportions(config_of([20.0, 40.0], **options), 2) == stages
-    with pytest.raises(ConfigurationError, match="3 values for 2 stage"):
-        given_proportions(config_of([1.0, 2.0, 3.0]), 2)
+    for count in (3, 5):  # 2n + 1, too
+        with pytest.raises(ConfigurationError, match=f"{count} values for 2 stage") as error:
+            given_proportions(config_of([10.0] * count), 2)
+        assert error.value.hint == (
+            "give 1, 2 (per stage) or 4 (convolutions and matrix products of each stage)"
+        )
+
+
+def test_two_values_of_a_stage_are_for_convolutions_and_matrix_products_in_both_passes():
+    """The public application's order: convolution and matrix product of stage 1, then of stage 2, ..."""
+    from ipucnn.sessions.poplar.config import pipelining_options
+
+    config = config_of([10, 20, 30, 40, 50, 60], pipeline_splits=("dense5", "dense6"))
+    program = make_program(replace(config, gradient_accumulation_count=6), 120, seed=0)
+    with installed():
+        from tensorflow.python import ipu
+
+        options = pipelining_options(ipu, program, config, training=True)
+    for side in ("forward", "backward"):
+        stages = options[f"{side}_propagation_stages_poplar_options"]
+        found = [(stage.options["convolution_options"], stage.options["matmul_options"]) for stage in stages]
+        name = "availableMemoryProportion"
+        assert found == [({name: c}, {name: m}) for c, m in (("0.1", "0.2"), ("0.3", "0.4"), ("0.5", "0.6"))]
 
 
 def test_proportions_of_another_number_of_stages():

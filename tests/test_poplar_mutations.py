@@ -93,6 +93,7 @@ def test_every_option_that_only_an_ipu_acts_on_reaches_the_configuration():
         "on_demand": False,
         "compile_only": True,
         "fp_exceptions": True,
+        "nanoo": True,
         "stochastic_rounding": "ON",
         "half_partials": True,
         "gather_conv_output": True,

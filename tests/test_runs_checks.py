@@ -4,7 +4,7 @@ import pytest
 
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
-from ipucnn.runs.checks import RULES, check_effects
+from ipucnn.runs.setup import RULES, check_effects
 from ipucnn.training.program import make_layout
 
 PIPELINE = {"ipus_per_replica": "2", "pipeline_splits": ["auto"], "gradient_accumulation_count": "4"}

@@ -15,38 +15,15 @@ import json
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.benchmarking.contenders import YARDSTICK
-from ipucnn.benchmarking.settings import DATA, END_TO_END
-from ipucnn.benchmarking.statistics import CONFIDENCE, Interval, Ratio, unpaired_ratio
-from ipucnn.config.bounds import MAX_FLOAT32
+from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Execution, Interval, Regression
+from ipucnn.benchmarking.statistics import CONFIDENCE, Ratio, unpaired_ratio
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
 
 # Options that decide nothing about figures: where things are, and the numbers that are drawn.
 _NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
 _DEVICE = ("kind", "name", "num_cores")
-_POSITIVE, _COUNT = "number above 0", "whole number above 0"
-# (path, what it has to be) of everything that a comparison reads.
-_NEEDED: Tuple[Tuple[str, Any], ...] = (
-    ("model", str),
-    ("mode", str),
-    ("scope", str),
-    ("input_shape", list),
-    ("data.kind", str),
-    ("data.name", str),
-    ("data.num_images", int),
-    ("settings.compare_with", (str, type(None))),
-    ("options", dict),
-    ("program", dict),
-    *((f"device.{key}", int if key == "num_cores" else str) for key in _DEVICE),
-    ("execution.samples", _COUNT),
-    ("execution.fused_micro_batches", _COUNT),
-    ("execution.reference_repetitions", _COUNT),
-    ("measured.images_per_s.value", _POSITIVE),
-    ("measured.others_share", (float, int, type(None))),
-    ("executions", list),
-)
-_EXECUTION = ("samples", "wall_s", "cpu_s", "reference_s", "reference_cpu_s")
 # Fields of a Program that are not compared: the length of executions is the baseline's anyway, and seeds may differ.
 _NOT_OF_PROGRAM = (
     "weight_updates_per_epoch",
@@ -92,45 +69,6 @@ def compared_options(config: RunConfig) -> Dict[str, Any]:
     return plain
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT32
-
-
-def check_whole(report: Dict[str, Any], where: str) -> None:
-    """Looks at everything that a comparison reads.
-
-    Args:
-        report: ``report.json``.
-        where: its file.
-
-    Raises:
-        ConfigurationError: it measured no network's speed.
-        DataError: naming the first thing that is not there or not what it should be.
-    """
-    for path, wanted in _NEEDED:
-        value: Any = report
-        for key in path.split("."):
-            if not isinstance(value, dict) or key not in value:
-                raise DataError(f"{where} is damaged: {path} is not there", "make it again")
-            value = value[key]
-        if path == "scope" and value in (DATA, END_TO_END):
-            raise ConfigurationError(
-                f"--baseline {where} measured --mode {value}, this run the network's speed",
-                "give the report.json of --mode training or inference",
-            )
-        whole = _is_positive(value) if wanted in (_POSITIVE, _COUNT) else isinstance(value, wanted)
-        if not whole or (wanted == _COUNT and not isinstance(value, int)):
-            raise DataError(f"{where} is damaged: {path} is {shown_value(value)}", "make it again")
-    if not report["executions"]:
-        raise DataError(f"{where} is damaged: it has no executions", "make it again")
-    for index, row in enumerate(report["executions"]):
-        for key in _EXECUTION:
-            if not isinstance(row, dict) or not _is_positive(row.get(key)):
-                raise DataError(
-                    f"{where} is damaged: {key} of execution {index} is no {_POSITIVE}", "make it again"
-                )
-
-
 def _compare(where: str, pairs: List[Tuple[str, Any, Any]]) -> None:
     for what, before, now in pairs:
         if before != now:
@@ -144,7 +82,7 @@ def _text(value: Any) -> str:
     return "none" if value is None else shown_value(value)
 
 
-def check_same_request(baseline: Dict[str, Any], where: str, now: Dict[str, Any]) -> None:
+def check_same_request(baseline: BenchmarkReport, where: str, now: Dict[str, Any]) -> None:
     """Compares what is known before TensorFlow is imported.
 
     Args:
@@ -156,14 +94,14 @@ def check_same_request(baseline: Dict[str, Any], where: str, now: Dict[str, Any]
     Raises:
         ConfigurationError: the first thing that differs.
     """
-    pairs = [(key, baseline[key], now[key]) for key in ("model", "mode")]
-    pairs.append(("--compare-with", baseline["settings"]["compare_with"], now["compare_with"]))
-    before, after = baseline["data"], now["data"]
-    pairs += [(f"data {key}".replace("_", " "), before[key], after[key]) for key in after]
-    pairs.append(("input shape", baseline["input_shape"], list(now["input_shape"])))
-    options, own = baseline["options"], now["options"]
+    pairs = [(key, getattr(baseline, key), now[key]) for key in ("model", "mode")]
+    pairs.append(("--compare-with", baseline.settings.compare_with, now["compare_with"]))
+    after = now["data"]
+    pairs += [(f"data {key}".replace("_", " "), getattr(baseline.data, key), after[key]) for key in after]
+    pairs.append(("input shape", baseline.input_shape, list(now["input_shape"])))
+    options, own = baseline.options, now["options"]
     pairs += [(f"--{key}", options.get(key), own.get(key)) for key in sorted({*options, *own})]
-    _compare(where, [*pairs, *_program_pairs(baseline["program"], now["program"])])
+    _compare(where, [*pairs, *_program_pairs(baseline.program, now["program"])])
 
 
 def _program_pairs(before: Dict[str, Any], now: Dict[str, Any]) -> List[Tuple[str, Any, Any]]:
@@ -177,19 +115,21 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def check_same_machine(baseline: Dict[str, Any], where: str, machine: Dict[str, Any]) -> None:
+def check_same_machine(baseline: BenchmarkReport, where: str, device: DeviceFacts) -> None:
     """Compares the devices.
 
     Raises:
         ConfigurationError: they differ.
     """
-    _compare(where, [(f"device {key}", baseline["device"][key], machine[key]) for key in _DEVICE])
+    _compare(
+        where, [(f"device {key}", getattr(baseline.device, key), getattr(device, key)) for key in _DEVICE]
+    )
 
 
-def costs(executions: List[Dict[str, Any]], clock: str = "wall") -> List[float]:
+def costs(executions: List[Execution], clock: str = "wall") -> List[float]:
     """Time per sample of each execution relative to the yardstick's; ``clock`` is "wall" or "cpu"."""
     own, reference = ("wall_s", "reference_s") if clock == "wall" else ("cpu_s", "reference_cpu_s")
-    return [e[own] / e["samples"] / e[reference] for e in executions]
+    return [getattr(e, own) / e.samples / getattr(e, reference) for e in executions]
 
 
 def judge(ratio: Interval, allowed: float) -> str:
@@ -201,9 +141,9 @@ def judge(ratio: Interval, allowed: float) -> str:
     return NOT_SLOWER if ratio.lower >= 1.0 - allowed else INCONCLUSIVE
 
 
-def is_too_short(baseline: Dict[str, Any]) -> bool:
+def is_too_short(baseline: BenchmarkReport) -> bool:
     """Whether a report has too few executions for anything to be decided against it."""
-    return len(baseline["executions"]) < LEAST_EXECUTIONS
+    return len(baseline.executions) < LEAST_EXECUTIONS
 
 
 class Gate:
@@ -216,21 +156,22 @@ class Gate:
         seed: of the bootstrap.
     """
 
-    def __init__(self, baseline: Dict[str, Any], where: str, allowed: float, seed: int = 0) -> None:
+    def __init__(self, baseline: BenchmarkReport, where: str, allowed: float, seed: int = 0) -> None:
         self._baseline, self._where, self._allowed, self._seed = baseline, where, allowed, seed
         self._next_look = LEAST_EXECUTIONS
 
     def _verdict(
-        self, executions: List[Dict[str, Any]], others_share: Optional[float], confidence: float = CONFIDENCE
+        self, executions: List[Execution], others_share: Optional[float], confidence: float = CONFIDENCE
     ) -> Tuple[str, Ratio]:
         """The verdict, and the ratio of speeds by time and, if a machine was busy, by processor time."""
         clocks = ["wall"]
-        shares = [others_share, self._baseline["measured"].get("others_share")]
+        assert self._baseline.measured is not None
+        shares = [others_share, self._baseline.measured.others_share]
         # Where the system does not tell, the machine is taken for quiet.
-        on_cpu = self._baseline.get("device", {}).get("kind", "cpu") == "cpu"
+        on_cpu = self._baseline.device.kind == "cpu"
         if on_cpu and max(share or 0.0 for share in shares) > QUIET_SHARE:
             clocks.append("cpu")
-        before = self._baseline["executions"]
+        before = self._baseline.executions
         ratio = unpaired_ratio(
             [costs(executions, clock) for clock in clocks],
             [costs(before, clock) for clock in clocks],
@@ -246,12 +187,12 @@ class Gate:
 
     def _why_open(self, count: int) -> Optional[str]:
         """Why so many executions decide nothing; None if they may."""
-        for whose, number in (("the baseline", len(self._baseline["executions"])), ("this run", count)):
+        for whose, number in (("the baseline", len(self._baseline.executions)), ("this run", count)):
             if number < LEAST_EXECUTIONS:
                 return f"{whose} has {number} executions, and {LEAST_EXECUTIONS} are needed to decide"
         return None
 
-    def is_decided(self, executions: List[Dict[str, Any]], others_share: Optional[float]) -> bool:
+    def is_decided(self, executions: List[Execution], others_share: Optional[float]) -> bool:
         """Whether measuring may stop: looks only now and then, and says yes if the baseline is too short to decide."""
         if is_too_short(self._baseline):
             return True
@@ -260,19 +201,19 @@ class Gate:
         self._next_look = int(len(executions) * _NEXT_LOOK) + 1
         return self._verdict(executions, others_share, STOPPING_CONFIDENCE)[0] != INCONCLUSIVE
 
-    def compare(self, executions: List[Dict[str, Any]], others_share: Optional[float]) -> Dict[str, Any]:
+    def compare(self, executions: List[Execution], others_share: Optional[float]) -> Regression:
         """``regression`` of a report, of its executions and what others took of the processors meanwhile."""
         verdict, ratio = self._verdict(executions, others_share)
-        by_cpu = ratio.each[1].to_dict() if len(ratio.each) > 1 else None
-        return {
-            "baseline": self._where,
-            "baseline_images_per_s": self._baseline["measured"]["images_per_s"]["value"],
-            "ratio": ratio.together.to_dict(),
-            "ratio_by_time": ratio.each[0].to_dict(),
-            "ratio_by_processor_time": by_cpu,
-            "allowed": self._allowed,
-            "verdict": verdict,
-            "why_inconclusive": self._why_open(len(executions)),
-            "regressed": verdict == SLOWER,
-            "method": METHOD,
-        }
+        assert self._baseline.measured is not None
+        return Regression(
+            baseline=self._where,
+            baseline_images_per_s=self._baseline.measured.images_per_s.value,
+            ratio=ratio.together,
+            ratio_by_time=ratio.each[0],
+            ratio_by_processor_time=ratio.each[1] if len(ratio.each) > 1 else None,
+            allowed=self._allowed,
+            verdict=verdict,
+            why_inconclusive=self._why_open(len(executions)),
+            regressed=verdict == SLOWER,
+            method=METHOD,
+        )

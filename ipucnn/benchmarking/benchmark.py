@@ -13,6 +13,8 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from msgspec import UNSET
+
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
@@ -27,7 +29,6 @@ from ipucnn.benchmarking.contenders import (
 )
 from ipucnn.benchmarking.input_pipeline import (
     PipelinePart,
-    constant_batch,
     data_share,
     images_only,
     part_names,
@@ -35,10 +36,19 @@ from ipucnn.benchmarking.input_pipeline import (
     random_source,
 )
 from ipucnn.benchmarking.measure import Contender, Measurement, Reference, Report, ignore_progress, measure
-from ipucnn.benchmarking.report import (
+from ipucnn.benchmarking.records import (
     BenchmarkReport,
+    Compilation,
+    DataFacts,
+    DeviceFacts,
+    ExecutionFacts,
+    MeasuringSettings,
+    Phases,
+    PredictedMemory,
+    Warmup,
+)
+from ipucnn.benchmarking.report import (
     comparison_figures,
-    execution_rows,
     measured_figures,
     read_report,
     void_on_error,
@@ -56,10 +66,9 @@ from ipucnn.benchmarking.settings import (
 )
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.planning.search.smallest_change import Ask, prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checks import check_effects
-from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -93,12 +102,12 @@ class Benchmark:
     def __init__(
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
-        from ipucnn.runs.checks import refuse_instances
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
-        refuse_instances("benchmark")
+        run_setup.refuse_instances("benchmark")
         self.settings, self.verbose = settings, verbose
+        self.exit_code = 0
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
             config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -112,7 +121,7 @@ class Benchmark:
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         layout = make_layout(config)
         if settings.training:
-            check_effects(config, resolved.origins, layout)
+            run_setup.check_effects(config, resolved.origins, layout)
         check_named_splits(resolved, run_setup.network_options)
         # A preset's own length is for another device; here executions are as long as time allows.
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
@@ -142,7 +151,8 @@ class Benchmark:
         if self.baseline is None:
             return
         info = self.setup.source.info
-        where, execution = str(self.settings.baseline), self.baseline["execution"]
+        where, execution = str(self.settings.baseline), self.baseline.execution
+        assert execution is not None
         now = {
             "model": self.resolved.record.name,
             "mode": self.settings.mode,
@@ -153,15 +163,15 @@ class Benchmark:
             "program": self.program.to_dict(),
         }
         check_same_request(self.baseline, where, now)
-        self.fused = execution["fused_micro_batches"]
+        self.fused = execution.fused_micro_batches
         whole = self.program.global_batch_size
         if self.settings.training:
             self.program = self.program.with_checked_fused(self.fused)
         else:
             whole = self.program.micro_batch_size * self.fused
-        if execution["samples"] % whole:
+        if execution.samples % whole:
             raise DataError(
-                f"{where} is damaged: executions of {execution['samples']} samples are no multiple of {whole}",
+                f"{where} is damaged: executions of {execution.samples} samples are no multiple of {whole}",
                 "make it again",
             )
 
@@ -220,12 +230,24 @@ class Benchmark:
 
     # -- what is timed --------------------------------------------------------------------------------------------
 
-    def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
-        """Infinite training batches, for the session; without order or augmentation in inference."""
-        batches = self.pipeline(samples_per_element)
-        return constant_batch(batches) if self.kind == DEVICE_GENERATED else batches
+    def dataset(
+        self, first_update: int, samples_per_element: int, input_range: Optional[str] = None
+    ) -> TfDataset:
+        """Infinite training batches; without order or augmentation in inference.
 
-    def pipeline(self, samples_per_element: int, until: str = "batch") -> TfDataset:
+        Args:
+            input_range: of the images; None: what the session takes.
+        """
+        batches = self.pipeline(samples_per_element, input_range=input_range)
+        if self.kind != DEVICE_GENERATED:
+            return batches
+        from ipucnn.datasets.pipeline import constant_batch
+
+        return constant_batch(batches)
+
+    def pipeline(
+        self, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
+    ) -> TfDataset:
         """The input pipeline up to one of its parts."""
         from ipucnn.datasets.pipeline import train_batches
 
@@ -235,7 +257,7 @@ class Benchmark:
             batch_size=samples_per_element,
             samples_per_epoch=max(1, self.setup.source.info.num_train),
             input_shape=self.setup.input_shape,
-            input_range=self.setup.input_range,
+            input_range=input_range or self.setup.input_range,
             augment=config.augment and self.settings.training,
             seed=self.seed,
             shuffle=config.shuffle and self.settings.training,
@@ -271,20 +293,24 @@ class Benchmark:
         started = time.perf_counter()
         compile_ = self._compile_training if self.settings.training else self._compile_inference
         compilation, own = compile_(session, model)
-        result.device = asdict(session.device)
+        result.device = DeviceFacts(**asdict(session.device))
         result.program = self.program.to_dict()
-        left_out = ("device", "first_update_s", "stages_s")
-        result.compilation = {
-            **{key: value for key, value in compilation.to_dict().items() if key not in left_out},
-            "first_execution_s": None,
-            "cached": None,  # TensorFlow keeps no executables
-            "predicted_memory": [
-                {"system": p["system"], "precision": p["precision"], "ipus": p["memory"]}
+        result.compilation = Compilation(
+            num_layers=compilation.num_layers,
+            num_parameters=compilation.num_parameters,
+            num_trainable_parameters=compilation.num_trainable_parameters,
+            macs_per_sample=compilation.macs_per_sample,
+            num_graph_operations=compilation.num_graph_operations,
+            trace_s=compilation.trace_s,
+            fused_micro_batches=compilation.fused_micro_batches,
+            compile_s=compilation.compile_s,
+            predicted_memory=[
+                PredictedMemory(system=p.system, precision=p.precision, ipus=p.memory)
                 for p in result.predicted
             ],
-        }
-        result.phases["trace_s"] = compilation.trace_s
-        result.phases["prepare_s"] = time.perf_counter() - started
+        )
+        result.phases.trace_s = compilation.trace_s
+        result.phases.prepare_s = time.perf_counter() - started
         found: List[Contender] = [own]
         rival: Rival = None
         if self.settings.compare_with is not None:
@@ -350,6 +376,8 @@ class Benchmark:
 
     def _on_constant_batch(self, session: Session, samples_per_element: int) -> Contender:
         """The session's work on a constant batch, without input pipeline."""
+        from ipucnn.datasets.pipeline import constant_batch
+
         batch, p = constant_batch(self.pipeline(samples_per_element)), self.program
         own: Contender
         if self.settings.training:
@@ -366,7 +394,9 @@ class Benchmark:
         compiled, accumulated, description = keras_model(
             model, self.optimizer, self.learning_rate, self.loss_name, smoothing, p.num_micro_batches
         )
-        batches = self.dataset(0, p.micro_batch_size)
+        # Keras leaves no preprocessing to the device.
+        input_range = run_setup.input_range(self.resolved.config, self.resolved.record)
+        batches = self.dataset(0, p.micro_batch_size, input_range)
         if self.settings.training:
             micro_batches = p.num_micro_batches if accumulated > 1 else 1
             return KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
@@ -404,8 +434,10 @@ class Benchmark:
             check_same_machine(self.baseline, where, result.device)
             gate = Gate(self.baseline, where, self.settings.max_regression, self.seed)
         machine.reset_peak_memory()
-        with void_on_error(result), data_errors():
+        exit_codes: List[int] = []
+        with void_on_error(result, exit_codes), data_errors():
             self._run(session, result, gate, began, report)
+        self.exit_code = exit_codes[0] if exit_codes else 0
         return result
 
     def _run(
@@ -415,7 +447,7 @@ class Benchmark:
         report("building the network", 0, 0, "")
         started = time.perf_counter()
         model = run_setup.build(self.setup)
-        result.phases["build_s"] = time.perf_counter() - started
+        result.phases.build_s = time.perf_counter() - started
         self.program = settle_splits(self.program, model, self.resolved, None)
         result.program = self.program.to_dict()
         self._predict(model, result)
@@ -427,24 +459,25 @@ class Benchmark:
         contenders, rival = self.contenders(session, model, result)
         if self.baseline is not None:
             own = contenders[0]
-            own.fixed_units = self.baseline["execution"]["samples"] // own.samples_per_unit
+            assert self.baseline.execution is not None
+            own.fixed_units = self.baseline.execution.samples // own.samples_per_unit
         yardstick = self._yardstick(session.place)
         occupation = machine.Occupation()
 
         def is_decided(measurements: Sequence[Measurement]) -> bool:
             if gate is None:
                 return True
-            return gate.is_decided(execution_rows(measurements[0].executions), occupation.others_share())
+            return gate.is_decided(measurements[0].executions, occupation.others_share())
 
         limits = self.settings.limits
         measured = measure(contenders, limits, report, yardstick, started=began, is_decided=is_decided)
         if session.compilation is not None and result.compilation is not None:
-            result.compilation["cached"] = session.compilation.cached
+            result.compilation.cached = session.compilation.cached
         result.interrupted = measured.interrupted
         others_share = occupation.others_share()
         self._fill(result, measured.measurements, rival, peak, others_share)
         if result.execution is not None and yardstick is not None:
-            result.execution["reference_repetitions"] = yardstick.repetitions
+            result.execution.reference_repetitions = yardstick.repetitions
         if gate is not None and result.measured is not None:
             result.regression = gate.compare(result.executions, others_share)
         done, wanted = len(result.executions), limits.min_executions
@@ -463,8 +496,9 @@ class Benchmark:
         """The work that tells how fast the machine is meanwhile, repeated as often as the baseline did."""
         if self.settings.scope == DATA:
             return None
-        before = self.baseline["execution"]["reference_repetitions"] if self.baseline is not None else None
-        return Yardstick(place, before)
+        execution = self.baseline.execution if self.baseline is not None else None
+        before = execution.reference_repetitions if execution is not None else UNSET
+        return Yardstick(place, None if before is UNSET else before)
 
     def _predict(self, model: KerasModel, result: BenchmarkReport) -> None:
         from ipucnn.benchmarking.prediction import Wanted, predict_columns
@@ -488,19 +522,21 @@ class Benchmark:
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             seed=self.seed,
             input_shape=list(self.setup.input_shape),
-            data={
-                "kind": self.kind,
-                "description": DATA_KINDS[self.kind],
-                "name": info.name,
-                "location": info.location,
-                "num_images": info.num_train,
-            },
-            settings={**asdict(self.settings.limits), "compare_with": self.settings.compare_with},
+            data=DataFacts(
+                kind=self.kind,
+                description=DATA_KINDS[self.kind],
+                name=info.name,
+                location=info.location,
+                num_images=info.num_train,
+            ),
+            settings=MeasuringSettings(
+                **asdict(self.settings.limits), compare_with=self.settings.compare_with
+            ),
             options=compared_options(self.resolved.config),
             program=self.program.to_dict(),
-            device=asdict(device),
+            device=DeviceFacts(**asdict(device)),
             environment=environment,
-            phases={"data_s": self.data_s},
+            phases=Phases(data_s=self.data_s),
             notes=list(self.program.warnings),
         )
 
@@ -517,25 +553,21 @@ class Benchmark:
         executions = own.executions
         if own.first_s:
             if result.compilation is not None:
-                result.compilation["first_execution_s"] = own.first_s
-                result.compilation["compile_s"] = result.compilation["trace_s"] + own.first_s
-            result.phases["first_execution_s"] = own.first_s
-            result.phases["warmup_s"] = own.warmup_s
-            result.warmup = {
-                "executions": own.warmup_executions,
-                "seconds": own.warmup_s,
-                "steady": own.steady,
-            }
+                result.compilation.first_execution_s = own.first_s
+                result.compilation.compile_s = result.compilation.trace_s + own.first_s
+            result.phases.first_execution_s = own.first_s
+            result.phases.warmup_s = own.warmup_s
+            result.warmup = Warmup(executions=own.warmup_executions, seconds=own.warmup_s, steady=own.steady)
             if not own.steady and executions:
                 result.notes.append("warm-up ended by its time limit, before times were steady")
-        result.executions = execution_rows(executions)
+        result.executions = executions
         if not executions:
             return
-        result.phases["measured_s"] = sum(m.wall_s for each in measurements for m in each.executions)
+        result.phases.measured_s = sum(m.wall_s for each in measurements for m in each.executions)
         macs = 0
         if result.compilation is not None:
             self._fill_program(result, own)
-            macs = result.compilation["macs_per_sample"]
+            macs = result.compilation.macs_per_sample
         training, p = self.settings.training, self.program
         result.measured = measured_figures(
             executions,
@@ -546,10 +578,10 @@ class Benchmark:
             flop_per_image=2.0 * macs * (3 if training else 1) if macs else None,
             peak=peak.measure() if peak is not None else None,
             peak_memory_bytes=machine.peak_memory_bytes(),
-            device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device["kind"]),
+            device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device.kind),
             others_share=others_share,
         )
-        if (result.measured["share_of_matmul_peak"] or 0.0) > 1.0:
+        if (result.measured.share_of_matmul_peak or 0.0) > 1.0:
             result.notes.append(
                 "this is more arithmetic than the fastest matrix product does: something is wrong with one of the two"
             )
@@ -558,7 +590,7 @@ class Benchmark:
         elif self.settings.scope == END_TO_END:
             result.end_to_end = data_share([m.executions for m in measurements], self.seed)
         elif rival is not None:
-            has_clock = result.device["kind"] == "cpu"
+            has_clock = result.device.kind == "cpu"
             result.comparison = comparison_figures(own, measurements[1], rival, self.seed, by_cpu=has_clock)
 
     def _fill_program(self, result: BenchmarkReport, own: Measurement) -> None:
@@ -569,12 +601,12 @@ class Benchmark:
             if self.program.pipeline_splits:
                 p = p.with_splits(self.program.pipeline_splits)
         result.program = p.to_dict()
-        result.execution = {
-            "weight_updates": units if training else None,
-            "micro_batches": units * p.num_micro_batches if training else units,
-            "samples": units * own.contender.samples_per_unit,
-            "fused_micro_batches": p.fused_micro_batches,
-        }
+        result.execution = ExecutionFacts(
+            weight_updates=units if training else None,
+            micro_batches=units * p.num_micro_batches if training else units,
+            samples=units * own.contender.samples_per_unit,
+            fused_micro_batches=p.fused_micro_batches,
+        )
 
     def _fill_pipeline(self, result: BenchmarkReport, measurements: List[Measurement]) -> None:
         """The input pipeline part by part; the whole of it was measured first."""

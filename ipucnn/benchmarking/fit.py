@@ -100,8 +100,8 @@ class Fit:
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
         from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.planning.search.smallest_change import would_fit
         from ipucnn.planning.splits import settle_splits
-        from ipucnn.runs.fitting import would_fit
         from ipucnn.runs.provenance import environment
         from ipucnn.training.losses import make_loss
 
@@ -171,7 +171,7 @@ class Fit:
             samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
             weigh_padding=p.samples_padded_per_epoch > 0,
             input_shape=self.setup.input_shape,
-            input_range=self.setup.record.input_range,
+            input_range=self.setup.input_range,
             augment=config.augment,
             seed=self.seed,
             start_epoch=epoch,
@@ -251,7 +251,8 @@ class Fit:
 
         wanted = Wanted(self.resolved.config, self.program, training=True, system=self.system)
         try:
-            return predict_columns(model, self.resolved.record.name, wanted)
+            found = predict_columns(model, self.resolved.record.name, wanted)
+            return [prediction.to_dict() for prediction in found]
         except UserError:
             return []
 

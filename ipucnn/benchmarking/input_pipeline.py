@@ -8,11 +8,20 @@ and the command line call the parts stages; in the code a stage is one of a netw
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import Tensor, TfDataset, TfIterator
-from ipucnn.benchmarking.measure import Contender, Execution
-from ipucnn.benchmarking.report import execution_rows
+from ipucnn.benchmarking.measure import Contender
+from ipucnn.benchmarking.records import (
+    EndToEnd,
+    Execution,
+    Feed,
+    Interval,
+    PipelineFigures,
+    PipelinePartFigures,
+    Prediction,
+    Throughput,
+)
 from ipucnn.benchmarking.statistics import paired_difference, paired_share, throughput
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DataSource
@@ -102,13 +111,6 @@ def images_only(dataset: TfDataset) -> TfDataset:
     return dataset.map(tf.autograph.experimental.do_not_convert(lambda images, labels: images))
 
 
-def constant_batch(dataset: TfDataset) -> TfDataset:
-    """The first element of a data set, over and over, from memory."""
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat()
-
-
 def part_names(augment: bool) -> List[str]:
     """The parts of a pipeline with or without augmentation, in order."""
     return ["read", "decode", "augment", "batch"] if augment else ["read", "decode", "batch"]
@@ -193,12 +195,12 @@ def pipeline_figures(
     source: DataSource,
     names: Sequence[str],
     executions: Sequence[Sequence[Execution]],
-    predicted: Sequence[Dict[str, Any]],
+    predicted: Sequence[Prediction],
     *,
     batch_size: int,
     num_parallel: Optional[int],
     seed: int,
-) -> Dict[str, Any]:
+) -> PipelineFigures:
     """``data_pipeline`` of a report.
 
     Args:
@@ -209,7 +211,7 @@ def pipeline_figures(
         batch_size, num_parallel: of the pipeline.
         seed: of the bootstrap.
     """
-    parts: List[Dict[str, Any]] = []
+    parts: List[PipelinePartFigures] = []
     for index, (name, rows) in enumerate(zip(names, executions)):
         samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
         before = executions[index - 1] if index else None
@@ -219,33 +221,31 @@ def pipeline_figures(
             seed,
         )
         parts.append(
-            {
-                "name": name,
-                "what": describe_part(name, source, batch_size),
-                "images_per_s": throughput(samples, seconds, seed).to_dict(),
-                "own_s_per_image": own.to_dict(),
-                "executions": execution_rows(list(rows)),
-            }
+            PipelinePartFigures(
+                name=name,
+                what=describe_part(name, source, batch_size),
+                images_per_s=throughput(samples, seconds, seed),
+                own_s_per_image=own,
+                executions=list(rows),
+            )
         )
-    last = parts[-1]["images_per_s"] if parts else None
-    return {
-        "method": METHOD,
-        "batch_size": batch_size,
-        "num_parallel": num_parallel,
-        "stages": parts,
-        "feeds": [_feeds(p, last) for p in predicted if last and p["images_per_s"]],
-    }
-
-
-def _feeds(prediction: Dict[str, Any], measured: Dict[str, Any]) -> Dict[str, Any]:
-    """How many IPUs take the images as fast as the pipeline delivers them."""
-    each = prediction["images_per_s"] / prediction["num_ipus"]
-    return {
-        "system": prediction["system"],
-        "precision": prediction["precision"],
-        "images_per_s_per_ipu": each,
-        "num_ipus": {key: None if value is None else value / each for key, value in measured.items()},
-    }
+    feeds = []
+    for prediction in predicted:
+        if not parts or not prediction.images_per_s or not prediction.num_ipus:
+            continue
+        measured, each = parts[-1].images_per_s, prediction.images_per_s / prediction.num_ipus
+        lower, upper = (None if bound is None else bound / each for bound in (measured.lower, measured.upper))
+        feeds.append(
+            Feed(
+                system=prediction.system,
+                precision=prediction.precision,
+                images_per_s_per_ipu=each,
+                num_ipus=Interval(measured.value / each, lower, upper),
+            )
+        )
+    return PipelineFigures(
+        method=METHOD, batch_size=batch_size, num_parallel=num_parallel, stages=parts, feeds=feeds
+    )
 
 
 END_TO_END_METHOD = (
@@ -254,19 +254,17 @@ END_TO_END_METHOD = (
 )
 
 
-def data_share(executions: Sequence[Sequence[Execution]], seed: int) -> Dict[str, Any]:
+def data_share(executions: Sequence[Sequence[Execution]], seed: int) -> EndToEnd:
     """``end_to_end`` of a report, of the executions on data, on a constant batch, and of the pipeline alone."""
     samples = [[float(e.samples) for e in rows] for rows in executions]
     seconds = [[e.wall_s for e in rows] for rows in executions]
-    return {
-        "method": END_TO_END_METHOD,
-        "data_share": paired_share((samples[0], samples[1]), (seconds[0], seconds[1]), seed).to_dict(),
-        "constant_batch": {
-            "images_per_s": throughput(samples[1], seconds[1], seed).to_dict(),
-            "executions": execution_rows(list(executions[1])),
-        },
-        "pipeline": {
-            "images_per_s": throughput(samples[2], seconds[2], seed).to_dict(),
-            "executions": execution_rows(list(executions[2])),
-        },
-    }
+    constant, pipeline = (
+        Throughput(images_per_s=throughput(samples[i], seconds[i], seed), executions=list(executions[i]))
+        for i in (1, 2)
+    )
+    return EndToEnd(
+        method=END_TO_END_METHOD,
+        data_share=paired_share((samples[0], samples[1]), (seconds[0], seconds[1]), seed),
+        constant_batch=constant,
+        pipeline=pipeline,
+    )

@@ -4,7 +4,9 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Optional, Tuple
+
+from ipucnn.benchmarking.records import MatmulPeakFacts
 
 _SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
 # Products timed before the executions, and again after them.
@@ -47,10 +49,10 @@ class MatmulPeak:
             self._product(*self._factors).numpy()
         return time.perf_counter() - started
 
-    def measure(self) -> Dict[str, Any]:
-        """``flop_per_s`` of the fastest product, of some now and those at the beginning, and the ``method``."""
+    def measure(self) -> MatmulPeakFacts:
+        """The fastest product, of some now and those at the beginning."""
         self.best_s = min(self.best_s, *(self._time() for _ in range(_PRODUCTS)))
-        return {"flop_per_s": 2.0 * self.size**3 / self.best_s, "method": PEAK_METHOD.format(n=self.size)}
+        return MatmulPeakFacts(2.0 * self.size**3 / self.best_s, PEAK_METHOD.format(n=self.size))
 
 
 class Occupation:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+from ipucnn.benchmarking.records import Execution
 from ipucnn.benchmarking.statistics import is_steady
 
 Report = Callable[[str, int, int, str], None]
@@ -91,23 +92,6 @@ class Limits:
     max_time_s: float = 150.0
     max_warmup_s: float = 15.0
     execution_s: float = 0.1
-
-
-@dataclass(frozen=True)
-class Execution:
-    """One timed execution.
-
-    Attributes:
-        samples: computed by it.
-        wall_s, cpu_s: its time, and that of all processors for all threads of the process.
-        reference_s, reference_cpu_s: means of the reference's before and after it; None without one.
-    """
-
-    samples: int
-    wall_s: float
-    cpu_s: float = 0.0
-    reference_s: Optional[float] = None
-    reference_cpu_s: Optional[float] = None
 
 
 @dataclass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel
+from ipucnn.benchmarking.records import IpuMemory, Prediction
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
@@ -41,7 +42,7 @@ class Wanted:
     system: Optional[str] = None
 
 
-def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Dict[str, Any]]:
+def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Prediction]:
     """The predicted columns of a report: of the run's precision, and of 16.16.
 
     IPUs are mostly used in 16 bits, which the host session does not do.
@@ -55,14 +56,14 @@ def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Dict[s
     return [predict_ipu(graph, wanted, each) for each in dict.fromkeys((wanted.config.precision, "16.16"))]
 
 
-def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, Any]:
+def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction:
     """The predicted column of a report for one precision.
 
     A program without pipeline gets one if its network does not fit on one IPU: with the fewest IPUs on which the
     planner finds splits that do.
 
     Returns:
-        Plain values; figures None, and the reason in ``notes``, where nothing can be predicted.
+        Figures are None, and the reason is in ``notes``, where nothing can be predicted.
     """
     notes: List[str] = []
     try:
@@ -70,26 +71,10 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, 
     except UserError as error:
         best, system = None, get_system(wanted.system or SMALLEST_SYSTEM)
         notes.append(error.message)
-    result: Dict[str, Any] = {
-        "system": system.name,
-        "title": system.title,
-        "ipu": system.ipu.title,
-        "precision": precision,
-        "images_per_s": None,
-        "step_s": None,
-        "latency_s": None,
-        "flop_per_s": None,
-        "share_of_peak": None,
-        "num_ipus": None,
-        "ipus_per_replica": None,
-        "splits": [],
-        "recomputation": None,
-        "bottleneck": None,
-        "memory": [],
-        "notes": notes,
-    }
     if best is None:
-        return result
+        return Prediction(
+            system=system.name, title=system.title, ipu=system.ipu.title, precision=precision, notes=notes
+        )
     settings, prediction = best.settings, best.prediction
     ipus = settings.num_replicas * next_power_of_two(settings.num_ipus_per_replica)
     flop = 2 * sum(layer.macs for layer in graph.layers) * (3 if settings.training else 1)
@@ -98,7 +83,11 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, 
         step_s = prediction.weight_update_s
     else:
         step_s = settings.micro_batch_size * settings.num_replicas / prediction.images_per_s
-    result.update(
+    return Prediction(
+        system=system.name,
+        title=system.title,
+        ipu=system.ipu.title,
+        precision=precision,
         images_per_s=prediction.images_per_s,
         step_s=step_s,
         latency_s=prediction.latency_s,
@@ -109,12 +98,9 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Dict[str, 
         splits=list(best.splits),
         recomputation=settings.recomputation,
         bottleneck=prediction.bottleneck,
-        memory=[
-            {"ipu": i, "bytes": m.total_bytes, "fill": m.fill, "verdict": m.verdict}
-            for i, m in enumerate(best.ipus)
-        ],
+        memory=[IpuMemory(i, m.total_bytes, m.fill, m.verdict) for i, m in enumerate(best.ipus)],
+        notes=notes,
     )
-    return result
 
 
 def _system(name: Optional[str], num_ipus: int, notes: List[str]) -> System:

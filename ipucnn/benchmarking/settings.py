@@ -57,9 +57,10 @@ class BenchmarkSettings:
 
 def data_kind(config: RunConfig) -> str:
     """Where a run's images come from: a key of ``DATA_KINDS``."""
-    if config.device_generated_data:
+    if config.device_generated_data or config.synthetic_data == "ipu":
         return DEVICE_GENERATED
-    return HOST_GENERATED if config.host_generated_data or config.dataset == "random" else REAL
+    is_noise = config.host_generated_data or config.synthetic_data == "host" or config.dataset == "random"
+    return HOST_GENERATED if is_noise else REAL
 
 
 def make_settings(

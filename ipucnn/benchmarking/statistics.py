@@ -5,9 +5,11 @@ time.
 """
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+
+from ipucnn.benchmarking.records import Interval, Percentile, Spread
 
 CONFIDENCE = 0.95
 PERCENTILE_CONFIDENCE = 0.99
@@ -18,18 +20,6 @@ INTERVAL_NEEDS = 6
 # Executions compared with as many before them to tell whether times still fall.
 STEADY_WINDOW = 3
 STEADY_CHANGE = 0.05
-
-
-class Interval(NamedTuple):
-    """An estimate with the bounds of its ``CONFIDENCE`` interval; None from fewer than ``INTERVAL_NEEDS`` samples."""
-
-    value: float
-    lower: Optional[float]
-    upper: Optional[float]
-
-    def to_dict(self) -> Dict[str, Optional[float]]:
-        """Plain values, ready for JSON."""
-        return dict(self._asdict())
 
 
 def samples_for_percentile(percent: float, confidence: float = PERCENTILE_CONFIDENCE) -> int:
@@ -56,22 +46,18 @@ def percentile_bound_rank(num_samples: int, percent: float, confidence: float = 
     return int(sure[0]) if len(sure) else 0
 
 
-def percentiles(seconds: Sequence[float]) -> List[Dict[str, Any]]:
-    """``PERCENTILES`` of times: by nearest rank, with an upper bound at 99 % confidence.
-
-    Returns:
-        Per percentile ``percent``, ``needs`` (samples), and ``value_s`` and ``at_most_s``, None with fewer.
-    """
+def percentiles(seconds: Sequence[float]) -> List[Percentile]:
+    """``PERCENTILES`` of times: by nearest rank, with an upper bound at 99 % confidence, if there are enough."""
     ordered = sorted(seconds)
     rows = []
     for percent in PERCENTILES:
         needs = samples_for_percentile(percent)
-        row: Dict[str, Any] = {"percent": percent, "needs": needs, "value_s": None, "at_most_s": None}
-        if len(ordered) >= needs:
-            rank = max(1, math.ceil(len(ordered) * percent / 100.0))
-            row["value_s"] = ordered[rank - 1]
-            row["at_most_s"] = ordered[percentile_bound_rank(len(ordered), percent) - 1]
-        rows.append(row)
+        if len(ordered) < needs:
+            rows.append(Percentile(percent, needs))
+            continue
+        rank = max(1, math.ceil(len(ordered) * percent / 100.0))
+        bound = ordered[percentile_bound_rank(len(ordered), percent) - 1]
+        rows.append(Percentile(percent, needs, ordered[rank - 1], bound))
     return rows
 
 
@@ -246,12 +232,8 @@ def is_steady(seconds_per_sample: Sequence[float]) -> bool:
     return abs(last / before - 1.0) <= STEADY_CHANGE
 
 
-def spread(seconds: Sequence[float]) -> Dict[str, Optional[float]]:
+def spread(seconds: Sequence[float]) -> Spread:
     """Least, median and most seconds of an execution, and the standard deviation over the mean."""
     t: Any = np.asarray(seconds, float)
-    return {
-        "min_s": float(t.min()),
-        "median_s": float(np.median(t)),
-        "max_s": float(t.max()),
-        "coefficient_of_variation": float(t.std(ddof=1) / t.mean()) if len(t) > 1 else None,
-    }
+    varies = float(t.std(ddof=1) / t.mean()) if len(t) > 1 else None
+    return Spread(float(t.min()), float(np.median(t)), float(t.max()), varies)

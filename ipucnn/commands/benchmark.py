@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
+from ipucnn.commands.run_arguments import own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
 
 if TYPE_CHECKING:
-    from ipucnn.benchmarking.report import BenchmarkReport
+    from ipucnn.benchmarking.records import BenchmarkReport
 
 PANEL = "Measuring"
-MODE = typer.Option(
-    None,
+MODE = own_option(
     "--mode",
-    metavar="MODE",
-    help="training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
+    "MODE",
+    "training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
     "[default: inference]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    PANEL,
 )
 TRAINING = typer.Option(
     None,
@@ -33,78 +32,51 @@ TRAINING = typer.Option(
     show_default=False,
     rich_help_panel=PANEL,
 )
-COMPARE = typer.Option(
-    None,
-    "--compare-with",
-    metavar="keras",
-    help="Measure plain Keras fit or predict too, in turns, and print the ratio.",
-    rich_help_panel=PANEL,
+COMPARE = own_option(
+    "--compare-with", "keras", "Measure plain Keras fit or predict too, in turns, and print the ratio.", PANEL
 )
-EXECUTIONS = typer.Option(
-    None,
+EXECUTIONS = own_option(
     "--executions",
-    parser=spec.EXECUTIONS.flag("--executions"),
-    metavar="INT",
-    help="Measure at least so many executions.  [default: 10]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "INT",
+    "Measure at least so many executions.  [default: 10]",
+    PANEL,
+    number=spec.EXECUTIONS,
 )
-MIN_TIME = typer.Option(
-    None,
+MIN_TIME = own_option(
     "--min-time",
-    parser=spec.SECONDS.flag("--min-time"),
-    metavar="SECONDS",
-    help="Measure at least so long.  [default: 10, or --max-time if that is less]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "SECONDS",
+    "Measure at least so long.  [default: 10, or --max-time if that is less]",
+    PANEL,
+    number=spec.SECONDS,
 )
-MAX_TIME = typer.Option(
-    None,
+MAX_TIME = own_option(
     "--max-time",
-    parser=spec.SECONDS.flag("--max-time"),
-    metavar="SECONDS",
-    help="End after so long; a third of it is kept for measuring.  [default: 150]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "SECONDS",
+    "End after so long; a third of it is kept for measuring.  [default: 150]",
+    PANEL,
+    number=spec.SECONDS,
 )
-SYSTEM = typer.Option(
-    None,
+SYSTEM = own_option(
     "--system",
-    metavar="NAME",
-    help="IPU machine to predict for.  [default: the smallest of m2000, pod16, ... with the IPUs]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "NAME",
+    "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... with the IPUs]",
+    PANEL,
 )
-BASELINE = typer.Option(
-    None,
-    "--baseline",
-    metavar="FILE",
-    help="Compare with an earlier report.json; exit code 5 if this is slower.",
-    rich_help_panel=PANEL,
+BASELINE = own_option(
+    "--baseline", "FILE", "Compare with an earlier report.json; exit code 5 if this is slower.", PANEL
 )
-MAX_REGRESSION = typer.Option(
-    None,
-    "--max-regression",
-    metavar="P%",
-    help="Share of the baseline's speed that may be lost.  [default: 5%]",
-    show_default=False,
-    rich_help_panel=PANEL,
+MAX_REGRESSION = own_option(
+    "--max-regression", "P%", "Share of the baseline's speed that may be lost.  [default: 5%]", PANEL
 )
 SUITES = "Suites"
-SUITE = typer.Option(
-    None,
+SUITE = own_option(
     "--suite",
-    metavar="NAME|FILE.yml",
-    help="Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. MODEL keeps the rows it matches.",
-    rich_help_panel=SUITES,
+    "NAME|FILE.yml",
+    "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. MODEL keeps the rows it matches.",
+    SUITES,
 )
-ROWS = typer.Option(
-    None,
-    "--rows",
-    metavar="NAME...",
-    help="Run these rows of the suite; names or wildcards.  [default: all]",
-    show_default=False,
-    rich_help_panel=SUITES,
+ROWS = own_option(
+    "--rows", "NAME...", "Run these rows of the suite; names or wildcards.  [default: all]", SUITES
 )
 RESUME = typer.Option(
     False,
@@ -112,17 +84,15 @@ RESUME = typer.Option(
     help="Go on with the suite in --run-dir, else in the latest folder: rows that have a result are kept.",
     rich_help_panel=SUITES,
 )
-VERSUS = typer.Option(
-    None,
+VERSUS = own_option(
     "--versus",
-    metavar="FILE",
-    help="Speed-up of another suite.json over this suite.  [default: of predicted IPUs]",
-    show_default=False,
-    rich_help_panel=SUITES,
+    "FILE",
+    "Speed-up of another suite.json over this suite.  [default: of predicted IPUs]",
+    SUITES,
 )
 
 
-@with_run_options("benchmark")
+@with_run_options("benchmark", read_plan=read_plan)
 def benchmark(
     request: RunRequest,
     verbose: bool,
@@ -223,8 +193,11 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     folder = check_folder(resolved)
     one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
+    public = resolved.public_note()
+    if public:
+        note(public)
     if one.baseline is not None and is_too_short(one.baseline):
-        note(f"{settings.baseline} has {len(one.baseline['executions'])} executions, and {LEAST_EXECUTIONS} are "
+        note(f"{settings.baseline} has {len(one.baseline.executions)} executions, and {LEAST_EXECUTIONS} are "
              "needed: whether this is slower will be inconclusive")  # fmt: skip
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
@@ -241,10 +214,10 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     else:
         print_benchmark(report)
     note(f"report in {path}")
-    _end(report, path)
+    _end(report, one.exit_code, path)
 
 
-def _end(report: BenchmarkReport, path: Path) -> None:
+def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
     """Raises what the exit code says, once the report is out.
 
     Raises:
@@ -257,7 +230,7 @@ def _end(report: BenchmarkReport, path: Path) -> None:
 
     if report.void is not None:
         error = UserError(f"the result is void: {report.void}", report.hint)
-        error.exit_code = report.exit_code
+        error.exit_code = exit_code
         raise error
     if report.interrupted:
         raise interrupts.Interrupted(
@@ -266,16 +239,15 @@ def _end(report: BenchmarkReport, path: Path) -> None:
             "these count; the report has them" if report.executions else None,
         )
     slower = report.regression
-    if slower is not None and slower["verdict"] == INCONCLUSIVE:
-        why = slower["why_inconclusive"]
+    if slower is not None and slower.verdict == INCONCLUSIVE:
+        why = slower.why_inconclusive
         advice = "take a longer --max-time, a baseline with a longer --min-time, or a quieter machine"
         if why is not None:
             advice = f"{why}; use --executions {LEAST_EXECUTIONS} for both, and a longer --max-time"
-        note(f"whether this is slower than {slower['baseline']} is inconclusive: {advice}")
-    if slower is not None and slower["regressed"]:
+        note(f"whether this is slower than {slower.baseline} is inconclusive: {advice}")
+    if slower is not None and slower.regressed:
         raise ThresholdError(
-            f"{1 - slower['ratio']['value']:.1%} slower than {slower['baseline']}, "
-            f"{slower['allowed']:.1%} are allowed",
+            f"{1 - slower.ratio.value:.1%} slower than {slower.baseline}, {slower.allowed:.1%} are allowed",
             f"the interval of the ratio is in {path}",
         )
 
@@ -284,8 +256,8 @@ def _end(report: BenchmarkReport, path: Path) -> None:
 
 
 if TYPE_CHECKING:
+    from ipucnn.benchmarking.records import SuiteResult
     from ipucnn.benchmarking.suites.plan import SuitePlan
-    from ipucnn.benchmarking.suites.result import SuiteResult
     from ipucnn.benchmarking.suites.run import SuiteRun
 
 
@@ -438,10 +410,10 @@ def _show(run: SuiteRun, other: Optional[SuiteResult], versus: Optional[str], js
         print(run.result.to_json(), end="")
     else:
         print_suite(run.result, compared)
-    if other is not None and compared.num_without == sum(row["status"] == DONE for row in run.result.rows):
+    if other is not None and compared.num_without == sum(row.status == DONE for row in run.result.rows):
         note(f"no finished row has a counterpart in --versus {versus}, so nothing is compared")
     note(f"results in {run.folder}: {RESULT}, suite.csv, and a report of each row")
-    if len(compared.points) > 1 and not any(row["mode"] == "fit" for row in run.result.rows):
+    if len(compared.points) > 1 and not any(row.mode == "fit" for row in run.result.rows):
         from ipucnn.reports.speedup_figure import draw_speedups
 
         write_atomically(run.folder / f"{FIGURE}.png", lambda path: draw_speedups(compared, path, ".png"))
@@ -505,8 +477,6 @@ def _end_suite(run: SuiteRun, interrupted: bool, again: str) -> None:
     if result.failed:
         first = result.failed[0]
         count = f"{len(result.failed)} of {len(result.rows)} rows failed"
-        error = UserError(
-            f"{count}; the first, {first['id']}: {first['error']}", f"to try them again: {again}"
-        )
-        error.exit_code = first["exit_code"]
+        error = UserError(f"{count}; the first, {first.id}: {first.error}", f"to try them again: {again}")
+        error.exit_code = first.exit_code or 1
         raise error

@@ -68,7 +68,8 @@ class Pipeline:
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),
-        "Percent of an IPU's memory for convolutions and matrix products; one value, or one per stage.",
+        "Percent of an IPU's memory for convolutions and matrix products; one value, one per stage, or two per stage: "
+        "convolutions, matrix products.",
         parse=values.parse_percent,
         minimum=1,
         maximum=100,
@@ -94,17 +95,9 @@ class IpuOnly:
         commands=DEVICE,
         default_text="any free device with the IPUs",
     )
-    stochastic_rounding: str = option(
-        "OFF",
-        "Stochastic rounding of 16-bit values: ON, OFF, or RI (the same in all replicas).",
-        parse=values.parse_rounding,
-        metavar="ON|OFF|RI",
-        host_effect=False,
-    )
     optimizer_state_offloading: bool = option(
         True, "Keep the optimizer state in remote memory.", host_effect=False, commands=PLAN
     )
-    fp_exceptions: bool = option(False, "Stop at floating-point exceptions.", host_effect=False)
     half_partials: bool = option(
         False,
         "Accumulate partial results of convolutions and matrix products in 16 bits.",

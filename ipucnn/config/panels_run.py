@@ -23,8 +23,9 @@ class General:
     )
     dataset: Optional[str] = option(
         None,
-        "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, tfds:NAME, "
-        "imagefolder, imagemasks, random, or an image folder.",
+        "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, imagenet (or gc-imagenet), "
+        "tfds:NAME, imagefolder, imagemasks, random, or an image folder.",
+        parse=values.parse_dataset,
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
         default_text="the model's own if in --dataset-path, else an embedded one; for verify-dataset what is there",
@@ -78,6 +79,12 @@ class Data:
         default_text="the data set's, at least the model's smallest",
     )
     augment: bool = option(False, "Augment the training images, each data set in its own way.")
+    normalise: str = option(
+        "network",
+        "How pixels are brought to the network's range: network (as it was published), or image (each image minus its "
+        "mean, over its deviation).",
+        choices=("network", "image"),
+    )
     limit_train: Optional[str] = option(
         None,
         "Use this many training samples (500), or this share (10%).",
@@ -101,6 +108,9 @@ class Data:
         commands=("verify-dataset",),
     )
     shuffle: bool = option(True, "Shuffle the training samples in every epoch.")
+    deterministic: bool = option(
+        False, "Train on the samples in their stored order in every epoch: turns shuffle off."
+    )
     pad_dataset: bool = option(
         False,
         "Fill the last weight update of an epoch up with samples of weight 0 instead of discarding what is left.",
@@ -108,6 +118,14 @@ class Data:
     )
     host_generated_data: bool = option(
         False, "Random data generated on the host instead of a data set.", commands=(*RUN, "evaluate")
+    )
+    synthetic_data: Optional[str] = option(
+        None,
+        "Noise instead of the data set's images, of its size and classes where they are known: host makes it and sends "
+        "it to the device, ipu keeps one batch on the device and sends nothing.",
+        choices=("host", "ipu"),
+        commands=(*RUN, "evaluate"),
+        default_text="the data set's images",
     )
     device_generated_data: bool = option(
         False,
@@ -130,10 +148,12 @@ class Data:
         commands=DATA,
     )
     eight_bit_transfer: bool = option(
-        False, "Send images to the device in 8 bits.", host_effect=False, commands=PLAN
+        False,
+        "Send images to the device in 8 bits; it then normalises them: accelerator-side-preprocess.",
+        commands=PLAN,
     )
     accelerator_side_preprocess: bool = option(
-        False, "Normalise and cast images on the device instead of the host.", host_effect=False
+        False, "Normalise and cast images on the device instead of in the input pipeline."
     )
 
 
@@ -269,7 +289,53 @@ class Evaluation:
         commands=TRAIN,
     )
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
-    wandb: bool = option(False, "Log to Weights & Biases too.", commands=TRAIN)
+    ckpt_all_instances: bool = option(
+        False,
+        "Save a checkpoint of every instance of poprun.",
+        commands=TRAIN,
+        refused=("checkpoints of every instance", "instance 0 saves them for all"),
+    )
+    mlperf_logging: bool = option(
+        False,
+        "Log as MLPerf's rules ask.",
+        commands=TRAIN,
+        refused=("MLPerf's log", "times and metrics go to metrics.jsonl and report.json"),
+    )
+    target_accuracy: Optional[float] = option(
+        None,
+        "Accuracy that training is to reach, from 0 to 1.",
+        minimum=0,
+        maximum=1,
+        commands=TRAIN,
+        default_text="none",
+        refused=("stopping at an accuracy", "the accuracy of each epoch is in metrics.jsonl"),
+    )
+    sweep: bool = option(
+        False,
+        "Accepted for files of the public application, with a warning: what a sweep compares is in every report.json.",
+        commands=TRAIN,
+    )
+    wandb: bool = option(
+        False,
+        "Log to Weights & Biases too.",
+        commands=TRAIN,
+        refused=("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard"),
+    )
+    wandb_run_name: Optional[str] = option(
+        None,
+        "Name of the run at Weights & Biases.",
+        metavar="NAME",
+        commands=TRAIN,
+        default_text="none",
+        refused=("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard"),
+    )
+    wandb_tags: Tuple[str, ...] = option(
+        (),
+        "Tags of the run at Weights & Biases.",
+        metavar="TAG...",
+        commands=TRAIN,
+        refused=("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard"),
+    )
 
 
 # Options of a run that concern the arithmetic of training; declared as ``options`` describes.
@@ -338,6 +404,21 @@ class Training:
         "Bits of compute and of weights: 16.16, 16.32 or 32.32.",
         choices=("16.16", "16.32", "32.32"),
         commands=(*PLAN, "evaluate", "infer"),
+    )
+    stochastic_rounding: str = option(
+        "OFF",
+        "Stochastic rounding of 16-bit values: ON, OFF, or RI (the same in all replicas).",
+        parse=values.parse_rounding,
+        metavar="ON|OFF|RI",
+        host_effect=False,
+    )
+    fp_exceptions: bool = option(
+        False,
+        "Stop at floating-point exceptions: invalid operations, division by zero, overflow.",
+        host_effect=False,
+    )
+    nanoo: bool = option(
+        False, "A 16-bit overflow gives NaN; without it, it gives the largest number.", host_effect=False
     )
     loss: str = option(
         "auto",

@@ -5,8 +5,9 @@ With ``--write`` it goes into docs/configuration.md of the source tree.
 
 import sys
 from pathlib import Path
-from typing import List
+from typing import List, Tuple
 
+from ipucnn import documents
 from ipucnn.config.options import PANELS, SPECS
 from ipucnn.config.signature import default_text
 from ipucnn.config.spec import OptionSpec
@@ -14,23 +15,45 @@ from ipucnn.config.values import plain_number
 
 BEGIN = "<!-- options: begin (written by python -m ipucnn.config.reference) -->"
 END = "<!-- options: end -->"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+SOURCES = Path(__file__).resolve().parents[2]
+DOCUMENT = SOURCES / "docs" / "configuration.md"
+# Key -> the test that shows what the option does, as "module.py::function".
+TESTS = SOURCES / "tests" / "option_tests.yml"
 
 
 def reference() -> str:
-    """A table per panel: key, what it takes, default, meaning and the commands that take it."""
+    """A table per panel (key, what it takes, default, meaning, commands), and one of what each option acts on."""
     lines: List[str] = [BEGIN, ""]
     for panel in PANELS:
         lines += [f"### {panel.PANEL}", "", str(panel.__doc__), ""]
         lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(spec) for spec in SPECS if spec.panel == panel.PANEL]
         lines.append("")
-    lines += [END, ""]
+    lines += [*_effects(), END, ""]
     return "\n".join(lines)
+
+
+def effects(spec: OptionSpec) -> Tuple[str, str]:
+    """What a run on the host and one on IPUs make of an option, in a word or two."""
+    if spec.refused is not None:
+        return "refused", "refused"
+    return "acts" if spec.host_effect else "none", "acts" if spec.ipu_effect else "none"
+
+
+def _effects() -> List[str]:
+    """The table of effects; it names tests, which only the source tree has."""
+    tests = documents.load(TESTS.read_text(encoding="utf-8"))
+    lines = ["### Effects", "", "What acts on an option, and the test (in `tests/`) that shows it.", ""]
+    lines += ["| key | on the host | on IPUs | test |", "| --- | --- | --- | --- |"]
+    for spec in SPECS:
+        lines.append(f"| `{spec.key}` | {' | '.join(effects(spec))} | `{tests.get(spec.key, '-')}` |")
+    return [*lines, ""]
 
 
 def _row(spec: OptionSpec) -> str:
     notes = [_escape(spec.help)]
+    if spec.refused is not None:
+        notes.append(f"Not available in this version: {spec.refused[0]}.")
     if spec.aliases:
         notes.append("Also " + ", ".join(f"`{alias}`" for alias in spec.aliases) + ".")
     if not spec.in_yaml:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.config.resolve import Resolved, resolve
+from ipucnn.config.resolve import ReadPlan, Resolved, resolve
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class RunRequest:
         config_name: ``--config``.
         config_path: ``--config-path``.
         print_config: ``--print-config``.
+        read_plan: see ``resolve.resolve``.
     """
 
     command: str
@@ -25,6 +26,7 @@ class RunRequest:
     config_name: Optional[str] = None
     config_path: Optional[str] = None
     print_config: bool = False
+    read_plan: Optional[ReadPlan] = None
 
     @property
     def is_wildcard(self) -> bool:
@@ -62,7 +64,9 @@ class RunRequest:
             model=model,
             config_name=self.config_name,
             config_path=self.config_path,
+            needs_data=not self.print_config,
             below=below,
+            read_plan=self.read_plan,
         )
 
     def show(self, resolved: Resolved, as_json: bool) -> None:

@@ -6,18 +6,26 @@ data set.  Of options that stand in for each other, one given in a higher layer 
 
 import dataclasses
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import convert_value
 from ipucnn.config.values import norm_layer_of
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 DEFAULT = "default"
 FLAG = "flag"
 RUN_ORIGIN = "run"
+PUBLIC_ORIGIN = "public application"
+# What Graphcore's public application does to the training images of a data set, whatever its files say.
+_PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
+    "cifar10": {"augment": True, "normalise": "image"},
+    "cifar100": {"augment": True, "normalise": "image"},
+    "imagenet": {"augment": True},
+}
 
 # Options that take each other's place: the first in a higher layer drops the second from the lower ones.
 _REPLACES = (
@@ -36,6 +44,21 @@ _REPLACES = (
 )
 
 
+class Plan(Protocol):
+    """What a configuration takes of the file of ``--plan``, whoever reads it."""
+
+    @property
+    def model(self) -> str:
+        """The network that it is for."""
+
+    def run_options(self) -> Dict[str, Any]:
+        """YAML keys and values of the options that run it."""
+
+
+ReadPlan = Callable[[Path, str], Plan]
+"""(file, the option that names it) -> the plan in it; raises a DataError for what is none."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Resolved:
     """A run's configuration and what it was resolved to.
@@ -50,7 +73,7 @@ class Resolved:
         preset: the name of the preset that was applied, or None.
         without_effect: keys the user gave that only an IPU acts on, in order of declaration.
         typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line.
-        plan: the ``PipelinePlan`` that ``--plan`` names, or None.
+        plan: what ``--plan`` names, or None.
         config_path: the file of ``--config-path``, or None.
     """
 
@@ -62,12 +85,24 @@ class Resolved:
     preset: Optional[str]
     without_effect: Tuple[str, ...]
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    plan: Any = None
+    plan: Optional[Plan] = None
     config_path: Optional[str] = None
 
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
         return self.origins[name] != DEFAULT
+
+    def public_note(self) -> Optional[str]:
+        """The one line to print before a run that augments as the public application does, or None."""
+        if self.origins.get("augment") != PUBLIC_ORIGIN:
+            return None
+        what = "a random box of each is resized, and half of them are mirrored"
+        if self.config.normalise == "image":
+            what = "padded by 4 black pixels, cropped at random, half of them mirrored, and standardised one by one"
+        return (
+            f"note: {self.config_path} does not say augment, so training images are augmented as by Graphcore's public "
+            f"application: {what} (--no-augment turns it off)"
+        )
 
     def host_note(self) -> Optional[str]:
         """The one line to print before a host run about options without effect there, or None."""
@@ -84,7 +119,9 @@ def resolve(
     config_name: Optional[str] = None,
     config_path: Optional[str] = None,
     reads_data: bool = True,
+    needs_data: bool = True,
     below: Sequence[Tuple[str, Mapping[str, Any]]] = (),
+    read_plan: Optional[ReadPlan] = None,
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
 
@@ -95,7 +132,9 @@ def resolve(
         config_name: ``--config``.
         config_path: ``--config-path``.
         reads_data: False where this call of the command needs no data set, which may then be absent.
+        needs_data: False where the data set is named but not read: where it is absent, nothing is chosen.
         below: further (origin, checked values) between the preset and the flags, the lowest first.
+        read_plan: reads the file of ``--plan``; of a command that takes none, None.
 
     Raises:
         ConfigurationError: for a wrong value, key, name or combination.
@@ -111,19 +150,28 @@ def resolve(
         _check_swallowed_model(command, given)
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
-    plan, in_plan = _load_plan(given.get("plan"))
+    plan, in_plan = _load_plan(given.get("plan"), read_plan)
     record = get_model(str(_first("model_name", given, in_file, in_plan)))
     between = [values for _, values in reversed(below)]
     if plan is not None:
         _check_plan_model(plan, str(given["plan"]), record)
-    choice = _choose_dataset(command, record, given, *between, in_file) if reads_data else None
+    choice = None
+    if reads_data:
+        try:
+            choice = _choose_dataset(command, record, given, *between, in_file)
+        except DataError:
+            if needs_data:
+                raise
     dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
     # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
-    named = dataset if choice is not None else _first("dataset", given, in_file)
+    named = choice.like or choice.name if choice is not None else _first("dataset", given, in_file)
     preset = chosen or presets.find_built_in(*presets.candidates(record.name, named))
     layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
+    if config_path is not None and "augment" not in in_file:
+        # A run's own config.yml has the key.
+        layers.insert(0, (PUBLIC_ORIGIN, _PUBLIC_AUGMENTATION.get(str(dataset).replace("tfds:", ""), {})))
     if plan is not None:
         layers.insert(-1, (f"plan {given['plan']}", in_plan))
     settings, origins = overlay(layers)
@@ -134,6 +182,8 @@ def resolve(
         settings["dataset"] = dataset
     if origins["norm_layer"] == DEFAULT:
         settings["norm_layer"] = norm_layer_of(record.default_norm)
+    _fix_order(settings, origins)
+    _fix_preprocessing(settings, origins)
     config = RunConfig(**settings)
     check_paths(config)
     check(config)
@@ -154,7 +204,41 @@ def resolve(
     )
 
 
-def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
+def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
+    """Turns shuffling off where ``deterministic`` asks for the stored order.
+
+    Raises:
+        ConfigurationError: shuffling is typed.
+    """
+    if not (settings["deterministic"] and settings["shuffle"]):
+        return
+    if origins["shuffle"] == FLAG:
+        raise ConfigurationError(
+            "--shuffle contradicts deterministic, which trains on the samples in their stored order",
+            "drop --shuffle, or add --no-deterministic",
+        )
+    settings["shuffle"], origins["shuffle"] = False, "deterministic"
+
+
+def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
+    """Moves preprocessing to the device that is sent pixels of 8 bits.
+
+    Raises:
+        ConfigurationError: something says that it is to stay in the input pipeline.
+    """
+    name = "accelerator_side_preprocess"
+    if not settings["eight_bit_transfer"] or settings[name]:
+        return
+    if origins[name] != DEFAULT:
+        raise ConfigurationError(
+            f"eight-bit-transfer with accelerator-side-preprocess False ({origins[name]}): normalised pixels do not go "
+            "into 8 bits",
+            "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
+        )
+    settings[name], origins[name] = True, "eight-bit-transfer"
+
+
+def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], Dict[str, Any]]:
     """The plan in a file, and the options that run it; nothing for no file.
 
     Raises:
@@ -162,8 +246,8 @@ def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
     """
     if path is None:
         return None, {}
-    from ipucnn.planning.pipeline_plan import read_plan
-
+    if read_plan is None:
+        raise TypeError("this command has --plan, and does not say how it is read")
     plan = read_plan(expand(path, "--plan"), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     # Precision is part of what is trained, not of how that is spread over IPUs.
@@ -172,7 +256,7 @@ def _load_plan(path: Optional[str]) -> Tuple[Any, Dict[str, Any]]:
     return plan, {**values, "model_name": plan.model}
 
 
-def _check_plan_model(plan: Any, path: str, record: Any) -> None:
+def _check_plan_model(plan: Plan, path: str, record: Any) -> None:
     if plan.model != record.name:
         raise ConfigurationError(
             f"--plan {path} is for {shown_value(plan.model)}, but the network is {record.name}",
@@ -356,8 +440,12 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
     """The data set registry's choice; None for a command that reads no data, which may then be absent."""
     if command not in BY_NAME["dataset_path"].commands:
         return None
-    from ipucnn.datasets.registry import choose_dataset
+    from ipucnn.datasets import registry
 
+    path = expand(_first("dataset_path", *layers), "--dataset-path")
+    synthetic = _first("synthetic_data", *layers)
+    if synthetic is not None:
+        return registry.choose_synthetic(_first("dataset", *layers), record.task, synthetic)
     name = None
     for layer in layers:
         named = layer.get("dataset")
@@ -369,8 +457,7 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
         if named is not None or generated:
             name = "random" if generated else named
             break
-    path = expand(_first("dataset_path", *layers), "--dataset-path")
-    return choose_dataset(
+    return registry.choose_dataset(
         name,
         path,
         home=record.home_dataset,

@@ -6,12 +6,15 @@ are held to the same rules.  ``arguments.RunCommand`` rewrites what was typed in
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
 from ipucnn.config.options import specs_for
 from ipucnn.config.spec import OptionSpec
+
+if TYPE_CHECKING:
+    from ipucnn.config.resolve import ReadPlan
 
 MODEL_ARGUMENT = "model"
 RUN_DEFAULT = "the run's"
@@ -23,6 +26,7 @@ def with_run_options(
     from_run: bool = False,
     from_flags: bool = False,
     settle: Optional[Callable[[Any], Any]] = None,
+    read_plan: Optional["ReadPlan"] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command's function so that Typer gives it all options of ``command``.
 
@@ -39,6 +43,7 @@ def with_run_options(
         from_run: the command takes the configuration of a run folder, whose values are the defaults.
         from_flags: the command takes nothing but its flags.
         settle: what the command makes of a ``Resolved`` before it runs, for ``--print-config``.
+        read_plan: reads the file of ``--plan``, for commands that take one.
     """
 
     only_flags = from_run or from_flags
@@ -62,6 +67,7 @@ def with_run_options(
                 arguments["config"],
                 arguments["config_path"],
                 arguments["print_config"],
+                read_plan,
             )
             if "request" in wanted:
                 return function(request=request, **own)

@@ -124,6 +124,12 @@ def parse_str(value: Any) -> str:
     return text
 
 
+def parse_dataset(value: Any) -> str:
+    """The name of a data set; ``gc-imagenet`` is what Graphcore's public application once called ``imagenet``."""
+    name = parse_str(value)
+    return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else name
+
+
 def parse_fraction(value: Any) -> float:
     """A number or a fraction such as ``1/3``, for what happens so many times per epoch, or after so many epochs."""
     what = "a number or a fraction such as 1/4"

@@ -19,7 +19,7 @@ LUMA = (0.299, 0.587, 0.114)
 CAFFE_MEAN = (103.939, 116.779, 123.68)
 """ImageNet's mean in blue, green, red order, as Keras Applications' "caffe" mode has it."""
 
-INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
+INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch", "image")
 
 
 def convert_channels(images: Any, channels: int) -> Any:
@@ -82,7 +82,8 @@ def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
     - "standard": minus the data set's mean, over its standard deviation, per channel;
     - "unit": to [0, 1];  "tf": to [-1, 1];  "raw": left in [0, 255];
     - "torch": to [0, 1], minus ImageNet's mean, over its standard deviation;
-    - "caffe": blue, green, red order, minus ImageNet's mean.
+    - "caffe": blue, green, red order, minus ImageNet's mean;
+    - "image": see :func:`standardise`.
     """
     channels = images.shape[-1]
     if input_range == "raw":
@@ -91,6 +92,9 @@ def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
         return images / 255.0
     if input_range == "tf":
         return images / 127.5 - 1.0
+    if input_range == "image":
+        # What the order of the sums, and with it the size of the batch, changes in 64 bits is rounded away.
+        return tf.cast(standardise(tf.cast(images, tf.float64)), tf.float32)
     if input_range == "caffe":
         mean = CAFFE_MEAN if channels == 3 else _to_channels(CAFFE_MEAN[::-1], channels)
         images = tf.reverse(images, axis=[-1]) if channels == 3 else images
@@ -106,11 +110,24 @@ def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
     return (images - _whole_image(mean, images.shape)) / _whole_image(std, images.shape)
 
 
+def standardise(images: Any) -> Any:
+    """Each of the images [b, h, w, c] minus the mean of all its values, over their deviation.
+
+    The public application's CIFAR pixels (datasets/cifar10_dataset.py), but for images of one value, which become
+    zeros here and not a number there.
+    """
+    axes = list(range(1, images.shape.rank))
+    images = images - tf.reduce_mean(images, axes, keepdims=True)
+    deviation = tf.sqrt(tf.reduce_mean(images * images, axes, keepdims=True))
+    return images / tf.where(deviation > 0, deviation, tf.ones_like(deviation))
+
+
 @dataclass(frozen=True)
 class ChannelAffine:
-    """:func:`normalise` as numbers per channel: ``(images x scale - offsets) x factors``, channels in reverse first.
+    """:func:`normalise` for a device: ``(images x scale - offsets) x factors``, channels in reverse first.
 
     Attributes:
+        per_image: :func:`standardise` in place of that.
         reverse: blue, green, red order.
         scale: of all channels.
         offsets, factors: one per channel.
@@ -120,13 +137,22 @@ class ChannelAffine:
     scale: float
     offsets: Tuple[float, ...]
     factors: Tuple[float, ...]
+    per_image: bool = False
+
+    def apply(self, images: Any) -> Any:
+        """float32 [b, h, w, c] in 0..255 to the network's range: what the input pipeline does, in a network."""
+        if self.per_image:
+            return standardise(images)
+        if self.reverse:
+            images = tf.reverse(images, axis=[-1])
+        return (images * self.scale - tf.constant(self.offsets)) * tf.constant(self.factors)
 
 
 def channel_affine(input_range: str, info: DatasetInfo, channels: int) -> ChannelAffine:
     """The numbers of an input range, for where a constant of a whole image would take too much memory."""
     zeros, ones = (0.0,) * channels, (1.0,) * channels
-    if input_range == "raw":
-        return ChannelAffine(False, 1.0, zeros, ones)
+    if input_range in ("raw", "image"):
+        return ChannelAffine(False, 1.0, zeros, ones, per_image=input_range == "image")
     if input_range == "unit":
         return ChannelAffine(False, 1 / 255.0, zeros, ones)
     if input_range == "tf":

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Tuple
 from ipucnn.datasets.base import DataSource, limit_source
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
-from ipucnn.datasets.sources import cifar, idx, imagefolder
+from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -90,7 +90,11 @@ DATASETS: Dict[str, DatasetRecord] = {
         100,
     ),
     "imagenet": DatasetRecord(
-        "classification", "ImageNet as an image folder", "imagenet/{train,val}/CLASS/*.JPEG", ("imagenet",)
+        "classification",
+        "ImageNet as an image folder",
+        "imagenet/{train,val}/CLASS/*.JPEG",
+        ("imagenet",),
+        num_classes=1000,
     ),
     "imagefolder": DatasetRecord("classification", "an image folder", "{train,val}/CLASS/*.jpg"),
     "imagemasks": DatasetRecord(
@@ -195,6 +199,7 @@ class Choice:
         message: one line for stderr: which set, from where, and how to get the other.
         task: "classification" or "segmentation".
         download_to: the data folder it is to be fetched into, if it is.
+        like: the data set that noise stands for, of whose size and classes it is where they are known.
     """
 
     name: str
@@ -202,6 +207,22 @@ class Choice:
     message: str
     task: str = "classification"
     download_to: Optional[Path] = None
+    like: Optional[str] = None
+
+
+def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
+    """Noise in place of a data set, of which nothing needs to be here.
+
+    Args:
+        like: its name, or None.
+        task: the model's.
+        where: "host" or "ipu", for the message.
+    """
+    made = "made on the host" if where == "host" else "one batch, kept on the device"
+    named = f", in place of {like}" if like is not None else ""
+    return Choice(
+        "random", None, f"synthetic data{named}: noise, {made}; nothing can be learned", task, like=like
+    )
 
 
 def list_datasets() -> List[str]:
@@ -231,7 +252,7 @@ def choose_dataset(
         return _choose_default(path, home, task, download)
     if name.lower().startswith(TFDS_PREFIX):
         return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
-    known = _canonical(name)
+    known = canonical(name)
     if known is None:
         folder = expand(name, "--dataset")
         if is_folder(folder, "--dataset"):
@@ -276,6 +297,7 @@ def open_dataset(
     image_shape: Optional[Tuple[int, int, int]] = None,
     num_classes: Optional[int] = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
+    least_train: int = 0,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
 
@@ -287,13 +309,14 @@ def open_dataset(
         image_shape: (height, width, channels) of generated sets; membranes are grey whatever it says.
         num_classes: of the set "random".
         max_image_pixels: what an image, or a page of a volume, may have at most.
+        least_train: training images that the set "random" has at least.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
         MissingError: an optional package or the network is needed.
         ConfigurationError: a limit is not a number.
     """
-    source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels)
+    source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     return limit_source(source, limit_train, limit_eval, seed)
 
@@ -305,22 +328,20 @@ def _open(
     image_shape: Optional[Tuple[int, int, int]],
     num_classes: Optional[int],
     max_image_pixels: int,
+    least_train: int,
 ) -> DataSource:
     name = choice.name
     if name == "digits":
-        from ipucnn.datasets.sources.embedded import open_digits
-
-        return open_digits()
+        return embedded.open_digits()
     if name == "membranes":
         from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
 
         height, width = image_shape[:2] if image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
         return open_membranes(height, width, seed)
     if name == "random":
-        from ipucnn.datasets.sources.embedded import DEFAULT_SHAPE, open_random
-
         classes = num_classes or (2 if choice.task == "segmentation" else 10)
-        return open_random(*(image_shape or DEFAULT_SHAPE), classes, choice.task, seed)
+        shape, num_train = image_shape or embedded.DEFAULT_SHAPE, max(embedded.NUM_TRAIN, least_train)
+        return embedded.open_random(*shape, classes, choice.task, seed, num_train)
     location = fetch(choice, download)
     if is_tfds(name, location):
         from ipucnn.datasets.sources.tfds import open_tfds
@@ -357,15 +378,15 @@ def fetch(choice: Choice, download: bool) -> Path:
 
 
 def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
-    embedded = EMBEDDED[task]
+    stand_in = EMBEDDED[task]
     other = (
-        f"--dataset {embedded} for the embedded one"
+        f"--dataset {stand_in} for the embedded one"
         if task == "classification"
-        else f"or --dataset {embedded}"
+        else f"or --dataset {stand_in}"
     )
     record = DATASETS.get(home)
     if record is None or not record.files:
-        chosen = home if record is not None else embedded
+        chosen = home if record is not None else stand_in
         return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}", task)
     location = find_location(home, path)
     if location is not None:
@@ -374,8 +395,8 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
         return Choice(home, None, f"data set {home}, to be downloaded to {path} ({other})", task, path)
     get = _how_to_get(home)
     why = f"{home}, this model's home data set, is not in {path} ({get})"
-    message = f"data set {embedded}, {_origin(embedded)}: {why}"
-    return Choice(embedded, None, message, task)
+    message = f"data set {stand_in}, {_origin(stand_in)}: {why}"
+    return Choice(stand_in, None, message, task)
 
 
 def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
@@ -412,14 +433,15 @@ def _how_to_get(name: str) -> str:
 
 
 def _origin(name: str) -> str:
-    return {"digits": "embedded (scikit-learn)"}.get(name, "generated")
+    return embedded.LOCATION if name == "digits" else "generated"
 
 
 def _fold(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _canonical(name: str) -> Optional[str]:
+def canonical(name: str) -> Optional[str]:
+    """The registered name that is meant, whatever the case, with ``-``, ``_`` or neither; None for no such set."""
     return next((known for known in DATASETS if _fold(known) == _fold(name)), None)
 
 

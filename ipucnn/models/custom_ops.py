@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Optional
 
-__all__ = ["CROP_LIBRARY", "FOLDER_VARIABLE", "crop_library"]
-
 FOLDER_VARIABLE = "IPUCNN_CUSTOM_OPS"
 CROP_LIBRARY = "libipucnn_crop.so"
 

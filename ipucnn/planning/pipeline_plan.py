@@ -17,19 +17,6 @@ from ipucnn.filesystem import read_text, shown
 from ipucnn.planning.settings import POPLAR_OPTION, PlanSettings, Proportions, percentages
 from ipucnn.text import shown_value
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "ComparisonRow",
-    "IpuPlan",
-    "NoFit",
-    "ParetoRow",
-    "PipelinePlan",
-    "ProfileLayer",
-    "StagePlan",
-    "SystemFacts",
-    "read_plan",
-]
-
 SCHEMA_VERSION = 2
 
 # Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.
@@ -294,10 +281,10 @@ class PipelinePlan:
             options["pipeline-schedule"] = settings.schedule
             options["recomputation"] = settings.recomputation
         options["available-memory-proportion"] = list(percentages(settings.available_memory_proportion))
-        own = settings.available_memory_proportion[0]
-        if own.matmul != own.convolution:
-            # Only the options of all matrix products can say it; values of single stages are for both.
-            options["matmul-options"] = {POPLAR_OPTION: f"{own.matmul:g}"}
+        own = settings.available_memory_proportion
+        if len(own) == 1 and own[0].matmul != own[0].convolution:
+            # One value is for both; the options of all matrix products go before it.
+            options["matmul-options"] = {POPLAR_OPTION: f"{own[0].matmul:g}"}
         options["precision"] = settings.precision
         return options
 

@@ -48,16 +48,6 @@ from ipucnn.training.batching import nearest_multiples, overlap_length
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
 
-__all__ = [
-    "NothingFits",
-    "assemble",
-    "check_not_fitting",
-    "compare",
-    "load_graph",
-    "make_optimisations",
-    "make_plan",
-]
-
 Note = Callable[[str], None]
 _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
 

@@ -24,8 +24,6 @@ from ipucnn.planning.splits import NetworkOptions
 from ipucnn.training.batching import Batching, nearest_multiples, overlap_length
 from ipucnn.training.program import Layout, make_layout
 
-__all__ = ["PlanRequest", "check_system", "make_request"]
-
 InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
 
 
@@ -137,8 +135,10 @@ def _input(
     own = name == record.home_dataset or config.host_generated_data
     if own:
         shape, number = record.input_shape, record.num_classes
-    elif known is not None and known.image_shape is not None:
-        shape, number = input_shape_for(record, known.image_shape), known.num_classes
+    elif known is not None and known.num_classes is not None:
+        # Images of many sizes are brought to the network's own, as training does.
+        shape = input_shape_for(record, known.image_shape or (None, None, 3))
+        number = known.num_classes
     else:
         shape, number = None, None  # only --image-size and --classes can say
     channels = record.input_shape[2] if shape is None else shape[2]
@@ -228,7 +228,7 @@ def _with_legal_proportions(
             "give one value, or --stages",
         )
     # A preset's values are for the stages that its own splits make.  Their number alone does not tell: four values may
-    # be one for each of four stages, or two (forward and backward pass) for each of two.
+    # be one for each of four stages, or two (convolutions and matrix products) for each of two.
     own = count
     if FLAG not in (resolved.origins["available_memory_proportion"], resolved.origins["pipeline_splits"]):
         named = config.pipeline_splits

@@ -13,22 +13,6 @@ from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
 
-__all__ = [
-    "POPLAR_OPTION",
-    "PRECISIONS",
-    "SCHEDULES",
-    "PlanSettings",
-    "Proportions",
-    "StageProportions",
-    "default_mapping",
-    "given_proportions",
-    "largest",
-    "percentages",
-    "plan_settings",
-    "smallest",
-    "uniform",
-]
-
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 PRECISIONS = ("16.16", "16.32", "32.32")
 
@@ -261,14 +245,15 @@ def default_mapping(schedule: str, num_stages: int) -> Tuple[int, ...]:
 
 
 def percentages(proportions: Proportions) -> Tuple[float, ...]:
-    """Those of convolutions as ``--available-memory-proportion`` takes them.
+    """The values of ``--available-memory-proportion`` that give them.
 
     Returns:
-        Percent: one value, one per stage, or those of the forward and the backward pass of each stage in turn.
+        Percent: one value, that of convolutions; one per stage; or those of each stage's convolutions and matrix
+        products in turn.
     """
-    pairs = [(_percent(own.convolution), _percent(own.backward_convolution)) for own in proportions]
-    if all(forward == backward for forward, backward in pairs):
-        return tuple(forward for forward, _ in pairs)
+    pairs = [(_percent(own.convolution), _percent(own.matmul)) for own in proportions]
+    if len(pairs) == 1 or all(convolution == matmul for convolution, matmul in pairs):
+        return tuple(convolution for convolution, _ in pairs)
     return tuple(value for pair in pairs for value in pair)
 
 
@@ -288,7 +273,7 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     """
     own = stage_proportions(config.available_memory_proportion, num_stages)
     if own:
-        return tuple(StageProportions(forward, forward, backward, backward) for forward, backward in own)
+        return tuple(StageProportions(*pair, *pair) for pair in own)
     shared = config.available_memory_proportion[0] / 100 if config.available_memory_proportion else None
     convolution, matmul = (
         float(options[POPLAR_OPTION]) if POPLAR_OPTION in options else shared

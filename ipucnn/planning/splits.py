@@ -13,22 +13,8 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.training.program import Program
-
-__all__ = [
-    "RULES",
-    "NetworkOptions",
-    "check_cuts",
-    "check_named_splits",
-    "check_splits",
-    "check_stages",
-    "choose_splits",
-    "equal_blocks",
-    "equal_layers",
-    "equal_parameters",
-    "plan_differences",
-    "settle_splits",
-]
 
 # The options that a configuration's network is built with, for an input shape and a number of classes.
 NetworkOptions = Callable[[ModelRecord, RunConfig, Tuple[int, int, int], int], BuildOptions]
@@ -200,7 +186,7 @@ def settle_splits(
     from ipucnn.models.names import canonical_names
 
     splits, origin = program.pipeline_splits, "given"
-    if splits and resolved.plan is not None and splits == resolved.plan.splits:
+    if splits and isinstance(resolved.plan, PipelinePlan) and splits == resolved.plan.splits:
         origin = resolved.origins["pipeline_splits"]
     if not splits and saved is not None:
         splits, origin = tuple(saved.get("pipeline_splits", ())), str(saved.get("splits_from", ""))
@@ -266,7 +252,7 @@ def plan_differences(
 ) -> List[str]:
     """What to tell the user where a run is not the one that its plan was made for; its splits are used all the same."""
     plan = resolved.plan
-    if plan is None:
+    if not isinstance(plan, PipelinePlan):
         return []
     config = resolved.config
     pairs = [

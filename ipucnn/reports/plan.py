@@ -393,7 +393,7 @@ def _yaml(value: Any) -> str:
 def proportion(proportions: Proportions) -> str:
     """availableMemoryProportion: of all stages, or of each."""
     text = " ".join(f"{value:g}" for value in percentages(proportions)) + "%"
-    if any(own.matmul != own.convolution for own in proportions):
+    if len(proportions) == 1 and proportions[0].matmul != proportions[0].convolution:
         text += f" (matrix products {100 * proportions[0].matmul:g}%)"
     return text
 

@@ -14,8 +14,9 @@ from ipucnn.text import printable
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from ipucnn.benchmarking.records import Row, SuiteResult
     from ipucnn.benchmarking.suites.plan import SuitePlan
-    from ipucnn.benchmarking.suites.result import Speedups, SuiteResult
+    from ipucnn.benchmarking.suites.result import Speedups
 
 _RATE = "measured\nimages/s"
 # Columns that a narrow terminal goes without, in the order in which they are left out.
@@ -78,11 +79,11 @@ class SuiteProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=printable(f"{what} {figures}"))
 
-    def row(self, done: int, total: int, row: Dict[str, Any]) -> None:
+    def row(self, done: int, total: int, row: Row) -> None:
         """A row has finished."""
         self._done = done
         left = self._left()
-        line = f"[{done}/{total}] {row['id']}: {_outcome(row)} ({units.duration(row['wall_s'])})"
+        line = f"[{done}/{total}] {row.id}: {_outcome(row)} ({units.duration(row.wall_s or 0.0)})"
         if self._bar is not None and self._task is not None:
             from rich.text import Text
 
@@ -99,51 +100,51 @@ class SuiteProgress:
         return f"about {units.duration(max(1.0, round(seconds)))} left"
 
 
-def _outcome(row: Dict[str, Any]) -> str:
-    if row["status"] == "failed":
-        return f"failed: {row['error']}"
-    text = f"{units.number(row['images_per_s'])} images/s"
-    return text + (f", accuracy {row['accuracy']:.2%}" if row["accuracy"] is not None else "")
+def _outcome(row: Row) -> str:
+    if row.status == "failed":
+        return f"failed: {row.error}"
+    text = f"{units.number(row.images_per_s)} images/s"
+    return text + (f", accuracy {row.accuracy:.2%}" if row.accuracy is not None else "")
 
 
-def _size(row: Dict[str, Any]) -> str:
-    if row["image_height"] is None:
+def _size(row: Row) -> str:
+    if row.image_height is None:
         return ""
-    height, width = row["image_height"], row["image_width"]
+    height, width = row.image_height, row.image_width
     return f"{height}" if height == width else f"{height}x{width}"
 
 
-def _predicted(row: Dict[str, Any], key: str) -> Optional[float]:
-    return row["predicted"][0][key] if row["predicted"] else None
+def _predicted(row: Row, key: str) -> Optional[float]:
+    return getattr(row.predicted[0], key) if row.predicted else None
 
 
 def columns(result: SuiteResult, speedup: Speedups) -> Tuple[List[str], List[List[str]]]:
     """Titles and rows of the table; columns in which no row has anything are left out."""
     factors = {point.id: point.speedup for point in speedup.points}
-    first = next((row["step_s"] for row in result.rows if row["step_s"] is not None), None)
-    is_ladder = any(row["mode"] == "fit" for row in result.rows)
+    first = next((row.step_s for row in result.rows if row.step_s is not None), None)
+    is_ladder = any(row.mode == "fit" for row in result.rows)
     labels = row_labels(result.rows)
 
-    def faster(row: Dict[str, Any]) -> str:
-        return f"{units.number(first / row['step_s'])}x" if first and row["step_s"] else ""
+    def faster(row: Row) -> str:
+        return f"{units.number(first / row.step_s)}x" if first and row.step_s else ""
 
-    kinds: List[Tuple[str, bool, Callable[[Dict[str, Any]], str]]] = [
-        ("row", True, lambda row: labels[row["id"]]),
-        ("mode", not is_ladder, lambda row: _SHORT[row["mode"]]),
-        ("batch", True, lambda row: str(row["micro_batch_size"])),
-        ("GA", True, lambda row: _above_one(row["gradient_accumulation_count"])),
-        ("repl.", True, lambda row: _above_one(row["num_replicas"])),
-        ("stages", True, lambda row: _above_one(row["num_stages"])),
+    kinds: List[Tuple[str, bool, Callable[[Row], str]]] = [
+        ("row", True, lambda row: labels[row.id]),
+        ("mode", not is_ladder, lambda row: _SHORT[row.mode]),
+        ("batch", True, lambda row: str(row.micro_batch_size)),
+        ("GA", True, lambda row: _above_one(row.gradient_accumulation_count)),
+        ("repl.", True, lambda row: _above_one(row.num_replicas)),
+        ("stages", True, lambda row: _above_one(row.num_stages)),
         ("size", not is_ladder, _size),
-        (_RATE, True, lambda row: units.number(row["images_per_s"])),
-        ("measured\nstep", True, lambda row: units.seconds(row["step_s"])),
+        (_RATE, True, lambda row: units.number(row.images_per_s)),
+        ("measured\nstep", True, lambda row: units.seconds(row.step_s)),
         ("against\nthe first", is_ladder, faster),
-        ("accuracy", is_ladder, lambda row: "" if row["accuracy"] is None else f"{row['accuracy']:.2%}"),
-        ("times\nKeras", True, lambda row: units.number(row["ratio_to_keras"])),
-        ("FLOP per\nparam.", not is_ladder, lambda row: units.number(row["flop_per_parameter"])),
+        ("accuracy", is_ladder, lambda row: "" if row.accuracy is None else f"{row.accuracy:.2%}"),
+        ("times\nKeras", True, lambda row: units.number(row.ratio_to_keras)),
+        ("FLOP per\nparam.", not is_ladder, lambda row: units.number(row.flop_per_parameter)),
         ("predicted\nimages/s", True, lambda row: units.number(_predicted(row, "images_per_s"))),
         ("predicted\nstep", is_ladder, lambda row: units.seconds(_predicted_step(row))),
-        ("speed-up", not is_ladder, lambda row: units.number(factors.get(row["id"]))),
+        ("speed-up", not is_ladder, lambda row: units.number(factors.get(row.id))),
     ]
     titles: List[str] = []
     cells: List[List[str]] = [[] for _ in result.rows]
@@ -157,12 +158,12 @@ def columns(result: SuiteResult, speedup: Speedups) -> Tuple[List[str], List[Lis
         for line, cell in zip(cells, column):
             line.append(cell)
     for line, row in zip(cells, result.rows):
-        if row["status"] != "done":
-            line[titles.index(_RATE)] = row["status"]
+        if row.status != "done":
+            line[titles.index(_RATE)] = row.status
     return titles, cells
 
 
-def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
+def row_labels(rows: List[Row]) -> Dict[str, str]:
     """What the table calls each row, by id: its name, and in lines below it what tells it from others of that name.
 
     These are the fewest options, shortest values first, that do, beside those that have a column of their own.
@@ -170,11 +171,11 @@ def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
     from ipucnn.benchmarking.suites.result import option_text
 
     labels = {}
-    for name in dict.fromkeys(row["name"] for row in rows):
-        same = [row for row in rows if row["name"] == name]
-        texts = {key: [option_text(row, key) for row in same] for row in same for key in row["options"]}
+    for name in dict.fromkeys(row.name for row in rows):
+        same = [row for row in rows if row.name == name]
+        texts = {key: [option_text(row, key) for row in same] for row in same for key in row.options}
         told: List[Tuple[Any, ...]] = [
-            (row["mode"], *(option_text(row, key) for key in _COLUMN_OPTIONS)) for row in same
+            (row.mode, *(option_text(row, key) for key in _COLUMN_OPTIONS)) for row in same
         ]
         lines = [printable(str(name)) for _ in same]
         for key in sorted(texts, key=lambda key: max(map(len, texts[key]))):
@@ -182,7 +183,7 @@ def row_labels(rows: List[Dict[str, Any]]) -> Dict[str, str]:
             if key not in _COLUMN_OPTIONS and len(set(finer)) > len(set(told)):
                 told = finer
                 lines = [line + "\n" + printable(f"  {key} {text}") for line, text in zip(lines, texts[key])]
-        labels.update({row["id"]: line for row, line in zip(same, lines)})
+        labels.update({row.id: line for row, line in zip(same, lines)})
     return labels
 
 
@@ -211,10 +212,10 @@ def _above_one(number: Optional[int]) -> str:
     return str(number) if number is not None and number > 1 else ""
 
 
-def _predicted_step(row: Dict[str, Any]) -> Optional[float]:
+def _predicted_step(row: Row) -> Optional[float]:
     """The predicted time of one micro-batch, which is what the measured step of a fit is."""
     rate = _predicted(row, "images_per_s")
-    return row["micro_batch_size"] / rate if rate else None
+    return row.micro_batch_size / rate if rate else None
 
 
 def print_suite(result: SuiteResult, speedup: Speedups) -> None:
@@ -240,7 +241,7 @@ def print_suite(result: SuiteResult, speedup: Speedups) -> None:
 
 def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
     """What the table is of, as (name, value)."""
-    done = [row for row in result.rows if row["status"] == "done"]
+    done = [row for row in result.rows if row.status == "done"]
     machine = result.machine
     rows = [("suite", result.about)] if result.about else []
     rows += [
@@ -248,26 +249,26 @@ def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
             "rows",
             f"{len(done)} of {len(result.rows)} measured, each in a process of its own; seed {result.seed}",
         ),
-        ("device", f"{machine['cpu']}, {machine['num_cores']} core(s); TensorFlow {machine['tensorflow']}"),
+        ("device", f"{machine.cpu}, {machine.num_cores} core(s); TensorFlow {machine.tensorflow}"),
     ]
-    data = dict.fromkeys(f"{row['data_kind']} ({row['data_name']})" for row in done)
+    data = dict.fromkeys(f"{row.data_kind} ({row.data_name})" for row in done)
     rows += [("data", ", ".join(data))] if data else []
-    sizes = [n for row in done for n in (row["image_height"], row["image_width"])]
+    sizes = [n for row in done for n in (row.image_height, row.image_width) if n]
     if "image-size" in result.options and sizes:
         spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
         rows.append(
             ("image size", f"set by --image-size {result.options['image-size']}; taken: {spread} pixels")
         )
     totals = result.totals
-    if totals.get("measured_s") is not None:
-        missing = totals["num_rows"] - totals["num_measured"]
-        count = f"{_counted(totals['num_measured'], 'training row')}" + (
+    if totals.measured_s is not None:
+        missing = totals.num_rows - totals.num_measured
+        count = f"{_counted(totals.num_measured, 'training row')}" + (
             f" ({_counted(missing, 'more has', 'more have')} no result)" if missing else ""
         )
-        what = f"one epoch of {totals['epoch_images']} images on each of {count}, one after the other"
-        rows.append(("total epoch time", f"measured {units.duration(totals['measured_s'])}: {what}"))
+        what = f"one epoch of {totals.epoch_images} images on each of {count}, one after the other"
+        rows.append(("total epoch time", f"measured {units.duration(totals.measured_s)}: {what}"))
     both = speedup.totals
-    if totals.get("measured_s") is not None and both["second_s"] is not None:
+    if totals.measured_s is not None and both["second_s"] is not None:
         rows.append(
             (
                 "",
@@ -275,7 +276,7 @@ def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
                 f"which take {units.duration(both['first_s'])} here",
             )
         )
-    is_ladder = any(row["mode"] == "fit" for row in result.rows)
+    is_ladder = any(row.mode == "fit" for row in result.rows)
     if speedup.points and not is_ladder:
         rows.append(("speed-up", f"of {speedup.second} over {speedup.first}"))
         if speedup.differences:
@@ -288,13 +289,13 @@ def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
         )
     texts: Dict[str, List[str]] = {}
     for row in result.rows:
-        for text in row["notes"]:
-            if text not in (row["error"], None):
-                texts.setdefault(text, []).append(row["id"])
+        for text in row.notes:
+            if text not in (row.error, None):
+                texts.setdefault(text, []).append(row.id)
     for text, ids in texts.items():
         which = "all rows" if len(ids) == len(result.rows) else _some(ids)
         rows.append(("note", f"{which}: {text}"))
-    rows += [("failed", f"{row['id']}: {row['error']}") for row in result.rows if row["status"] == "failed"]
+    rows += [("failed", f"{row.id}: {row.error}") for row in result.rows if row.status == "failed"]
     return rows
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
+from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
 from ipucnn.text import printable
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from ipucnn.runs.recorder import Validated
+    from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
+    from ipucnn.runs.recorder import RunEvent, Validated
+    from ipucnn.runs.train import TrainingRun
     from ipucnn.sessions.session import ExecutionFinished, Progress
 
 # A cross-validation's columns: key in the report, title, format.
@@ -123,6 +127,166 @@ class TrainProgress:
             self._bar.console.print(line, highlight=False)
         else:
             note(line)
+
+
+class RunDisplay:
+    """Shows one run: what is going to run, its events, and what it came to.
+
+    A context manager; inside it the progress is open.  Of a run that is silent nothing is shown.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self._progress: Optional[TrainProgress] = None
+
+    def __enter__(self) -> RunDisplay:
+        if not self.run.is_silent:
+            _introduce(self.run)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._progress is not None:
+            # Its last line may still wait to be printed.
+            self._progress.flush()
+            self._progress.__exit__()
+            self._progress = None
+        if kind is None:
+            self._draw()
+
+    def show(self, event: RunEvent) -> None:
+        """Notes at once, progress from when training begins."""
+        from ipucnn.runs import recorder
+
+        run = self.run
+        if run.is_silent:
+            return
+        if isinstance(event, recorder.Notes):
+            for line in event.lines:
+                note(line)
+        elif isinstance(event, recorder.CompilingAhead):
+            note("compiling; nothing is trained")
+        elif isinstance(event, recorder.Started):
+            if run.fresh_weights:
+                weights = run.resolved.config.weights
+                note(f"starting from {weights}, with a new head for {run.info.num_classes} classes")
+            if event.program.splits_from not in ("", "given"):
+                opened = ", ".join(event.program.pipeline_splits)
+                note(f"stages opened by {opened} ({event.program.splits_from})")
+            note(f"run folder {event.folder}; compiling")
+            self._progress = TrainProgress(event.program)
+            self._progress.__enter__()
+        elif self._progress is None:
+            return
+        elif isinstance(event, recorder.Progress):
+            self._progress.progress(event)
+        elif isinstance(event, recorder.ExecutionFinished):
+            self._progress.execution(event)
+        elif isinstance(event, recorder.Validated):
+            self._progress.validation(event)
+
+    def _draw(self) -> None:
+        """The picture of what a segmentation network predicts, into the run folder."""
+        run = self.run
+        if run.pictures and not run.is_silent:
+            from ipucnn.reports.sheets import save_predictions
+            from ipucnn.runs.folder import PREDICTIONS
+
+            path = run.folder.path / PREDICTIONS
+            save_predictions(run.pictures, run.info.class_names, path)
+            note(f"picture of the predictions: {path}")
+
+    def print_result(self, as_json: bool) -> None:
+        """The report at the end, on stdout."""
+        run, report = self.run, self.run.final_report
+        if run.is_silent:
+            return
+        if report.get("compiled_only"):
+            if as_json:
+                print(json.dumps(report, indent=2))
+            else:
+                print_compiled(report)
+            return
+        folder, neighbours = str(run.folder.path), run.neighbours_accuracy
+        if as_json:
+            print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
+        else:
+            print_report(report, folder, neighbours)
+
+
+class FoldsDisplay:
+    """Shows a cross-validation: its runs one after the other, and the table of their figures.
+
+    A context manager, like :class:`RunDisplay`.
+    """
+
+    def __init__(self, validation: CrossValidation) -> None:
+        self._validation = validation
+        self._of_run: Optional[RunDisplay] = None
+
+    def __enter__(self) -> FoldsDisplay:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._of_run is not None:
+            self._of_run.__exit__(*details)
+
+    def show(self, event: Union[FoldStarted, RunEvent, FoldFinished]) -> None:
+        """A fold's beginning and end, and between them the events of its run."""
+        from ipucnn.runs import kfold
+
+        if isinstance(event, kfold.FoldStarted):
+            held_out = len(event.run.setup.source.eval)
+            note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
+            self._of_run = RunDisplay(event.run).__enter__()
+            return
+        assert self._of_run is not None
+        if isinstance(event, kfold.FoldFinished):
+            self._of_run.__exit__(None)
+            note(fold_line(event.row, self._validation.num_folds, self._of_run.run.info.class_names))
+            self._of_run = None
+        else:
+            self._of_run.show(event)
+
+    def print_result(self, as_json: bool) -> None:
+        """The report at the end, on stdout."""
+        validation = self._validation
+        report, root = validation.report(), str(validation.root)
+        if as_json:
+            print(json.dumps({**report, "run_dir": root}, indent=2))
+        else:
+            print_folds(report, root, validation.first.info.class_names)
+
+
+def _introduce(run: TrainingRun) -> None:
+    """What is going to run, on stderr."""
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
+
+    resolved = run.resolved
+    for line in run.start.notes:
+        note(line)
+    if run.start.report is not None:
+        note(f"{run.folder.path} is finished: nothing to continue")
+    note(resolved.choice.message)
+    public = resolved.public_note()
+    if public:
+        note(public)
+    effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
+    if effect:
+        note(effect)
+    for warning in [*device_warnings(resolved.config.device), *run.warnings]:
+        note(f"warning: {warning}")
+    preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
+    if run.start.in_place:
+        preset = "the run's configuration"
+    elif resolved.origins["model_name"] == RUN_ORIGIN:
+        preset = "the cross-validation's configuration"
+    size = "x".join(map(str, run.setup.input_shape))
+    network = f"{resolved.record.name} ({preset}), input {size}, seed {run.seed}"
+    if resolved.config.base_filters is not None:
+        full = "x".join(map(str, resolved.record.input_shape))
+        published = resolved.record.builder_args.get("base_filters")
+        network += f", {resolved.config.base_filters} base filters (as published: {full}, {published})"
+    note(f"{network}; {program_line(run.program)}")
 
 
 def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> List[Tuple[str, str]]:

@@ -1,13 +1,12 @@
 """The run folder: everything about one run, and nothing it did not write."""
 
 import contextlib
-import itertools
 import json
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -16,21 +15,16 @@ from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES, read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
-    absolute,
     append_text,
-    check_makeable,
     entries,
     exists,
     expand,
-    is_file,
     is_folder,
     is_link,
     make_folder,
     read_text,
-    reason_of,
     remove_file,
     remove_temporaries,
-    temporary_of,
     write_atomically,
     write_text,
 )
@@ -46,9 +40,7 @@ CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-ELSEWHERE = "choose another --run-dir"
 RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
-_OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -105,73 +97,7 @@ _REPORT_FIELDS: json_fields.Fields = {
 """What a report must have to be shown; a report that lacks any of it is none, and the run goes on to write it."""
 
 
-def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
-    base = f"{model}-{dataset}".replace(":", "-").replace("/", "-")
-    return root / (base if number == 1 else f"{base}-{number}")
-
-
-def _taken(model: str, dataset: str, root: Path) -> Iterator[Path]:
-    """The default folders from the first on, up to the first that is not there."""
-    for number in itertools.count(1):
-        path = _numbered(model, dataset, root, number)
-        if not exists(path, "run folder") and not is_link(path, "run folder"):
-            return
-        yield path
-
-
-def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
-    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that is taken.
-
-    What a process left that was killed before its run began is not taken.
-    """
-    free = 1
-    for path in _taken(model, dataset, root):
-        if is_unfinished(path) and not _is_in_use(path):
-            return path
-        free += 1
-    return _numbered(model, dataset, root, free)
-
-
-def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
-    """The folder of the latest run that has begun under a default name, None if there is none."""
-    begun = [p for p in _taken(model, dataset, root) if is_folder(p, "run folder") and not is_unfinished(p)]
-    return begun[-1] if begun else None
-
-
-def claim_default(
-    model: str, dataset: str, root: Path = Path("runs"), checkpoint_dir: Optional[str] = None
-) -> "RunFolder":
-    """Makes the folder that :func:`default_run_dir` names, and locks it: others get another.
-
-    Of several processes that ask at once, each has a folder of its own.
-
-    Raises:
-        DataError: it cannot be made.
-    """
-    make_folder(root, "run folder", ELSEWHERE)
-    while True:
-        path = default_run_dir(model, dataset, root)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            if not is_unfinished(path):
-                continue  # another process was quicker
-        except OSError as error:
-            raise DataError(f"run folder {path} cannot be made: {reason_of(error)}", ELSEWHERE) from None
-        try:
-            handle = _locked(path)
-        except (BlockingIOError, FileNotFoundError):
-            continue
-        # The one who had it before may have taken it away, or begun its run, before the lock was had.
-        if _is_still(path, handle) and is_unfinished(path):
-            folder = RunFolder(path, checkpoint_dir)
-            folder.hold(handle)
-            return folder
-        if handle is not None:
-            os.close(handle)
-
-
-def _locked(path: Path) -> Optional[int]:
+def locked(path: Path) -> Optional[int]:
     """A file descriptor that locks a folder until it is closed; None where the system or file system has no locks.
 
     Raises:
@@ -195,99 +121,6 @@ def _locked(path: Path) -> Optional[int]:
         os.close(handle)
         return None
     return handle
-
-
-def _is_still(path: Path, handle: Optional[int]) -> bool:
-    """Whether a folder is the one that was locked: it may have been taken away and made again meanwhile."""
-    if handle is None:
-        return True
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except OSError:
-        return False
-
-
-def _is_in_use(path: Path) -> bool:
-    """Whether another process has a folder's lock, or nobody can know."""
-    try:
-        handle = _locked(path)
-    except (BlockingIOError, FileNotFoundError):
-        return True
-    if handle is None:
-        return True
-    os.close(handle)
-    return False
-
-
-def check_new(path: Path, overwrite: bool) -> None:
-    """Refuses a run folder that is taken, before anything is computed.
-
-    Raises:
-        ConfigurationError: it exists and ``overwrite`` is not set, or holds what no run wrote.
-        DataError: its parent is a file.
-    """
-    what = "run folder"
-    check_makeable(path, what, ELSEWHERE)
-    there = entries(path, what)
-    if not there or is_unfinished(path):
-        return
-    foreign = [p.name for p in there if not _is_ours(p.name)]
-    if not overwrite:
-        raise ConfigurationError(
-            f"run folder {path} already exists",
-            f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
-        )
-    if foreign or not is_file(path / CONFIG, what):
-        raise ConfigurationError(
-            f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
-            "choose another --run-dir",
-        )
-
-
-def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
-    """Refuses a checkpoint folder of its own that holds another run's checkpoints.
-
-    Raises:
-        ConfigurationError: it does, and ``overwrite`` is not set.
-        DataError: it is a file.
-    """
-    what = "checkpoint folder"
-    check_makeable(folder, what, "choose another --checkpoint-dir")
-    if not overwrite and any(is_checkpoint_name(p.name) for p in entries(folder, what)):
-        raise ConfigurationError(
-            f"checkpoint folder {folder} holds another run's checkpoints",
-            "use another --checkpoint-dir, or --overwrite to replace them",
-        )
-
-
-def is_unfinished(path: Path) -> bool:
-    """Whether a folder is what a process left that was killed while it made its run folder."""
-    # A link is nobody's leftover: a run that took it would be written somewhere else.
-    if is_link(path) or not is_folder(path, "run folder"):
-        return False
-    there = entries(path, "run folder")
-    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in there):
-        return False
-    return not entries(path / CHECKPOINTS, "checkpoint folder")
-
-
-def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
-    """Refuses a checkpoint folder inside the run folder where the run keeps other things.
-
-    Raises:
-        ConfigurationError: it is.
-    """
-    run, there = absolute(path, "run folder"), absolute(checkpoints, "--checkpoint-dir")
-    if there != run / CHECKPOINTS and (there == run or run in there.parents):
-        raise ConfigurationError(
-            f"checkpoint folder {checkpoints} lies in the run folder {path}",
-            f"leave --checkpoint-dir out (they go to {path / CHECKPOINTS}), or choose a folder elsewhere",
-        )
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a run puts a file or folder of this name into its folder; temporaries of killed runs too."""
-    return name in _OURS or temporary_of(name) in RUN_FILES
 
 
 def is_checkpoint_name(name: str) -> bool:
@@ -331,7 +164,7 @@ class RunFolder:
             if not is_folder(folder, flag) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
-                self._keep(_locked(folder))
+                self._keep(locked(folder))
             except BlockingIOError:
                 self.unlock()
                 raise ConfigurationError(
@@ -339,7 +172,7 @@ class RunFolder:
                 ) from None
 
     def hold(self, handle: Optional[int]) -> None:
-        """Takes over a folder that was made, and locked, for this run; see :func:`claim_default`."""
+        """Takes over a folder that was made, and locked, for this run; see ``start.claim_default``."""
         self._is_claimed = True
         self._made = [self.path, self.path / CHECKPOINTS]
         self._keep(handle)

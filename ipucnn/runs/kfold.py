@@ -35,17 +35,9 @@ from ipucnn.filesystem import (
 from ipucnn.interrupts import Interrupted
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
-from ipucnn.runs.folder import (
-    CONFIG,
-    ELSEWHERE,
-    FOLDS,
-    TIMINGS,
-    RunFolder,
-    check_new,
-    claim_default,
-    latest_run_dir,
-)
+from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
+from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, latest_run_dir
 from ipucnn.runs.train import TrainingRun
 
 SCHEMA_VERSION = 1
@@ -70,18 +62,6 @@ _FOLDS_FIELDS: json_fields.Fields = {
     ),
 }
 """What ``folds.json`` must have for its folds to count as finished."""
-
-
-def is_cross_validation(resolved: Resolved) -> bool:
-    """Whether a configuration asks for folds, or with ``--resume`` for a cross-validation to go on."""
-    config = resolved.config
-    if config.kfold is not None:
-        return True
-    return bool(
-        config.resume
-        and config.run_dir is not None
-        and is_file(expand(config.run_dir, "--run-dir") / FOLDS, "--run-dir")
-    )
 
 
 @dataclass(frozen=True)
@@ -115,6 +95,7 @@ class CrossValidation:
     def __init__(
         self, resolved: Resolved, verbose: bool = False, say: Callable[[str], None] = lambda line: None
     ) -> None:
+        run_setup.refuse_instances("train --kfold")
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",

@@ -1,23 +1,26 @@
 """From a resolved configuration to what a session runs on: the data set, the shapes, and how the network is built.
 
 Everything up to :func:`build` and :func:`evaluation_batches` is done without TensorFlow, so that a wrong option or a
-damaged data set is told of at once.
+damaged data set is told of at once.  At the end stands what is refused before data is read: options without effect,
+and what no device here can do.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
+from ipucnn.sessions.factory import runs_on_ipus
+from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
-from ipucnn.training.program import Program
+from ipucnn.training.program import Layout, Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -72,8 +75,23 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
     """
     from ipucnn.datasets.preprocessing import channel_affine
 
-    affine = channel_affine(setup.record.input_range, setup.source.info, setup.input_shape[2])
+    affine = channel_affine(setup.input_range, setup.source.info, setup.input_shape[2])
     return replace(setup, input_range="raw") if session.take_preprocessing(affine) else setup
+
+
+def input_range(config: RunConfig, record: ModelRecord) -> str:
+    """The range of the images that a network is trained with, one of ``preprocessing.INPUT_RANGES``.
+
+    Raises:
+        ConfigurationError: images of a segmentation network by themselves: it sees tiles of them.
+    """
+    if config.normalise == "network":
+        return record.input_range
+    if record.task == "segmentation":
+        raise ConfigurationError(
+            f"--normalise {config.normalise}: {record.name} sees tiles, not whole images", "drop it"
+        )
+    return config.normalise
 
 
 def check_supported(config: RunConfig) -> None:
@@ -82,18 +100,18 @@ def check_supported(config: RunConfig) -> None:
     Raises:
         ConfigurationError: naming the option.
     """
-    from ipucnn.sessions.factory import runs_on_ipus
-
     if config.precision != "32.32" and not runs_on_ipus(config.device):
         raise ConfigurationError(
             f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
             "use --precision 32.32",
         )
-    if config.wandb:
-        raise ConfigurationError(
-            "--wandb: logging to Weights & Biases is not built yet",
-            "drop it; metrics go to metrics.jsonl and TensorBoard",
-        )
+    for spec in SPECS:
+        value = getattr(config, spec.name)
+        if spec.refused and value != spec.default:
+            what, instead = spec.refused
+            raise ConfigurationError(
+                f"{spec.flag}: {what} is not available in this version", f"drop it; {instead}"
+            )
     if config.clean_dir and not config.checkpoints:
         raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
 
@@ -173,7 +191,7 @@ def prepare(
         ConfigurationError: an image size the network cannot take.
         DataError: files absent or damaged.
     """
-    from ipucnn.datasets.registry import open_dataset
+    from ipucnn.datasets.registry import DATASETS, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -186,15 +204,18 @@ def prepare(
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
             # The folds are those of the data set that the network was trained on: of another one all is taken.
             folded = False
+        known = DATASETS.get(resolved.choice.like or "")
         source = open_dataset(
             resolved.choice,
             download=config.download,
             limit_train=None if folded else config.limit_train,
             limit_eval=None if folded else config.limit_eval,
             seed=seed,
-            image_shape=wanted or record.input_shape,
-            num_classes=record.num_classes,
+            image_shape=wanted or (known and known.image_shape) or record.input_shape,
+            num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
+            # A weight update's at least: whatever the batch is, there is noise for it.
+            least_train=make_layout(config).batching.global_batch_size if config.synthetic_data else 0,
         )
         if folded:
             source = _fold(source, config, seed)
@@ -210,7 +231,7 @@ def prepare(
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.tiled and outputs is not None:
         _check_tile(record, source.info, shape, outputs)
-    return Setup(resolved, source, shape, outputs, seed, record.input_range)
+    return Setup(resolved, source, shape, outputs, seed, input_range(config, record))
 
 
 def build_options(setup: Setup) -> "BuildOptions":
@@ -363,11 +384,13 @@ def training_batches(
         samples_per_element: of each batch.
         shard: (count, index) of the instances that train together.
     """
-    from ipucnn.datasets.pipeline import train_batches
+    from ipucnn.datasets.pipeline import constant_batch, train_batches
 
     config = setup.config
     epoch, update = divmod(first_update, program.weight_updates_per_epoch)
-    return train_batches(
+    if config.synthetic_data == "ipu":
+        epoch = update = 0  # the same batch, wherever training begins
+    batches = train_batches(
         setup.source,
         batch_size=samples_per_element,
         # Padding is taken from a further permutation of the epoch.
@@ -384,6 +407,7 @@ def training_batches(
         output_shape=setup.output_shape,
         shard=shard,
     )
+    return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 
 
 def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
@@ -422,4 +446,165 @@ def _check_fits(batch_size: int, input_shape: InputShape) -> None:
             f"batches of {batch_size} images need {needed_bytes / 2**30:.4g} GiB, and the machine has "
             f"{memory_bytes / 2**30:.4g} GiB",
             f"lower --validation-micro-batch-size; at the very most {memory_bytes // sample_bytes} images fit",
+        )
+
+
+# --- what is refused before data is read
+#
+# An option that is typed and would reach nothing is refused, so that nobody waits for its effect.  That holds only for
+# what is typed: presets, plans and saved configurations carry options for other runs, too.
+
+# What a run lacks, to follow "has no effect", and how it gets that ("": it cannot); None where nothing is lacking.
+Lack = Optional[Tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One option that needs another.
+
+    Attributes:
+        name: the option.
+        lacks: (config, layout) -> what the run lacks for it.
+        ipu_only: the rule is about IPUs.  Elsewhere the option is recorded for them, which the run says.
+        has_off: its default, or False, asks for nothing, and may be typed anywhere.
+    """
+
+    name: str
+    lacks: Callable[[RunConfig, Layout], Lack]
+    ipu_only: bool = True
+    has_off: bool = True
+
+
+def _pipeline(config: RunConfig, layout: Layout) -> Lack:
+    if layout.num_stages > 1:
+        return None
+    return "without a pipeline", "make one: --ipus-per-replica 2 --pipeline-splits auto"
+
+
+def _accumulation(config: RunConfig, layout: Layout) -> Lack:
+    # The SDK keeps the state of the optimizer in remote memory only under gradient accumulation.
+    if layout.num_stages > 1 or layout.batching.gradient_accumulation_count > 1:
+        return None
+    return "without a pipeline or gradient accumulation", "use --gradient-accumulation-count 2 or more"
+
+
+def _replicas(config: RunConfig, layout: Layout) -> Lack:
+    return None if layout.batching.num_replicas > 1 else ("with one replica", "use --num-replicas 2 or more")
+
+
+def _reduction(config: RunConfig, layout: Layout) -> Lack:
+    return ("in a pipeline", "") if layout.num_stages > 1 else _replicas(config, layout)
+
+
+def _preprocessing(config: RunConfig, layout: Layout) -> Lack:
+    if config.eight_bit_transfer or config.accelerator_side_preprocess:
+        return None
+    return "where the host preprocesses", "add --eight-bit-transfer or --accelerator-side-preprocess"
+
+
+def _recomputation(config: RunConfig, layout: Layout) -> Lack:
+    return None if config.recomputation else ("without recomputation", "add --recomputation, in a pipeline")
+
+
+def _validation(config: RunConfig, layout: Layout) -> Lack:
+    return _pipeline(config, layout) or (None if config.validation else ("without validation", ""))
+
+
+def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
+    norm = config.norm_layer
+    return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
+
+
+def _host_session(config: RunConfig, layout: Layout) -> Lack:
+    return "on IPUs: it is a choice of the host session", ""
+
+
+RULES: Tuple[Rule, ...] = (
+    Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
+    Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
+    Rule("fused_preprocessing", _preprocessing),
+    Rule("offload_activations", _pipeline),
+    Rule("offload_gradient_accumulation_buffers", _pipeline),
+    Rule("recomputation_mode", _recomputation),
+    Rule("pipeline_validation_model", _validation),
+    Rule("pipeline_schedule", _pipeline),
+    Rule("optimizer_state_offloading", _accumulation),
+    Rule("replicated_optimizer_state_sharding", _replicas),
+    Rule("accelerator_side_reduction", _reduction),
+    *(Rule(spec.name, _host_session) for spec in SPECS if not spec.ipu_effect),
+)
+
+
+def check_effects(config: RunConfig, origins: Mapping[str, str], layout: Layout) -> None:
+    """Refuses the first typed option that would have no effect.
+
+    Args:
+        config: of the run.
+        origins: where each of its values is from.
+        layout: from ``make_layout``.
+
+    Raises:
+        ConfigurationError: naming what the run lacks.
+    """
+    on_ipus = runs_on_ipus(config.device)
+    for rule in RULES:
+        spec, value = BY_NAME[rule.name], getattr(config, rule.name)
+        # Of an option that is on by default, True is asked for, too.
+        is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
+        if origins[rule.name] != FLAG or is_off or (rule.ipu_only and not on_ipus):
+            continue
+        lack = rule.lacks(config, layout)
+        if lack is not None:
+            shown = spec.flag if spec.is_bool else f"{spec.flag} {value}"
+            what, hint = lack
+            raise ConfigurationError(
+                f"{shown} has no effect {what}", f"drop it, or {hint}" if hint else "drop it"
+            )
+
+
+def check_compile_only(config: RunConfig) -> None:
+    """Refuses ``--compile-only`` where there is nothing to compile for.
+
+    Raises:
+        ConfigurationError: the device is no IPU, or one that must be there is named.
+    """
+    if config.compile_only and not runs_on_ipus(config.device):
+        raise ConfigurationError(
+            f"--compile-only compiles for IPUs, and --device {config.device} is none here",
+            "drop it, or type it in the Poplar SDK's environment",
+        )
+    if config.compile_only and config.select_ipu is not None:
+        # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
+        raise ConfigurationError(
+            f"--select-ipu {config.select_ipu}: --compile-only takes no device", "drop one of them"
+        )
+
+
+def refuse_instances(command: str) -> None:
+    """Refuses ``poprun`` for a command that runs in one process.
+
+    Raises:
+        ConfigurationError: ``poprun`` started this process.
+    """
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            f"poprun started this, and `ipucnn {command}` is one process: only `ipucnn train` runs under it",
+            f"type it without poprun: ipucnn {command} ...",
+        )
+
+
+def check_instances(instances: Instances, config: RunConfig) -> None:
+    """Refuses instances that would train different networks: with seeds of their own, or away from each other.
+
+    Raises:
+        ConfigurationError: no seed is given, or the device is no IPU.
+    """
+    if instances.count > 1 and not runs_on_ipus(config.device):
+        raise ConfigurationError(
+            f"poprun started {instances.count} instances, and only IPUs are trained together",
+            "start it without poprun: one process has all replicas on a CPU or GPU",
+        )
+    if instances.count > 1 and config.seed is None:
+        raise ConfigurationError(
+            f"{instances.count} instances of poprun need the same seed, and none is given", "add --seed 1"
         )

@@ -19,14 +19,13 @@ from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand
 from ipucnn.interrupts import InterruptGuard, check
+from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import check_same_run, find_start
-from ipucnn.runs.checks import check_compile_only, check_effects, check_instances
-from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS, RunFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
+from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import (
     CompilationReport,
@@ -65,7 +64,7 @@ class TrainingRun:
             )
         start = find_start(resolved)
         resolved = start.resolved
-        check_instances(self.instances, resolved.config)
+        run_setup.check_instances(self.instances, resolved.config)
         config = resolved.config
         self.start = start
         self.verbose = verbose
@@ -78,7 +77,7 @@ class TrainingRun:
         self.folder = _own_folder(self.instances, start.folder)
         self._check_flags()
         # Before data is touched; the rest of the Program needs the size of the data set.
-        check_effects(config, resolved.origins, make_layout(config))
+        run_setup.check_effects(config, resolved.origins, make_layout(config))
         check_named_splits(resolved, run_setup.network_options)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
@@ -117,7 +116,7 @@ class TrainingRun:
                 f"there are no ImageNet weights for {config.model_name}",
                 "`ipucnn models --json` lists keras_application for the networks that have them",
             )
-        check_compile_only(config)
+        run_setup.check_compile_only(config)
         both = origins["ipus"] == "flag" == origins["num_replicas"]
         if both and make_layout(config).batching.num_replicas != config.num_replicas:
             raise ConfigurationError(
@@ -126,16 +125,35 @@ class TrainingRun:
             )
 
     @property
+    def is_silent(self) -> bool:
+        """Whether another instance of poprun says and writes what there is, and this one computes along."""
+        return not self.instances.is_writer
+
+    @property
+    def neighbours_accuracy(self) -> Optional[float]:
+        """3-nearest-neighbours on the same split, where that takes no time: the yardstick of the embedded digits."""
+        if self.info.name != "digits" or self.final_report.get("validation") is None:
+            return None
+        from ipucnn.datasets.base import knn_accuracy
+
+        return float(knn_accuracy(self.setup.source))
+
+    @property
     def warnings(self) -> List[str]:
         """What the user should know before the run starts, one line each."""
         from ipucnn.sessions.factory import runs_on_ipus
 
         lines = [*self.info.warnings, *self.program.warnings]
+        if self.resolved.config.sweep:
+            lines.append(
+                "sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl"
+            )
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
+            which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
-                f"discarded in each epoch (others each time): {self.program.weight_updates_per_epoch} weight "
+                f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {self.program.global_batch_size} samples"
             )
         if self.program.samples_padded_per_epoch:

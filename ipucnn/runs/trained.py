@@ -28,7 +28,6 @@ from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
-from ipucnn.runs.checks import refuse_instances
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.training.checkpoints import read_meta
@@ -107,7 +106,7 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     command, target, which = named.command, named.target, named.which
-    refuse_instances(command)
+    run_setup.refuse_instances(command)
     path = expand(target, "RUN")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):
@@ -249,7 +248,8 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
 def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
     """The setup of a network for images that are named on the command line, of which no data set is read."""
     source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
-    return Setup(resolved, source, input_shape, None, seed, resolved.record.input_range)
+    network_range = run_setup.input_range(resolved.config, resolved.record)
+    return Setup(resolved, source, input_shape, None, seed, network_range)
 
 
 def _how_to_get_weights(command: str, model: str) -> str:

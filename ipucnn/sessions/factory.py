@@ -58,7 +58,7 @@ def create_session(
     Args:
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: let TensorFlow print what it prints.
-        config: with the options that IPUs act on; None: all defaults.
+        config: with the options that sessions act on; None: all defaults.
 
     Raises:
         MissingError: the device is not here.
@@ -85,8 +85,8 @@ def create_session(
         )
     if gpus:
         info = DeviceInfo("gpu", gpus[0], cores, host_memory_bytes())
-        return HostSession(info, gpus[0])
-    return HostSession(DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes()), "/CPU:0")
+        return HostSession(info, gpus[0], config)
+    return HostSession(DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes()), "/CPU:0", config)
 
 
 def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:

@@ -214,7 +214,7 @@ class Session:
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
         compilation: the latest report, with what only the first execution told.
         would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
-            needed; see ``ipucnn.runs.fitting``; set before :meth:`compile`, :meth:`compile_prediction` and
+            needed; see ``planning.search.smallest_change``; set before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
     """
 

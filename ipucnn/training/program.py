@@ -211,7 +211,7 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
         return tuple(zip(shares[0::2], shares[1::2]))
     raise ConfigurationError(
         f"--available-memory-proportion has {len(shares)} values for {num_stages} stage(s)",
-        f"give 1, {num_stages} (per stage) or {2 * num_stages} (forward and backward of each stage)"
+        f"give 1, {num_stages} (per stage) or {2 * num_stages} (convolutions and matrix products of each stage)"
         if num_stages > 1
         else "give one value",
     )

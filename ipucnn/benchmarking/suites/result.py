@@ -6,107 +6,52 @@ measured here.
 
 import csv
 import io
-import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Hashable, List, Mapping, Optional, Tuple
 
+from msgspec import structs
+
+from ipucnn.benchmarking.records import Row, RowPrediction, SuiteResult, Totals, from_plain
 from ipucnn.benchmarking.suites.plan import PlannedRow
-from ipucnn.config.bounds import MAX_FLOAT32
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_folder
-from ipucnn.text import shown_value
 
-Row = Dict[str, Any]
-KIND, SCHEMA_VERSION = "ipucnn benchmark suite", 2
-SCHEMA = Path(__file__).parents[1] / "suite_schema.json"
 PENDING, DONE, FAILED = "pending", "done", "failed"
 TRAINED = ("training", "fit")
-# Figures of a row that are known only once it has run.
-_MEASURED = (
-    "device",
-    "tensorflow",
-    "image_height",
-    "image_width",
-    "image_channels",
-    "data_kind",
-    "data_name",
-    "num_stages",
-    "global_batch_size",
-    "images_per_s",
-    "images_per_s_lower",
-    "images_per_s_upper",
-    "step_s",
-    "num_executions",
-    "steady",
-    "compile_s",
-    "num_trainable_parameters",
-    "macs_per_image",
-    "flop_per_image",
-    "flop_per_parameter",
-    "flop_per_s",
-    "share_of_matmul_peak",
-    "peak_memory_bytes",
-    "ratio_to_keras",
-    "accuracy",
-    "loss",
-    "epoch_s",
-)
-_PREDICTED = ("system", "precision", "images_per_s", "step_s", "num_ipus")
-_FIRST = (
-    "id",
-    "name",
-    "model",
-    "mode",
-    "engine",
-    "micro_batch_size",
-    "gradient_accumulation_count",
-    "num_replicas",
-    "status",
-    "error",
-    "exit_code",
-    "wall_s",
-    "work",
-)
+# Columns of the CSV beside a row's predictions, which are columns of their own, and its options and notes.
+_COLUMNS = [name for name in Row.__struct_fields__ if name not in ("options", "predicted", "notes")]
 
 
-def pending_row(row: PlannedRow) -> Dict[str, Any]:
-    """A row that has not run yet; every key is there."""
+def pending_row(row: PlannedRow) -> Row:
+    """A row that has not run yet."""
     config = row.resolved.config
     training = row.mode != "inference"
-    return {
-        "id": row.id,
-        "name": row.name,
-        "model": row.resolved.record.name,
-        "mode": row.mode,
-        "engine": row.engine,
-        "micro_batch_size": config.micro_batch_size,
-        "gradient_accumulation_count": config.gradient_accumulation_count if training else None,
-        "num_replicas": config.num_replicas,
-        "status": PENDING,
-        "error": None,
-        "exit_code": None,
-        "wall_s": None,
-        "work": row.work(),
-        **dict.fromkeys(_MEASURED),
-        **_known_size(row),
-        "options": row.options(),
-        "predicted": [],
-        "notes": list(row.notes),
-    }
-
-
-def _known_size(row: PlannedRow) -> Dict[str, Any]:
-    """The image size, where it is given and so known before the row runs."""
-    size = row.resolved.config.image_size
-    return {} if size is None else {"image_height": size[0], "image_width": size[1]}
+    # The image size is known before, where it is given.
+    height, width = config.image_size or (None, None)
+    return Row(
+        id=row.id,
+        name=row.name,
+        model=row.resolved.record.name,
+        mode=row.mode,
+        engine=row.engine,
+        micro_batch_size=config.micro_batch_size,
+        gradient_accumulation_count=config.gradient_accumulation_count if training else None,
+        num_replicas=config.num_replicas,
+        status=PENDING,
+        work=row.work(),
+        image_height=height,
+        image_width=width,
+        options=row.options(),
+        notes=list(row.notes),
+    )
 
 
 def finished_row(
     row: PlannedRow, answer: Mapping[str, Any], wall_s: float, epoch_images: Optional[int] = None
-) -> Dict[str, Any]:
+) -> Row:
     """A row that has run, from the answer of its process.
 
     Args:
@@ -115,20 +60,21 @@ def finished_row(
         wall_s: that it took, with the start of its process.
         epoch_images: training images of the epoch whose time is wanted.
     """
-    result = {**pending_row(row), "wall_s": wall_s, "exit_code": answer["exit_code"]}
+    result = structs.replace(pending_row(row), wall_s=wall_s, exit_code=answer["exit_code"])
     report = answer.get("report")
     if report is None or report["void"] is not None:
         hint = (answer if report is None else report).get("hint")
         reason = answer["error"] if report is None else report["void"]
-        result.update(status=FAILED, error=reason, exit_code=answer["exit_code"] or 1)
-        result["notes"] += [hint] if hint else []
+        result = structs.replace(result, status=FAILED, error=reason, exit_code=answer["exit_code"] or 1)
+        result.notes += [hint] if hint else []
         if report is None:
             return result
     else:
-        result["status"] = DONE
+        result.status = DONE
     height, width, channels = report["input_shape"]
     program = report["program"]
-    result.update(
+    result = structs.replace(
+        result,
         device=report["device"]["name"],
         tensorflow=report["environment"].get("tensorflow"),
         image_height=height,
@@ -144,21 +90,26 @@ def finished_row(
         accuracy=report.get("accuracy"),
         loss=report.get("loss"),
         steady=(report.get("warmup") or {}).get("steady"),
-        predicted=[{key: p[key] for key in _PREDICTED} for p in report["predicted"]],
+        predicted=[
+            RowPrediction(**{key: p[key] for key in RowPrediction.__struct_fields__})
+            for p in report["predicted"]
+        ],
     )
-    result["notes"] += report["notes"]
+    result.notes += report["notes"]
     compilation, measured = report["compilation"], report["measured"]
     if compilation is not None:
         macs, parameters = compilation["macs_per_sample"], compilation["num_trainable_parameters"]
-        result.update(
+        result = structs.replace(
+            result,
             compile_s=compilation.get("compile_s"),
             num_trainable_parameters=parameters,
             macs_per_image=macs,
             flop_per_parameter=intensity(macs, program["micro_batch_size"], parameters),
         )
-    if measured is not None and result["status"] == DONE:
+    if measured is not None and result.status == DONE:
         speed = measured["images_per_s"]
-        result.update(
+        result = structs.replace(
+            result,
             images_per_s=speed["value"],
             images_per_s_lower=speed["lower"],
             images_per_s_upper=speed["upper"],
@@ -175,9 +126,9 @@ def finished_row(
             },
         )
         if epoch_images is not None and row.mode in TRAINED:
-            result["epoch_s"] = epoch_s(epoch_images, result["global_batch_size"], speed["value"])
+            result.epoch_s = epoch_s(epoch_images, program["global_batch_size"], speed["value"])
     if report.get("comparison") is not None:
-        result["ratio_to_keras"] = report["comparison"]["ratio"]["value"]
+        result.ratio_to_keras = report["comparison"]["ratio"]["value"]
     return result
 
 
@@ -191,81 +142,37 @@ def epoch_s(images: int, batch: int, images_per_s: float) -> float:
     return images // batch * batch / images_per_s
 
 
-@dataclass
-class SuiteResult:
-    """The attributes are the keys of ``suite.json``, described in ``suite_schema.json``."""
-
-    suite: str
-    title: str
-    about: str
-    started: str
-    seed: int
-    machine: Dict[str, Any]
-    options: Dict[str, Any]
-    epoch_images: Optional[int]
-    rows: List[Dict[str, Any]] = field(default_factory=list)
-    totals: Dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def pending(self) -> List[Dict[str, Any]]:
-        """Rows without a result, failed ones too."""
-        return [row for row in self.rows if row["status"] != DONE]
-
-    @property
-    def failed(self) -> List[Dict[str, Any]]:
-        """Rows that failed."""
-        return [row for row in self.rows if row["status"] == FAILED]
-
-    def add_totals(self) -> None:
-        """Sums the epoch times of the training rows that have one."""
-        self.totals = totals(self.rows, self.epoch_images)
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {"kind": KIND, "schema_version": SCHEMA_VERSION, **self.__dict__}
-
-    def to_json(self) -> str:
-        """The text of ``suite.json``."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-
-    def to_csv(self) -> str:
-        """The text of ``suite.csv``: a line per row, predicted figures in columns of their own."""
-        return to_csv(self.rows)
-
-
-def totals(rows: List[Dict[str, Any]], epoch_images: Optional[int]) -> Dict[str, Any]:
+def totals(rows: List[Row], epoch_images: Optional[int]) -> Totals:
     """``measured_s`` of one epoch of each training row, one after the other, and what is predicted of the same.
 
     ``predicted_s`` is of the rows' configured precision and None unless every measured row has a prediction.
     """
-    wanted = [row for row in rows if row["mode"] in TRAINED] if epoch_images else []
-    timed = [row for row in wanted if row["epoch_s"] is not None]
+    wanted = [row for row in rows if row.mode in TRAINED] if epoch_images else []
+    timed = [row for row in wanted if row.epoch_s is not None]
     predicted = [predicted_rate(row) for row in timed]
-    images = [epoch_images // row["global_batch_size"] * row["global_batch_size"] for row in timed]  # type: ignore[operator]
+    images = [epoch_images // row.global_batch_size * row.global_batch_size for row in timed]  # type: ignore[operator]
     known = [(n, rate) for n, rate in zip(images, predicted) if rate]
-    return {
-        "epoch_images": epoch_images,
-        "num_rows": len(wanted),
-        "num_measured": len(timed),
-        "measured_s": math.fsum(row["epoch_s"] for row in timed) if timed else None,
-        "num_predicted": len(known),
-        "predicted_s": math.fsum(n / rate for n, rate in known)
-        if known and len(known) == len(timed)
-        else None,
-    }
+    return Totals(
+        epoch_images=epoch_images,
+        num_rows=len(wanted),
+        num_measured=len(timed),
+        measured_s=math.fsum(row.epoch_s or 0.0 for row in timed) if timed else None,
+        num_predicted=len(known),
+        predicted_s=math.fsum(n / rate for n, rate in known) if known and len(known) == len(timed) else None,
+    )
 
 
-def predicted_rate(row: Mapping[str, Any]) -> Optional[float]:
+def predicted_rate(row: Row) -> Optional[float]:
     """Predicted images/s of a row at its configured precision; None where there is none."""
-    return row["predicted"][0]["images_per_s"] if row["predicted"] else None
+    return row.predicted[0].images_per_s if row.predicted else None
 
 
-def option_text(row: Mapping[str, Any], key: str) -> str:
+def option_text(row: Row, key: str) -> str:
     """The value of a row's option, in few characters; an option that the row does not have is at its default."""
     from ipucnn.config.options import BY_KEY
 
-    if key in row["options"]:
-        return _plain(row["options"][key])
+    if key in row.options:
+        return _plain(row.options[key])
     return _plain(BY_KEY[key].yaml_value(BY_KEY[key].default)) if key in BY_KEY else "default"
 
 
@@ -277,21 +184,22 @@ def _plain(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def to_csv(rows: List[Dict[str, Any]]) -> str:
+def to_csv(rows: List[Row]) -> str:
     """CSV of rows: the configured precision's prediction is ``predicted_...``, 16.16's ``predicted_16_16_...``."""
-    columns = [f"predicted_{key}" for key in _PREDICTED]
-    columns += [f"predicted_16_16_{key}" for key in _PREDICTED if key != "precision"]
+    own_keys = RowPrediction.__struct_fields__
+    half_keys = [key for key in own_keys if key != "precision"]
+    columns = [f"predicted_{key}" for key in own_keys] + [f"predicted_16_16_{key}" for key in half_keys]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_FIRST, *_MEASURED, *columns, "notes"])
+    writer.writerow([*_COLUMNS, *columns, "notes"])
     for row in rows:
-        by_precision = {p["precision"]: p for p in row["predicted"]}
-        own = row["predicted"][0] if row["predicted"] else {}
-        half = by_precision.get("16.16", {})
-        values = [row[key] for key in (*_FIRST, *_MEASURED)]
-        values += [own.get(key) for key in _PREDICTED]
-        values += [half.get(key) for key in _PREDICTED if key != "precision"]
-        writer.writerow(["" if value is None else value for value in (*values, "; ".join(row["notes"]))])
+        by_precision = {p.precision: p for p in row.predicted}
+        own, half = row.predicted[0] if row.predicted else None, by_precision.get("16.16")
+        values = [getattr(row, key) for key in _COLUMNS]
+        values += [getattr(own, key, None) for key in own_keys] + [
+            getattr(half, key, None) for key in half_keys
+        ]
+        writer.writerow(["" if value is None else value for value in (*values, "; ".join(row.notes))])
     return text.getvalue()
 
 
@@ -303,26 +211,14 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     """
     path = path / "suite.json" if is_folder(path, option) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
-    data = read_record(path, option, hint)
-    if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise DataError(f"{option} {path} is no result of a suite", hint)
-    if data.pop("schema_version", None) != SCHEMA_VERSION:
-        raise DataError(
-            f"{option} {path}: of another version, this ipucnn reads {SCHEMA_VERSION}", "make it again"
-        )
-    del data["kind"]
-    try:
-        result = SuiteResult(**data)
-        if len({row["id"] for row in result.rows}) < len(result.rows):
-            raise ValueError("two rows of one id")
-        for row in result.rows:
-            missing = {*_FIRST, *_MEASURED, "options", "predicted", "notes"} - set(row)
-            if missing:
-                raise KeyError(sorted(missing)[0])
-            if row["status"] == DONE and not 0 < row["images_per_s"] < MAX_FLOAT32:
-                raise ValueError("images_per_s")
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise DataError(f"{option} {path} is damaged: {shown_value(str(error))}", "make it again") from None
+    result = from_plain(read_record(path, option, hint), SuiteResult, f"{option} {path}", hint)
+    damage = None
+    if len({row.id for row in result.rows}) < len(result.rows):
+        damage = "two rows of one id"
+    elif any(row.status == DONE and row.images_per_s is None for row in result.rows):
+        damage = "a row that is done has no images_per_s"
+    if damage is not None:
+        raise DataError(f"{option} {path} is damaged: {damage}", "make it again")
     return result
 
 
@@ -392,36 +288,34 @@ def speedups(result: SuiteResult, versus: Optional[SuiteResult] = None, source: 
         versus: the second.
         source: its file, for messages.
     """
-    done = [row for row in result.rows if row["status"] == DONE]
+    done = [row for row in result.rows if row.status == DONE]
     pairs: List[Tuple[Row, float, Optional[int]]] = []
     differences: Tuple[str, ...] = ()
     if versus is not None:
         found = counterparts(done, versus)
-        pairs = [(row, other["images_per_s"], None) for row, other in found]
+        pairs = [(row, other.rate, None) for row, other in found]
         differences = _differences(found)
         second = f"{_devices([other for _, other in found])} ({source})"
     else:
         for row in done:
             rate = predicted_rate(row)
             if rate:
-                pairs.append((row, rate, row["predicted"][0]["num_ipus"]))
+                pairs.append((row, rate, row.predicted[0].num_ipus))
         second = _predicted_name([row for row, _, _ in pairs])
     points = tuple(
         Point(
-            row["id"],
-            row["name"],
-            row["mode"] in TRAINED,
-            row["micro_batch_size"],
-            row["flop_per_parameter"],
-            rate / row["images_per_s"],
+            row.id,
+            row.name,
+            row.mode in TRAINED,
+            row.micro_batch_size,
+            row.flop_per_parameter,
+            rate / row.rate,
             ipus,
         )
         for row, rate, ipus in pairs
-        if row["flop_per_parameter"]
+        if row.flop_per_parameter
     )
-    timed = [
-        (row["epoch_s"], row["images_per_s"] / rate) for row, rate, _ in pairs if row["epoch_s"] is not None
-    ]
+    timed = [(row.epoch_s, row.rate / rate) for row, rate, _ in pairs if row.epoch_s is not None]
     totals = {
         "num_rows": len(timed),
         "first_s": sum(seconds for seconds, _ in timed) if timed else None,
@@ -438,22 +332,22 @@ def counterparts(rows: List[Row], versus: SuiteResult) -> List[Tuple[Row, Row]]:
     First come rows of the same work, of the same id if there are several; what is left is paired by id alone.  A row
     with several that would do has none.
     """
-    others = [row for row in versus.rows if row["status"] == DONE]
+    others = [row for row in versus.rows if row.status == DONE]
     pairs: Dict[str, Tuple[Row, Row]] = {}
     keys: Tuple[Callable[[Row], Hashable], ...] = (
-        lambda row: (row["id"], row["work"]),
-        lambda row: row["work"],
-        lambda row: row["id"],
+        lambda row: (row.id, row.work),
+        lambda row: row.work,
+        lambda row: row.id,
     )
     for key in keys:
-        left = [row for row in rows if row["id"] not in pairs]
-        taken = {other["id"] for _, other in pairs.values()}
-        mine, theirs = (_by(key, some) for some in (left, [o for o in others if o["id"] not in taken]))
+        left = [row for row in rows if row.id not in pairs]
+        taken = {other.id for _, other in pairs.values()}
+        mine, theirs = (_by(key, some) for some in (left, [o for o in others if o.id not in taken]))
         for name, own in mine.items():
             matching = theirs.get(name, [])
             if len(own) == len(matching) == 1 and _alike(own[0], matching[0]):
-                pairs[own[0]["id"]] = (own[0], matching[0])
-    return [pairs[row["id"]] for row in rows if row["id"] in pairs]
+                pairs[own[0].id] = (own[0], matching[0])
+    return [pairs[row.id] for row in rows if row.id in pairs]
 
 
 def _by(key: Callable[[Row], Hashable], rows: List[Row]) -> Dict[Hashable, List[Row]]:
@@ -464,20 +358,24 @@ def _by(key: Callable[[Row], Hashable], rows: List[Row]) -> Dict[Hashable, List[
 
 
 def _alike(row: Row, other: Row) -> bool:
-    return all(row[key] == other[key] for key in _SAME if None not in (row[key], other[key]))
+    return all(
+        getattr(row, key) == getattr(other, key)
+        for key in _SAME
+        if None not in (getattr(row, key), getattr(other, key))
+    )
 
 
 def _differences(pairs: List[Tuple[Row, Row]]) -> Tuple[str, ...]:
     """For example "optimizer adam here, sgd there (4 rows)"."""
     counts: Dict[str, int] = {}
     for row, other in pairs:
-        if row["work"] == other["work"]:
+        if row.work == other.work:
             continue
         texts = [
             (key, option_text(row, key), option_text(other, key))
-            for key in dict.fromkeys((*row["options"], *other["options"]))
+            for key in dict.fromkeys((*row.options, *other.options))
         ]
-        texts.append(("data set", str(row["data_name"]), str(other["data_name"])))
+        texts.append(("data set", str(row.data_name), str(other.data_name)))
         for key, here, there in texts:
             if here != there:
                 text = f"{key} {here} here, {there} there"
@@ -486,17 +384,17 @@ def _differences(pairs: List[Tuple[Row, Row]]) -> Tuple[str, ...]:
 
 
 def _devices(rows: List[Row]) -> str:
-    return " and ".join(dict.fromkeys(str(row["device"]) for row in rows))
+    return " and ".join(dict.fromkeys(str(row.device) for row in rows))
 
 
-def _predicted_name(rows: List[Dict[str, Any]]) -> str:
+def _predicted_name(rows: List[Row]) -> str:
     """For example "predicted, 1 to 4 IPUs of m2000, 32.32"."""
     if not rows:
         return "predicted"
-    columns = [row["predicted"][0] for row in rows]
-    systems = " and ".join(dict.fromkeys(column["system"] for column in columns))
-    precisions = " and ".join(dict.fromkeys(column["precision"] for column in columns))
-    counts = [column["num_ipus"] for column in columns]
+    columns = [row.predicted[0] for row in rows]
+    systems = " and ".join(dict.fromkeys(column.system for column in columns))
+    precisions = " and ".join(dict.fromkeys(column.precision for column in columns))
+    counts = [column.num_ipus or 0 for column in columns]
     low, high = min(counts), max(counts)
     ipus = ("1 IPU" if high == 1 else f"{high} IPUs") if low == high else f"{low} to {high} IPUs"
     return f"predicted, {ipus} of {systems}, {precisions}"

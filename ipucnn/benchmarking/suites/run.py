@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ipucnn.benchmarking.measure import Report
+from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
 from ipucnn.benchmarking.suites.file import FIT
 from ipucnn.benchmarking.suites.plan import PlannedRow, SuitePlan
 from ipucnn.benchmarking.suites.result import (
     DONE,
-    SuiteResult,
     finished_row,
     pending_row,
     read_suite,
+    to_csv,
+    totals,
 )
-from ipucnn.diagnosis.tools import signal_name
+from ipucnn.diagnosis.look import signal_name
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
@@ -41,7 +43,7 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
-from ipucnn.runs.folder import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.start import ELSEWHERE, claim_default, default_run_dir, latest_run_dir
 from ipucnn.text import shown_value
 
 RESULT, TABLE, PLAN, REPORTS, FIGURE = "suite.json", "suite.csv", "plan.json", "reports", "speedup"
@@ -49,7 +51,7 @@ _FILES = (RESULT, TABLE, PLAN, REPORTS, f"{FIGURE}.png", f"{FIGURE}.svg")
 # What the names of default folders end with; those of single benchmarks end in -benchmark.
 _SUFFIX = "suite"
 RunRow = Callable[[PlannedRow, Path, Report], Dict[str, Any]]
-OnRow = Callable[[int, int, Dict[str, Any]], None]
+OnRow = Callable[[int, int, Row], None]
 
 
 def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: bool) -> Path:
@@ -96,7 +98,7 @@ def saved_seed(folder: Path) -> Optional[int]:
     return read_suite(folder, "--run-dir").seed if is_file(folder / RESULT, "--run-dir") else None
 
 
-def this_machine() -> Dict[str, Any]:
+def this_machine() -> MachineFacts:
     """The facts about this machine that figures depend on and that are known without TensorFlow."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -104,14 +106,8 @@ def this_machine() -> Dict[str, Any]:
         tensorflow: Optional[str] = version("tensorflow")
     except PackageNotFoundError:
         tensorflow = None
-    cores = num_cores()
-    return {
-        "cpu": cpu_name(),
-        "num_cores": cores,
-        "memory_bytes": host_memory_bytes(),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "tensorflow": tensorflow,
-    }
+    python = ".".join(map(str, sys.version_info[:3]))
+    return MachineFacts(cpu_name(), num_cores(), host_memory_bytes(), python, tensorflow)
 
 
 class SuiteRun:
@@ -141,6 +137,7 @@ class SuiteRun:
         self.plan, self.folder = plan, folder
         self._takes_default = takes_default
         suite = plan.suite
+        rows = [pending_row(row) for row in plan.rows]
         self.result = SuiteResult(
             suite=suite.name,
             title=suite.title,
@@ -150,7 +147,8 @@ class SuiteRun:
             machine=this_machine(),
             options=options,
             epoch_images=suite.epoch_images,
-            rows=[pending_row(row) for row in plan.rows],
+            rows=rows,
+            totals=totals(rows, suite.epoch_images),
         )
         self._identity = _plain(
             {"epoch_images": suite.epoch_images, "rows": [row.identity() for row in plan.rows]}
@@ -167,18 +165,18 @@ class SuiteRun:
                 f"{self.folder} holds another configuration: {difference}",
                 "give the options that it was begun with, or use another --run-dir",
             )
-        other = [key for key, value in self.result.machine.items() if former.machine.get(key) != value]
-        if other and any(row["status"] == DONE for row in former.rows):
+        here, there = self.result.machine.to_dict(), former.machine.to_dict()
+        other = [key for key, value in here.items() if there[key] != value]
+        if other and any(row.status == DONE for row in former.rows):
             key = other[0]
-            then = shown_value(former.machine.get(key))
             raise ConfigurationError(
-                f"{self.folder} was measured with {key} {then}, this is {self.result.machine[key]}",
+                f"{self.folder} was measured with {key} {shown_value(there[key])}, this is {here[key]}",
                 "use another --run-dir, and compare the two with --versus",
             )
-        by_id = {row["id"]: row for row in former.rows if row["status"] == DONE}
+        by_id = {row.id: row for row in former.rows if row.status == DONE}
         self.num_kept = len(by_id)
         self.result.started = former.started
-        self.result.rows = [by_id.get(row["id"], row) for row in self.result.rows]
+        self.result.rows = [by_id.get(row.id, row) for row in self.result.rows]
 
     def run(self, run_row: RunRow, update: Report, on_row: OnRow) -> SuiteResult:
         """Runs what has no result yet; what fails is written down, and the next row begins.
@@ -194,7 +192,7 @@ class SuiteRun:
         self._create()
         done = self.num_kept
         for index, row in enumerate(self.plan.rows):
-            if self.result.rows[index]["status"] == DONE:
+            if self.result.rows[index].status == DONE:
                 continue
             within = _named(row.id, update)
             within("starting", 0, 0, "")
@@ -211,7 +209,6 @@ class SuiteRun:
             self._write()
             done += 1
             on_row(done, len(self.plan.rows), finished)
-        self.result.add_totals()
         return self.result
 
     def _create(self) -> None:
@@ -238,9 +235,9 @@ class SuiteRun:
             claim.unlock()
 
     def _write(self) -> None:
-        self.result.add_totals()
+        self.result.totals = totals(self.result.rows, self.result.epoch_images)
         write_text(self.folder / RESULT, self.result.to_json())
-        write_text(self.folder / TABLE, self.result.to_csv())
+        write_text(self.folder / TABLE, to_csv(self.result.rows))
 
 
 def _named(row: str, update: Report) -> Report:
@@ -405,8 +402,8 @@ def run_here(row: PlannedRow, update: Report, verbose: bool = False) -> Dict[str
             return {"report": fit.run(update), "exit_code": 0}
         from ipucnn.benchmarking.benchmark import Benchmark
 
-        report = Benchmark(row.resolved, row.settings, verbose).run(update)
-        return {"report": report.to_dict(), "exit_code": report.exit_code}
+        work = Benchmark(row.resolved, row.settings, verbose)
+        return {"report": work.run(update).to_dict(), "exit_code": work.exit_code}
     except UserError as error:
         return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
 

@@ -15,6 +15,7 @@ from ipucnn.datasets.registry import (
     INFO_FILE,
     TFDS_PREFIX,
     Choice,
+    canonical,
     choose_dataset,
     fetch,
     find_location,
@@ -42,14 +43,16 @@ def _cifar_known(name: str, mean: Tuple[float, ...], std: Tuple[float, ...]) -> 
 
 
 KNOWN: Dict[str, Known] = {
-    "digits": Known({TRAIN: 1797 - embedded.NUM_HELD_OUT, EVAL: embedded.NUM_HELD_OUT}, (8, 8, 1)),
+    "digits": Known(
+        {TRAIN: 1797 - embedded.NUM_HELD_OUT, EVAL: embedded.NUM_HELD_OUT}, DATASETS["digits"].image_shape
+    ),
     "membranes": Known({TRAIN: membranes.NUM_TRAIN, EVAL: membranes.NUM_EVAL}),
     "random": Known({TRAIN: embedded.NUM_TRAIN, EVAL: embedded.NUM_EVAL}),
     # Means and deviations of the whole training subset, as they are published everywhere for normalisation: MNIST
     # 0.1307 and 0.3081 (PyTorch's MNIST example), Fashion-MNIST 0.2860 and 0.3530, CIFAR-10 0.4914 0.4822 0.4465 and
     # 0.2470 0.2435 0.2616, CIFAR-100 0.5071 0.4865 0.4409 and 0.2673 0.2564 0.2762; here in 0..255 and four digits.
-    "mnist": Known(_IDX_KNOWN, (28, 28, 1), (33.3184,), (78.5675,)),
-    "fashion_mnist": Known(_IDX_KNOWN, (28, 28, 1), (72.9404,), (90.0212,)),
+    "mnist": Known(_IDX_KNOWN, DATASETS["mnist"].image_shape, (33.3184,), (78.5675,)),
+    "fashion_mnist": Known(_IDX_KNOWN, DATASETS["fashion_mnist"].image_shape, (72.9404,), (90.0212,)),
     "cifar10": _cifar_known("cifar10", (125.3069, 122.9501, 113.8660), (62.9932, 62.0887, 66.7049)),
     "cifar100": _cifar_known("cifar100", (129.3039, 124.0699, 112.4336), (68.1702, 65.3918, 70.4184)),
     # Arganda-Carreras et al. 2015: 30 slices of 512x512.  Mean and deviation of the training stack as the challenge
@@ -145,7 +148,7 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         return _only(found, folder)
     if name.lower().startswith(TFDS_PREFIX):
         return choose_dataset(name, folder, home="", task="classification", download=download)
-    known = next((n for n in DATASETS if _folded(n) == _folded(name)), None)
+    known = canonical(name)
     if known is None:
         return _choose_folder(name)
     if known in ("imagefolder", "imagemasks", "imagenet"):
@@ -158,10 +161,6 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     task = DATASETS[known].task
     task = "classification" if task == "any" else task
     return choose_dataset(known, folder, home="", task=task, download=download)
-
-
-def _folded(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
 
 
 def _choose_folder(name: str) -> Choice:

@@ -1,4 +1,4 @@
-"""Small networks without normalisation: a toy, the MNIST network of the Keras tutorial, LeNet-5."""
+"""Small networks: two toys, one of them with batch norm, the MNIST network of the Keras tutorial, LeNet-5."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:
     x = keras.layers.MaxPooling2D(2, name="max_pooling2d_0")(x)
     x = keras.layers.Conv2D(32, 3, activation="relu", kernel_initializer="he_normal", name="conv2d_1")(x)
     x = keras.layers.MaxPooling2D(2, name="max_pooling2d_1")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    x = keras.layers.Dense(num_classes, name="dense")(x)
+    return read_blueprint(keras.Model(inputs, x))
+
+
+def build_toy_model_bn(inputs: Tensor, num_classes: int) -> Blueprint:
+    """The toy with batch norm of Graphcore's public application (model/toy_model.py), with logits for its softmax."""
+    from tensorflow import keras
+
+    x = inputs
+    for index, (filters, kernel_size) in enumerate(((4, 3), (8, 1))):
+        x = keras.layers.Conv2D(filters, kernel_size, activation="relu", name=f"conv2d_{index}")(x)
+        x = keras.layers.MaxPooling2D(5, name=f"max_pooling2d_{index}")(x)
+        x = keras.layers.BatchNormalization(epsilon=1.001e-5, name=f"bn_{index}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     x = keras.layers.Dense(num_classes, name="dense")(x)
     return read_blueprint(keras.Model(inputs, x))
@@ -65,6 +79,17 @@ MODELS = (
         input_range="standard",
         default_norm="none",
         norms=("none",),
+    ),
+    ModelRecord(
+        name="toy_model_bn",
+        family="small",
+        paper="none: two convolutions with batch norm and a dense layer",
+        builder=build_toy_model_bn,
+        home_dataset="cifar10",
+        input_shape=(32, 32, 3),
+        min_size=27,
+        num_classes=10,
+        input_range="standard",
     ),
     ModelRecord(
         name="mnist_cnn",

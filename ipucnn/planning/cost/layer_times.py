@@ -23,19 +23,6 @@ from ipucnn.planning.cost.products import (
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
-__all__ = [
-    "PASSES",
-    "PRODUCT_CLASSES",
-    "LayerTimes",
-    "cut_bytes",
-    "layer_times",
-    "needs_gradient",
-    "output_bytes",
-    "program_times",
-    "stage_starts",
-    "transfers_s",
-]
-
 PASSES = ("forward", "backward_data", "backward_weights")
 PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"))
 
@@ -150,6 +137,8 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
         weights = taps * layer.input_channels // layer.groups * layer.output_shape[-1]
         biased = layer.num_trainable > weights
         fused = layer.name in layer.kept  # an activation of its own
+        # Adding a bias reads and writes the output, and so does an activation.  Backward the bias sums the gradient,
+        # and the activation reads output and gradient and writes a gradient.
         return [
             (2 * out * (biased + fused), biased + fused),
             (out * (biased + 3 * fused), 2 * biased + fused),
@@ -157,8 +146,11 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
     if kind == "norm":
         if not training:
             return [(0, 0) if folded else (2 * out, 1), (0, 0)]
+        # The statistics read the input, and normalising reads and writes it.  Backward two sums read input and
+        # gradient, and with these known both are read again and a gradient written.
         return [(3 * out, _NORM_STEPS), (5 * out, _NORM_STEPS)]
     if kind == "activation":
+        # Backward output and gradient are read.
         return [(2 * out, 1), (3 * out, 1)]
     if kind == "elementwise":
         # A sum passes its gradient on as it is; a product reads the other factors.

@@ -32,18 +32,6 @@ from ipucnn.planning.cost.layer_times import (
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
-__all__ = [
-    "CATEGORIES",
-    "FITS_BELOW",
-    "FITS_NOT_ABOVE",
-    "MemoryModel",
-    "StageMemory",
-    "distinct_sum",
-    "program_memory",
-    "range_maximum",
-    "range_sum",
-]
-
 # The fullest tile against the mean one.
 _IMBALANCE = 1.04
 
@@ -272,6 +260,7 @@ class MemoryModel:
         if signature[0] == "input":
             return 0.0
         one = _PRODUCT_CODE_BYTES if signature[0] in PRODUCT_CLASSES else _OTHER_CODE_BYTES
+        # Forward, gradient of the inputs, gradient of the weights.
         passes = 3 * _TRAINING_REUSE if self.settings.training else 1.0
         return one * passes * self.ipu.num_tiles / _CODE_TILES
 
@@ -279,6 +268,7 @@ class MemoryModel:
         """Bytes of what is on the IPU at any time, the same at every position of the pipeline."""
         settings = self.settings
         training = settings.training
+        # 16.32 keeps a 32-bit master of each weight beside the 16-bit one that is multiplied with.
         weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
         accumulated = training and settings.gradient_accumulation_count > 1
         slots = settings.optimizer_slots if training and not settings.offloads_optimizer_state else 0
@@ -294,6 +284,8 @@ class MemoryModel:
         """Bytes of "stash" and of "work", which stands for live activations and temporaries."""
         settings = self.settings
         training = settings.training
+        # A micro-batch comes back to a stage after it has been through all later ones, there and back; what it left
+        # here waits in a FIFO, which is the deeper the more stages follow (``PlanSettings.stash_multiplier``).
         depth = settings.stash_multiplier * (num_stages - 1 - stage) if training else 0
         at_work = self.working(num_stages, stage)[1]
         if settings.segments_on_one_ipu:

@@ -18,18 +18,6 @@ import numpy as np
 
 from ipucnn.hardware import IPU
 
-__all__ = [
-    "DEFAULT_CONSTANTS",
-    "FEATURES",
-    "PARTITION_AXES",
-    "UNITS",
-    "CostConstants",
-    "Partitions",
-    "Products",
-    "partition_products",
-    "partition_work",
-]
-
 # What the work of an operation is counted in (per tile; the last axis of all work arrays).
 FEATURES = ("unit_cycles", "blocks", "received_bytes", "moved_bytes", "transposed_bytes", "steps")
 
@@ -195,6 +183,7 @@ def partition_work(
         * p.taps
     )
     load_cycles = amp.input_channels * amp.output_channels * element_bytes / ipu.weight_load_bytes_per_cycle
+    # The workers of a tile take the rows in turns; who has none in the last turn waits for the others.
     rounds: np.ndarray = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
     amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
 
@@ -218,6 +207,8 @@ def partition_work(
 
     # Bytes received: the input patch, the weights (or, in a weight gradient, activations and output gradients).
     positions = np.where(p.weight_gradient, reduction, rows)
+    # A tile's positions are taken to form a square.  A side reads `density` input positions per position, and the
+    # halo; where that is more than the image, the image.
     patch = (np.sqrt(positions) * p.density + p.reach) ** 2
     patch = np.minimum(patch, np.where(p.weight_gradient, p.reduction, p.rows) * p.density**2)
     input_channels = np.where(
@@ -226,6 +217,8 @@ def partition_work(
     input_bytes = groups * input_channels * patch * element_bytes
     other_bytes = groups * outputs * reduction * np.where(p.weight_gradient, 1, p.taps) * element_bytes
     partials_bytes = groups * rows * outputs * partial_bytes
+    # r tiles have partial sums of the same outputs.  Each adds up 1/r of them, and gets those from the r - 1 others:
+    # a reduce-scatter, which moves (r - 1) / r of the partial sums into each tile.
     summed = by_reduction > 1
     reduced_bytes = np.where(summed, partials_bytes * (1 - 1 / by_reduction), 0.0)
     received = input_bytes + other_bytes + reduced_bytes

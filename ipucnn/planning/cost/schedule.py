@@ -27,20 +27,6 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.settings import PlanSettings
 
-__all__ = [
-    "PASSES",
-    "Phase",
-    "Prediction",
-    "Span",
-    "StageTime",
-    "Ticks",
-    "Timeline",
-    "predict",
-    "schedule_s",
-    "timeline",
-    "update_s",
-]
-
 
 class Ticks:
     """The ticks of a weight update, and what runs in each of them.
@@ -79,6 +65,8 @@ class Ticks:
         ahead = {s: tick - s for s in self.stages}
         back = {s: tick - self._ramp + s for s in self.stages} if self.kind != "inference" else {}
         if self.kind == "Interleaved":
+            # Micro-batch m goes forward in tick 2 m + s, and backward in 2 m + 2 S - 1 - s: at an odd distance the
+            # other pass has the tick.
             ahead, back = ({s: x // 2 for s, x in going.items() if x % 2 == 0} for going in (ahead, back))
         forward, backward = (
             {s: m for s, m in going.items() if 0 <= m < self.count} for going in (ahead, back)
@@ -225,6 +213,7 @@ def schedule_s(
         total = (ticks.full_end - ticks.full_start) // 2 * halves
         for t in ticks.edges:
             total += cost_at(t)
+        # Feeds and loop are paid for once per micro-batch, which takes two half-ticks.
         return total + ticks.num_ticks // 2 * micro_batch_s, halves + micro_batch_s
     tick = cost(stages, stages if settings.training else []) + micro_batch_s
     total = sum(cost_at(t) + micro_batch_s for t in ticks.edges)
@@ -255,6 +244,7 @@ def _host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tu
     element = 1 if settings.eight_bit_transfer else settings.element_bytes
     sample = float(np.prod(graph.input_shape)) * element + 4  # and its label
     share = min(1.0, settings.num_ipus / system.num_ipus)
+    # An M2000 or Bow-2000 has four IPUs and a link to its host of its own.
     # A machine's link serves its own IPUs; a program on part of a machine has all of it.
     machines = max(1.0, np.ceil(system.num_ipus / 4))
     used = max(1.0, np.ceil(share * machines))
@@ -308,6 +298,7 @@ def predict(
     update = update_s(parameters, settings, system, constants)
     images = settings.global_batch_size / (total + update)
     sample_bytes, limit = _host_limit(graph, settings, system)
+    # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
     still = schedule_s(forward, backward, 0 * receive, settings, constants.micro_batch_s)[1]
     return Prediction(
         images_per_s=min(images, limit),

@@ -27,18 +27,6 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 MOST_BYTES = 2**26
 FOLDER = Path(ipucnn.__file__).parent / "planning" / "graphs"
 KEYS = "keys.json"
-__all__ = [
-    "build_graph",
-    "cache_folder",
-    "cache_path",
-    "graph_key",
-    "graph_of",
-    "home_options",
-    "known_graph",
-    "layer_graph",
-    "read_shipped",
-    "shipped_path",
-]
 
 
 def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:

@@ -10,8 +10,6 @@ from typing import Any, Dict, List, Set, Tuple
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 
-__all__ = ["graph_of"]
-
 # Class name of a Keras layer -> op_class, for those that need no closer look.
 _OP_CLASSES = {
     "InputLayer": "input",

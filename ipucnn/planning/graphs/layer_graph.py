@@ -13,8 +13,6 @@ from typing import Any, Dict, List, Tuple
 from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 
-__all__ = ["OP_CLASSES", "SCHEMA_VERSION", "Layer", "LayerGraph"]
-
 SCHEMA_VERSION = 1
 _HINT = "ask ipucnn to read the layers of the network again, from a build of it"
 

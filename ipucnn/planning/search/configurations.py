@@ -23,8 +23,6 @@ from ipucnn.planning.search.planner import (
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
-__all__ = ["MICRO_BATCHES", "SEGMENTS", "SearchSpace", "micro_batches", "search"]
-
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 # Shares of an IPU's memory that differ by less are the same: a fraction of what the memory model can tell.

@@ -17,8 +17,6 @@ from ipucnn.planning.search.minmax import MinMaxResult
 from ipucnn.planning.search.tables import StageTables, tick_s
 from ipucnn.planning.settings import SCHEDULES
 
-__all__ = ["Infeasibility", "Solution", "fastest_split", "some_split_fits", "why_infeasible"]
-
 # A certificate looks for a number of stages that fits up to this one at least.
 _MAX_STAGES = 16
 
@@ -196,6 +194,7 @@ class _OneIpu:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
+        # The same recurrence as for checkpoints, with a maximum in place of the sum and no limit.
         # (n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
         self.least_largest = np.full(self.n + 1, np.inf)
         self.least_largest[0] = 0.0
@@ -316,6 +315,7 @@ class _OwnSpeeds:
             known = done.setdefault((stage, item), [])
             if any(a <= checkpoints and b <= largest for a, b in known):
                 continue
+            # Seconds need no comparison: the rest from one place is the same, so that paths to it come in their order.
             known.append((checkpoints, largest))
             self.num_evaluations += 1
             checkpoints += float(self.checkpoint[item])
@@ -348,6 +348,7 @@ def some_split_fits(tables: StageTables, num_stages: int) -> bool:
         return False
     if tables.one_ipu:
         return bool(_search_one_ipu(tables, num_stages).starts)
+    # Which items the stages so far can end before; speed and the cuts in between do not matter.
     reached: np.ndarray = np.zeros(n + 1, dtype=bool)
     reached[0] = True
     for stage in range(num_stages):
@@ -384,6 +385,8 @@ def _blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, in
         if len(starts):
             start = first + int(starts[-1])
             ranges.append((start, j))
+            # The last cut inside a run of several items is before its last one, so the next run may begin with that;
+            # a run of one item has no cut inside, and shares nothing.
             first = j - 1 if j - start > 1 else j
     return ranges
 

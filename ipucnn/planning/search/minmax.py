@@ -14,8 +14,6 @@ import numpy as np
 
 from ipucnn.planning.search.tables import StageTables
 
-__all__ = ["MinMaxResult", "search"]
-
 # What a dynamic program makes as small as possible.  Other goals, 0 and 1, stand for the largest cut of that class.
 LOAD, TRANSFER = -1, -2
 
@@ -46,6 +44,8 @@ class _Loads:
         # Sums of the items before each, as each stage: a stage's seconds depend on its position, too.
         self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
         self.alternates = schedule == "Interleaved" and tables.training
+        # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
+        # in both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
         num_classes = 2 if self.alternates and num_stages > 2 else 1
         own = np.unique(tables.cut_s[1 : self.n]) if num_stages > 1 else np.zeros(1)
         self.levels = [own] * num_classes
@@ -148,6 +148,7 @@ def _least(
         back.append(source + i[0])
         if not np.isfinite(best).any():
             return None
+    # Each stage knows the best opening for where it ends: read from the end of the network to its beginning.
     starts = [loads.n]
     for stage in range(k - 1, -1, -1):
         starts.append(int(back[stage][starts[-1] - windows[stage + 1][0]]))
@@ -243,6 +244,8 @@ class _Search:
         """Searches to the end or the limit; returns the lower bound."""
         top = tuple(len(own) - 1 for own in self.loads.levels)
         zero = (0,) * len(top)
+        # No stage has a larger load than everything at once, its forward pass repeated.  A box holds X > x_low, which
+        # is below 0 so that loads of 0 are inside; and it is not empty where all loads are 0.
         total = max(float(forward[-1] + backward[-1]) for forward, backward in self.loads.sums) * 2
         self.evaluate(_Box(-1.0, max(total, 1e-300), zero, top))
         while self.heap:

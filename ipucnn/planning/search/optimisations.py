@@ -20,8 +20,6 @@ from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.search.planner import PROPORTIONS
 from ipucnn.planning.settings import PlanSettings, largest, percentages, smallest, uniform
 
-__all__ = ["NOT_MODELLED", "Optimisation", "Outcome", "crops_moved", "dropout_mask_bytes", "optimisations"]
-
 NOT_MODELLED = "not modelled"
 _CROP = "_crop"
 

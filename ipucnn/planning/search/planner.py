@@ -22,18 +22,6 @@ from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import next_power_of_two
 
-__all__ = [
-    "LIMITS",
-    "PROPORTIONS",
-    "Candidate",
-    "Planner",
-    "candidates",
-    "infeasible",
-    "infeasible_search",
-    "ways_to_fit",
-    "why_no_fit",
-]
-
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
 # availableMemoryProportion to try where none is given: Poplar's default, and what public training configurations use.

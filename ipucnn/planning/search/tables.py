@@ -15,8 +15,6 @@ from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
-__all__ = ["StageTables", "item_starts", "stage_tables", "tick_s"]
-
 
 def item_starts(graph: LayerGraph) -> Tuple[int, ...]:
     """Index of the first layer of each item: 0, then the legal cuts."""

@@ -17,6 +17,8 @@ import tensorflow as tf
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable
 from ipucnn.compat import tf_variable
+from ipucnn.config.options import RunConfig
+from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights
@@ -86,6 +88,26 @@ def choose_fused(
     return max([d for d in usable if d <= limit] or usable[:1])
 
 
+class Preprocessing:
+    """The last step of preprocessing, left to the device.
+
+    Args:
+        affine: what is done to each channel; None: the input pipeline did it.
+        transfer: type of the images on the way to the device.
+    """
+
+    def __init__(self, affine: Optional[ChannelAffine] = None, transfer: str = "float32") -> None:
+        self._affine, self.transfer = affine, transfer
+
+    def pack(self, images: Tensor) -> Tensor:
+        """Images as they travel: a byte for each value, if so."""
+        return tf.cast(tf.round(images), tf.uint8) if self.transfer == "uint8" else images
+
+    def unpack(self, images: Tensor) -> Tensor:
+        """What travelled, in the network's range."""
+        return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
+
+
 class UpdateLoop:
     """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
 
@@ -95,6 +117,7 @@ class UpdateLoop:
         optimizer: over ``trainable``.
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
         trainable: the tf.Variables the optimizer updates, in its order.
+        preprocessing: of the images that the iterator has.
     """
 
     def __init__(
@@ -104,8 +127,10 @@ class UpdateLoop:
         optimizer: Optimizer,
         loss: LossFunction,
         trainable: Sequence[TfVariable],
+        preprocessing: Preprocessing,
     ) -> None:
         self._model = model
+        self._unpack = preprocessing.unpack
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
@@ -170,7 +195,7 @@ class UpdateLoop:
             images = iterator.get_next()[0]
             context = self._context(c)
             with execution_context(context):
-                self._model(images, training=True)
+                self._model(self._unpack(images), training=True)
             found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
             added = [
                 [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
@@ -250,6 +275,7 @@ class UpdateLoop:
     ) -> Tuple[List[Tensor], Tensor, Tensor]:
         """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
         images, labels, *weights = iterator.get_next()
+        images = self._unpack(images)
         if weights:
             # Means over all samples of the weight update become means over those that count.
             weights = [weights[0] * self._padding_scale(update)]
@@ -344,14 +370,16 @@ class UpdateLoop:
 class Evaluation:
     """``run(images, labels, weights)``: what one batch adds to the metrics; ``predict(images)``: logits."""
 
-    def __init__(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+    def __init__(self, model: KerasModel, loss: Optional[LossFunction], preprocessing: Preprocessing) -> None:
         def sums(images: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
             assert loss is not None
-            logits = model(images, training=False)
+            logits = model(preprocessing.unpack(images), training=False)
             return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
 
         self.run = tf.function(sums, autograph=False)
-        self.predict = tf.function(lambda images: model(images, training=False), autograph=False)
+        self.predict = tf.function(
+            lambda images: model(preprocessing.unpack(images), training=False), autograph=False
+        )
 
 
 class HostSession(Session):
@@ -360,15 +388,26 @@ class HostSession(Session):
     Args:
         device: what is reported.
         place: TensorFlow's name of the device, for example ``/CPU:0``.
+        config: the options of the run; None: all defaults.
     """
 
-    def __init__(self, device: DeviceInfo, place: str = "/CPU:0") -> None:
+    def __init__(self, device: DeviceInfo, place: str = "/CPU:0", config: Optional[RunConfig] = None) -> None:
+        self._config = RunConfig() if config is None else config
+        self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
         self.state = TrainState()
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
+
+    def take_preprocessing(self, affine: ChannelAffine) -> bool:
+        """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
+        config = self._config
+        if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
+            return False
+        self._preprocessing = Preprocessing(affine, "uint8" if config.eight_bit_transfer else "float32")
+        return True
 
     def compile(
         self,
@@ -398,8 +437,8 @@ class HostSession(Session):
             variables = [weights[name] for name in names]
             opt = Optimizer(optimizer, variables, names)
             self.state = TrainState(weights, opt.slots, 0)
-            self._loop = UpdateLoop(model, program, opt, loss, variables)
-        self._evaluation = Evaluation(model, loss)
+            self._loop = UpdateLoop(model, program, opt, loss, variables, self._preprocessing)
+        self._evaluation = Evaluation(model, loss, self._preprocessing)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
@@ -412,7 +451,7 @@ class HostSession(Session):
     def _trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
         assert self._loop is not None
         started = time.perf_counter()
-        iterator = iter(make_dataset(0, self.samples_per_element))
+        iterator = self.feed(make_dataset(0, self.samples_per_element))
         with tf.device(self.place):
             graph = self._loop.trace(iterator)
         interrupts.check()
@@ -439,6 +478,10 @@ class HostSession(Session):
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """An iterator, which goes on where it stopped."""
+        pack = self._preprocessing.pack
+        if self._preprocessing.transfer == "uint8":
+            packed = tf.autograph.experimental.do_not_convert(lambda images, *rest: (pack(images), *rest))
+            dataset = dataset.map(packed)
         return iter(dataset)
 
     def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
@@ -474,16 +517,16 @@ class HostSession(Session):
 
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
         """Traces the forward pass for batches of that shape."""
-        self._evaluation = Evaluation(model, None)
+        self._evaluation = Evaluation(model, None, self._preprocessing)
         started = time.perf_counter()
-        images = tf.TensorSpec(batch_shape, tf.float32)
+        images = tf.TensorSpec(batch_shape, self._preprocessing.transfer)
         with tf.device(self.place):
             graph = self._evaluation.predict.get_concrete_function(images).graph
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Makes the functions that are traced in the first call."""
-        self._evaluation = Evaluation(model, loss)
+        self._evaluation = Evaluation(model, loss, self._preprocessing)
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
@@ -497,7 +540,7 @@ class HostSession(Session):
                 interrupts.check()
                 if stop is not None and stop():
                     raise Stopped
-                totals.add(self._evaluation.run(images, labels, weights))
+                totals.add(self._evaluation.run(self._preprocessing.pack(images), labels, weights))
         return totals.result()
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
@@ -505,7 +548,8 @@ class HostSession(Session):
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
         with tf.device(self.place):
-            return [self._evaluation.predict(images).numpy() for images in dataset]
+            pack = self._preprocessing.pack
+            return [self._evaluation.predict(pack(images)).numpy() for images in dataset]
 
 
 def _count_operations(graph: TfGraph) -> int:

@@ -101,7 +101,7 @@ def _rounding(config: RunConfig, layout: Layout) -> str:
     return {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}[config.stochastic_rounding]
 
 
-_EXCEPTIONS = ("inv", "div0", "oflo", "nanoo")
+_EXCEPTIONS = ("inv", "div0", "oflo")
 
 ROWS: Tuple[Row, ...] = (
     Row(
@@ -127,6 +127,7 @@ ROWS: Tuple[Row, ...] = (
         Row(f"floating_point_behaviour.{name}", ("fp_exceptions",), lambda c, p: c.fp_exceptions)
         for name in _EXCEPTIONS
     ),
+    Row("floating_point_behaviour.nanoo", ("nanoo",), lambda c, p: c.nanoo),
     Row("floating_point_behaviour.esr", ("stochastic_rounding",), _rounding),
     Row(
         "convolutions.poplar_options",
@@ -210,22 +211,19 @@ def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
     return made
 
 
-def proportions(program: Program) -> Tuple[Sequence[float], Sequence[float]]:
-    """availableMemoryProportion of each stage's forward and backward pass; empty where it is not per stage."""
-    own = stage_proportions(program.available_memory_proportion, program.num_stages)
-    return [forward for forward, _ in own], [backward for _, backward in own]
+def proportions(program: Program) -> Sequence[Tuple[float, float]]:
+    """availableMemoryProportion of each stage's convolutions and matrix products; empty where it is not per stage."""
+    return stage_proportions(program.available_memory_proportion, program.num_stages)
 
 
-def _stage_options(ipu: "SdkModule", values: Sequence[float]) -> List[Any]:
-    made = []
-    for value in values:
-        options = {"availableMemoryProportion": option_text(value)}
-        made.append(
-            ipu.pipelining_ops.PipelineStageOptions(
-                convolution_options=dict(options), matmul_options=dict(options)
-            )
+def _stage_options(ipu: "SdkModule", values: Sequence[Tuple[float, float]]) -> List[Any]:
+    return [
+        ipu.pipelining_ops.PipelineStageOptions(
+            convolution_options={"availableMemoryProportion": option_text(convolution)},
+            matmul_options={"availableMemoryProportion": option_text(matmul)},
         )
-    return made
+        for convolution, matmul in values
+    ]
 
 
 def pipelining_options(
@@ -241,13 +239,13 @@ def pipelining_options(
         "device_mapping": [int(ipu_number) for ipu_number in program.device_mapping],
         "pipeline_schedule": schedule,
     }
-    forward, backward = proportions(program)
-    if forward:
-        options["forward_propagation_stages_poplar_options"] = _stage_options(ipu, forward)
+    own = proportions(program)
+    if own:
+        options["forward_propagation_stages_poplar_options"] = _stage_options(ipu, own)
     if not training:
         return options
-    if backward:
-        options["backward_propagation_stages_poplar_options"] = _stage_options(ipu, backward)
+    if own:
+        options["backward_propagation_stages_poplar_options"] = _stage_options(ipu, own)
     options.update(
         gradient_accumulation_steps_per_replica=int(program.gradient_accumulation_count),
         gradient_accumulation_reduction_method=program.gradient_accumulation_reduction_method,

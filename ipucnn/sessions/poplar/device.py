@@ -262,7 +262,7 @@ class Device:
         layout = Layout(num_ipus, selects=selects)
         if program is not None:
             values = program.available_memory_proportion
-            per_stage = bool(proportions(program)[0])
+            per_stage = bool(proportions(program))
             layout = replace(
                 layout,
                 available_memory_proportion=values[0] / 100 if values and not per_stage else None,

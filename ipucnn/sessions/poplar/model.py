@@ -112,11 +112,7 @@ class Preprocess(keras.layers.Layer):
             factors = tf.constant(affine.factors, self._compute)
             # The operation pads three channels to four, and makes 16 bits of 8.
             return tf.cast(self._fused(inputs, offsets, factors, affine.scale)[..., :3], self._compute)
-        images = tf.cast(inputs, tf.float32)
-        if affine.reverse:
-            images = tf.reverse(images, axis=[-1])
-        images = (images * affine.scale - tf.constant(affine.offsets)) * tf.constant(affine.factors)
-        return tf.cast(images, self._compute)
+        return tf.cast(affine.apply(tf.cast(inputs, tf.float32)), self._compute)
 
     def compute_output_shape(self, input_shape: Sequence[int]) -> Sequence[int]:
         return input_shape

@@ -85,9 +85,10 @@ class PoplarSession(Session):
         config = self._config
         if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
             return False
-        if config.fused_preprocessing and (affine.reverse or len(affine.offsets) != 3):
+        if config.fused_preprocessing and (affine.per_image or affine.reverse or len(affine.offsets) != 3):
+            what = "an image by itself" if affine.per_image else "other channels"
             raise ConfigurationError(
-                "--fused-preprocessing normalises red, green and blue, and this network takes other channels",
+                f"--fused-preprocessing normalises red, green and blue by constants, and this network takes {what}",
                 "drop it; preprocessing still runs on the IPU",
             )
         fused = self._device.api.ipu.image_ops.normalise_image if config.fused_preprocessing else None

@@ -387,7 +387,8 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     """The value of TF_POPLAR_FLAGS for a run: what the user set, and what is missing from it.
 
     Args:
-        config: with ``device_generated_data`` no data is sent to the IPUs, which make up their own.
+        config: with ``device_generated_data`` or ``synthetic_data`` "ipu" no data is sent to the IPUs, which make up
+            their own.
         present: the variable's value.
 
     Raises:
@@ -400,7 +401,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
             absolute(expand(config.executable_cache, "--executable-cache"), "--executable-cache")
         )
         wanted.append(f"{_CACHE}={_quoted(folder)}")
-    if config.device_generated_data:
+    if config.device_generated_data or config.synthetic_data == "ipu":
         wanted += ["--use_synthetic_data", "--synthetic_data_initializer=random"]
     added = [word for word in wanted if _name(word) not in names]
     has_cache = _CACHE in names.union(map(_name, added))

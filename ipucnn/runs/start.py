@@ -1,0 +1,482 @@
+"""Where a run begins: anew or where a run left off, as one run or as one for each fold, and in which folder.
+
+Everything is asked and refused here before anything is computed or written; the folder itself is ``folder.py``.
+"""
+
+import itertools
+import json
+import os
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import RESUMABLE, Resolved, resolve_resumed
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import (
+    absolute,
+    check_makeable,
+    entries,
+    exists,
+    expand,
+    is_file,
+    is_folder,
+    is_link,
+    make_folder,
+    reason_of,
+    temporary_of,
+)
+from ipucnn.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    FOLDS,
+    LAST,
+    METRICS,
+    RUN_FILES,
+    TENSORBOARD,
+    RunFolder,
+    is_checkpoint_name,
+    locked,
+)
+from ipucnn.text import shown_value
+from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
+from ipucnn.training.program import Program
+
+ELSEWHERE = "choose another --run-dir"
+_OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
+
+
+def is_cross_validation(resolved: Resolved) -> bool:
+    """Whether a configuration asks for folds, or with ``--resume`` for a cross-validation to go on."""
+    config = resolved.config
+    if config.kfold is not None:
+        return True
+    return bool(
+        config.resume
+        and config.run_dir is not None
+        and is_file(expand(config.run_dir, "--run-dir") / FOLDS, "--run-dir")
+    )
+
+
+def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
+    base = f"{model}-{dataset}".replace(":", "-").replace("/", "-")
+    return root / (base if number == 1 else f"{base}-{number}")
+
+
+def _taken(model: str, dataset: str, root: Path) -> Iterator[Path]:
+    """The default folders from the first on, up to the first that is not there."""
+    for number in itertools.count(1):
+        path = _numbered(model, dataset, root, number)
+        if not exists(path, "run folder") and not is_link(path, "run folder"):
+            return
+        yield path
+
+
+def default_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Path:
+    """``runs/<model>-<dataset>``, with ``-2``, ``-3``, ... appended where that is taken.
+
+    What a process left that was killed before its run began is not taken.
+    """
+    free = 1
+    for path in _taken(model, dataset, root):
+        if is_unfinished(path) and not _is_in_use(path):
+            return path
+        free += 1
+    return _numbered(model, dataset, root, free)
+
+
+def latest_run_dir(model: str, dataset: str, root: Path = Path("runs")) -> Optional[Path]:
+    """The folder of the latest run that has begun under a default name, None if there is none."""
+    begun = [p for p in _taken(model, dataset, root) if is_folder(p, "run folder") and not is_unfinished(p)]
+    return begun[-1] if begun else None
+
+
+def claim_default(
+    model: str, dataset: str, root: Path = Path("runs"), checkpoint_dir: Optional[str] = None
+) -> "RunFolder":
+    """Makes the folder that :func:`default_run_dir` names, and locks it: others get another.
+
+    Of several processes that ask at once, each has a folder of its own.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    make_folder(root, "run folder", ELSEWHERE)
+    while True:
+        path = default_run_dir(model, dataset, root)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not is_unfinished(path):
+                continue  # another process was quicker
+        except OSError as error:
+            raise DataError(f"run folder {path} cannot be made: {reason_of(error)}", ELSEWHERE) from None
+        try:
+            handle = locked(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        # The one who had it before may have taken it away, or begun its run, before the lock was had.
+        if _is_still(path, handle) and is_unfinished(path):
+            folder = RunFolder(path, checkpoint_dir)
+            folder.hold(handle)
+            return folder
+        if handle is not None:
+            os.close(handle)
+
+
+def _is_still(path: Path, handle: Optional[int]) -> bool:
+    """Whether a folder is the one that was locked: it may have been taken away and made again meanwhile."""
+    if handle is None:
+        return True
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except OSError:
+        return False
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether another process has a folder's lock, or nobody can know."""
+    try:
+        handle = locked(path)
+    except (BlockingIOError, FileNotFoundError):
+        return True
+    if handle is None:
+        return True
+    os.close(handle)
+    return False
+
+
+def check_new(path: Path, overwrite: bool) -> None:
+    """Refuses a run folder that is taken, before anything is computed.
+
+    Raises:
+        ConfigurationError: it exists and ``overwrite`` is not set, or holds what no run wrote.
+        DataError: its parent is a file.
+    """
+    what = "run folder"
+    check_makeable(path, what, ELSEWHERE)
+    there = entries(path, what)
+    if not there or is_unfinished(path):
+        return
+    foreign = [p.name for p in there if not _is_ours(p.name)]
+    if not overwrite:
+        raise ConfigurationError(
+            f"run folder {path} already exists",
+            f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
+        )
+    if foreign or not is_file(path / CONFIG, what):
+        raise ConfigurationError(
+            f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
+            "choose another --run-dir",
+        )
+
+
+def check_new_checkpoints(folder: Path, overwrite: bool) -> None:
+    """Refuses a checkpoint folder of its own that holds another run's checkpoints.
+
+    Raises:
+        ConfigurationError: it does, and ``overwrite`` is not set.
+        DataError: it is a file.
+    """
+    what = "checkpoint folder"
+    check_makeable(folder, what, "choose another --checkpoint-dir")
+    if not overwrite and any(is_checkpoint_name(p.name) for p in entries(folder, what)):
+        raise ConfigurationError(
+            f"checkpoint folder {folder} holds another run's checkpoints",
+            "use another --checkpoint-dir, or --overwrite to replace them",
+        )
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a folder is what a process left that was killed while it made its run folder."""
+    # A link is nobody's leftover: a run that took it would be written somewhere else.
+    if is_link(path) or not is_folder(path, "run folder"):
+        return False
+    there = entries(path, "run folder")
+    if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in there):
+        return False
+    return not entries(path / CHECKPOINTS, "checkpoint folder")
+
+
+def check_checkpoint_dir(path: Path, checkpoints: Path) -> None:
+    """Refuses a checkpoint folder inside the run folder where the run keeps other things.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    run, there = absolute(path, "run folder"), absolute(checkpoints, "--checkpoint-dir")
+    if there != run / CHECKPOINTS and (there == run or run in there.parents):
+        raise ConfigurationError(
+            f"checkpoint folder {checkpoints} lies in the run folder {path}",
+            f"leave --checkpoint-dir out (they go to {path / CHECKPOINTS}), or choose a folder elsewhere",
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a run puts a file or folder of this name into its folder; temporaries of killed runs too."""
+    return name in _OURS or temporary_of(name) in RUN_FILES
+
+
+def differences(
+    meta: Mapping[str, Any], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+) -> List[str]:
+    """In what a checkpoint's run differs from the one that is to continue it, one text each.
+
+    What may differ between the parts of one run is left out.
+    """
+    saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
+    found = [
+        f"{field.name.replace('_', '-')} {shown_value(getattr(saved, field.name))} there, "
+        f"{shown_value(getattr(config, field.name))} here"
+        for field in fields(RunConfig)
+        if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
+    ]
+    if not found:
+        # How many replicas validate changes nothing that is trained; the options that decide it were compared above.
+        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas")
+        # A program of an earlier version lacks what it did not know yet.
+        since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
+        here, there = program.to_dict(), {**since, **meta.get("program", {})}
+        here = json.loads(json.dumps(here))
+        found = [
+            f"program's {name.replace('_', ' ')} {shown_value(there.get(name))} there, {shown_value(value)} here"
+            for name, value in here.items()
+            if name not in ignored and there.get(name) != value
+        ]
+        facts = {
+            "num_eval": info.num_eval,
+            "mean": list(info.mean),
+            "std": list(info.std),
+            "class_names": list(info.class_names),
+            "data_sha256": data_sha256,
+        }
+        found += [
+            f"data set's {name.replace('_', ' ')} {shown_value(meta.get(name))} there, {shown_value(value)} here"
+            for name, value in facts.items()
+            if meta.get(name) != value
+        ]
+    return found
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether there is a checkpoint, good or bad, in a folder."""
+    return any(is_checkpoint_name(path.name) for path in entries(folder, "checkpoint folder"))
+
+
+def _weight_updates(path: Path) -> float:
+    """After how many weight updates a file was written; infinity for a damaged one, which is then reported first."""
+    try:
+        return float(read_meta(path)["weight_updates"])
+    except DataError:
+        return float("inf")
+
+
+def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
+    """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
+    names = [path for path in entries(folder, "checkpoint folder") if is_checkpoint_name(path.name)]
+    bad: List[str] = []
+    for path in sorted(names, key=lambda p: (-_weight_updates(p), p.name != LAST, p.name)):
+        try:
+            return (path, load_checkpoint(path)), bad
+        except DataError as error:
+            bad.append(error.message)
+    return None, bad
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        resolved: the configuration; that of the run folder if it is continued.
+        folder: the run folder, which need not exist yet.
+        in_place: the folder is already that of the run, which goes on in it.
+        checkpoint: what to continue from; None to begin.
+        checkpoint_path: its file.
+        notes: what to tell the user, one line each.
+        report: that of the run if it is finished already.
+        takes_default: the folder is the next free one of its name, whoever else asks for one meanwhile.
+    """
+
+    resolved: Resolved
+    folder: RunFolder
+    in_place: bool = False
+    checkpoint: Optional[Checkpoint] = None
+    checkpoint_path: Optional[Path] = None
+    notes: Tuple[str, ...] = ()
+    report: Optional[Dict[str, Any]] = None
+    takes_default: bool = False
+
+    def claim(self) -> RunFolder:
+        """The run folder for this process alone: under a default name the next one that is free by now."""
+        if not self.takes_default:
+            return self.folder
+        config = self.resolved.config
+        directory = _checkpoint_dir(config.checkpoint_dir)
+        return claim_default(config.model_name, self.resolved.choice.name, checkpoint_dir=directory)
+
+
+def find_start(resolved: Resolved) -> Start:
+    """Where the run of a configuration begins: anew, or with ``--resume`` where its folder left off.
+
+    Raises:
+        ConfigurationError: a folder that is taken, or options that contradict the run's own.
+        DataError: nothing readable to continue from.
+    """
+    config = resolved.config
+    if config.resume and config.overwrite:
+        raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
+    if config.resume and not config.training:
+        raise ConfigurationError(
+            "--resume without training has nothing to continue", "validate with: ipucnn evaluate RUN"
+        )
+    names = config.model_name, resolved.choice.name
+    given = None if config.run_dir is None else expand(config.run_dir, "--run-dir")
+    if config.resume:
+        path = given or latest_run_dir(*names) or default_run_dir(*names)
+        if is_file(path / CONFIG, "run folder"):
+            return _continue(resolved, path)
+        if not is_unfinished(path):
+            check_new(path, overwrite=False)
+        return _fresh(resolved, path, f"nothing to resume in {path}: the run begins")
+    path = given or default_run_dir(*names)
+    check_new(path, config.overwrite)
+    return replace(_fresh(resolved, path), takes_default=given is None)
+
+
+def settled(resolved: Resolved) -> Resolved:
+    """What a configuration comes to: with ``--resume`` that of the run that goes on.
+
+    Raises:
+        UserError: see :func:`find_start`.
+    """
+    if is_cross_validation(resolved) or not resolved.config.resume:
+        return resolved  # each fold has a run of its own
+    return find_start(resolved).resolved
+
+
+def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
+    if directory is None:
+        return None
+    return str(absolute(expand(directory, "--checkpoint-dir"), "--checkpoint-dir"))
+
+
+def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
+    """The start of a run in a new folder, from a checkpoint of ``--checkpoint-input-dir`` if that is given."""
+    config = resolved.config
+    checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
+    if checkpoint_dir is not None:
+        check_checkpoint_dir(path, Path(checkpoint_dir))
+        check_new_checkpoints(Path(checkpoint_dir), config.overwrite)
+    start = Start(resolved, RunFolder(path, checkpoint_dir), notes=notes)
+    if config.checkpoint_input_dir is None:
+        return start
+    found, skipped = _read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir"))
+    if not config.training:
+        return start  # each of them is validated
+    start = _going_on(start, found, skipped)
+    if config.seed is None and start.checkpoint is not None:
+        # The seed of the run that is continued, or the data order and dropout would be another's.
+        seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
+        start = replace(start, resolved=replace(resolved, config=seeded))
+    return start
+
+
+def _continue(resolved: Resolved, path: Path) -> Start:
+    """The start of a run that goes on in its own folder; with its report, if it is finished."""
+    saved = RunFolder(path).read_config()
+    merged = resolve_resumed(resolved, saved, str(path))
+    config = replace(merged.config, overwrite=False)
+    folder = RunFolder(path, _checkpoint_dir(config.checkpoint_dir))
+    start = Start(replace(merged, config=config), folder, in_place=True)
+    report = folder.read_report()
+    if report is not None and config.num_epochs == saved.num_epochs:
+        return replace(start, report=report)
+    if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
+        raise DataError(
+            f"{path} is finished and its checkpoints were deleted (--clean-dir): nothing to train on from",
+            "train again with another --run-dir",
+        )
+    _check_checkpoint_dir(resolved, saved, folder)
+    if config.checkpoint_input_dir is not None:
+        return _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
+    found, skipped = newest_checkpoint(folder.checkpoints)
+    if found is None and skipped:
+        raise DataError(
+            f"no checkpoint of {path} is readable; {skipped[0]}",
+            f"start it again with --overwrite --run-dir {path}",
+        )
+    if found is None:
+        return replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
+    return _going_on(start, found, skipped)
+
+
+def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
+    """Refuses to begin again because the run's checkpoints are looked for in the wrong place."""
+    if has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
+        return
+    former = RunFolder(folder.path, saved.checkpoint_dir).checkpoints
+    if former != folder.checkpoints and has_checkpoints(former):
+        raise ConfigurationError(
+            f"the checkpoints of {folder.path} are in {former}, not in {folder.checkpoints}",
+            f"drop --checkpoint-dir, or add --checkpoint-input-dir {former}",
+        )
+    if saved.checkpoint_dir and not is_folder(folder.checkpoints) and exists(folder.path / METRICS):
+        raise DataError(
+            f"the checkpoint folder {folder.checkpoints} of {folder.path} is not there",
+            "bring it back, or give its new place with --checkpoint-dir",
+        )
+
+
+def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
+    """The newest good checkpoint of ``--checkpoint-input-dir``, and why newer ones were passed over."""
+    if not is_folder(folder, "checkpoint folder"):
+        raise DataError(
+            f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
+        )
+    found, skipped = newest_checkpoint(folder)
+    if found is None:
+        reason = f": {skipped[0]}" if skipped else ""
+        raise DataError(
+            f"there is no readable checkpoint in {folder}{reason}",
+            "give the checkpoints folder of a run (*.npz files)",
+        )
+    return found, skipped
+
+
+def _going_on(start: Start, found: Tuple[Path, Checkpoint], skipped: Sequence[str]) -> Start:
+    """A start from a checkpoint, with notes that say where that is and which newer ones could not be read."""
+    path, checkpoint = found
+    done = int(checkpoint.meta["weight_updates"])
+    per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
+    epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
+    warnings = [f"warning: {reason}; the one before it is used" for reason in skipped]
+    where = f"continuing after weight update {done}{epoch}, checkpoint {path}"
+    return replace(start, checkpoint=checkpoint, checkpoint_path=path, notes=(*start.notes, *warnings, where))
+
+
+def check_same_run(
+    start: Start, config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+) -> None:
+    """Refuses a checkpoint of another run than the one that is to be continued.
+
+    Raises:
+        ConfigurationError: naming the first difference.
+        DataError: there is nothing left to train.
+    """
+    if start.checkpoint is None:
+        return
+    found = differences(start.checkpoint.meta, config, program, info, data_sha256)
+    if found:
+        raise ConfigurationError(
+            f"{start.checkpoint_path} is of another run: {found[0]}",
+            f"continue with that run's options, or start from its weights: --weights {start.checkpoint_path}",
+        )
+    done = int(start.checkpoint.meta["weight_updates"])
+    if done > program.num_weight_updates:
+        raise ConfigurationError(
+            f"--num-epochs {config.num_epochs} are {program.num_weight_updates} weight updates, and "
+            f"{start.checkpoint_path} has {done}",
+            "give more epochs",
+        )

@@ -1,0 +1,451 @@
+"""Files of Graphcore's public TensorFlow 2 CNN application: options, entries, what its defaults do to pixels.
+
+tests/data/public_style.yml has entries written for these tests in the layout of that application's configs.yml.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ipucnn.config.options import find_spec
+from ipucnn.config.presets import PresetFile, read_file
+from ipucnn.config.resolve import PUBLIC_ORIGIN, resolve
+from ipucnn.config.spec import OptionSpec
+from ipucnn.datasets.base import ArrayExamples, array_source
+from ipucnn.errors import ConfigurationError
+from ipucnn.planning.pipeline_plan import PipelinePlan
+
+FILE = Path(__file__).parent / "data" / "public_style.yml"
+HOLDERS = ("photographs", "gc_photographs", "thumbnails")
+ENTRIES = [name for name in read_file(FILE).names if name not in HOLDERS]
+# Their layers are not among the shipped graphs, and are read from the built network.
+BUILT = ("piped_groups", "piped_small_network")
+
+# Every option that the application's description lists, and a value for it.
+DESCRIBED = {
+    "on-demand": "True",
+    "seed": "5",
+    "checkpoints": "False",
+    "checkpoint-dir": "somewhere",
+    "clean-dir": "False",
+    "dataset": "cifar10",
+    "dataset-path": ".",
+    "model-name": "cifar_resnet8",
+    "eight-bit-transfer": "True",
+    "pipeline-num-parallel": "24",
+    "training": "True",
+    "micro-batch-size": "2",
+    "num-epochs": "3",
+    "logs-per-epoch": "1/3",
+    "weight-updates-per-epoch": "7",
+    "num-replicas": "2",
+    "gradient-accumulation-count": "8",
+    "global-batch-size": "none",
+    "precision": "16.32",
+    "pipeline-splits": "conv3_block1_layer1_conv_ds",
+    "device-mapping": "0 1",
+    "pipeline-schedule": "Interleaved",
+    "optimizer": "lars",
+    "optimizer-params": '{"momentum": 0.5}',
+    "loss-scaling": "16",
+    "weight-decay": "0",
+    "l2-regularization": "0.001",
+    "recomputation": "True",
+    "accelerator-side-preprocess": "True",
+    "stochastic-rounding": "RI",
+    "optimizer-state-offloading": "False",
+    "fp-exceptions": "True",
+    "lr-schedule": "cosine",
+    "lr-warmup-params": '{"warmup_mode": "mask", "warmup_epochs": 1}',
+    "lr-schedule-params": '{"initial_learning_rate": 0.01, "epochs_to_total_decay": 2}',
+    "lr-staircase": "True",
+    "dbn-replica-group-size": "1",
+    "bn-momentum": "0.9",
+    "label-smoothing": "0.1",
+    "half-partials": "True",
+    "internal-exchange-optimization-target": "balanced",
+    "max-cross-replica-buffer-size": "1024",
+    "max-reduce-many-buffer-size": "2048",
+    "gather-conv-output": "True",
+    "stable-norm": "True",
+    "available-memory-proportion": "20 10 30 15",
+    "wandb": "True",
+    "validation": "False",
+    "validation-micro-batch-size": "4",
+    "validation-num-replicas": "2",
+}
+# What its source has besides (configuration/terminal_argparse.py).
+FURTHER = (
+    *(
+        "compile-only",
+        "shuffle",
+        "deterministic",
+        "ckpts-per-epoch",
+        "first-ckpt-epoch",
+        "checkpoint-input-dir",
+    ),
+    *("checkpoint-output-dir", "ckpt-all-instances", "synthetic-data", "accelerator-side-reduction", "nanoo"),
+    *(
+        "norm-layer",
+        "fused-preprocessing",
+        "conv-dithering",
+        "min-remote-tensor-size",
+        "scheduling-algorithm",
+    ),
+    *(
+        "prefetch-depth",
+        "mlperf-logging",
+        "wandb-run-name",
+        "wandb-tags",
+        "pipeline-validation-model",
+        "sweep",
+    ),
+    "target-accuracy",
+)
+
+
+@pytest.mark.parametrize("underscores", [False, True])
+def test_every_described_option_is_a_flag_and_a_key_in_both_spellings(run, tmp_path, underscores):
+    spell = (lambda key: key.replace("-", "_")) if underscores else (lambda key: key)
+    flags = [word for key, value in DESCRIBED.items() for word in (f"--{spell(key)}", *_words(value))]
+    code, out, err = run("train", *flags, "--print-config", "--json")
+    assert code == 0, err
+    typed = {key: shown["value"] for key, shown in json.loads(out)["options"].items()}
+    file = tmp_path / "mine.yml"
+    text = "".join(f"  {spell(key)}: {value}\n" for key, value in DESCRIBED.items())
+    file.write_text("entry:\n" + text, encoding="utf-8")
+    code, out, err = run(
+        "train",
+        f"--{spell('config-path')}",
+        file,
+        "--config",
+        "entry",
+        "--augment",
+        "False",
+        "--print-config",
+        "--json",
+    )
+    assert code == 0, err
+    written = {key: shown["value"] for key, shown in json.loads(out)["options"].items()}
+    assert {key: written[key] for key in DESCRIBED} == {key: typed[key] for key in DESCRIBED}
+    differing = [key for key in DESCRIBED if typed[key] == find_spec(key).yaml_value(find_spec(key).default)]
+    # Typed to what they are anyway, because anything else would contradict the others.
+    assert set(differing) <= {
+        *("on-demand", "clean-dir", "dataset-path", "training", "global-batch-size", "weight-decay"),
+        *("dbn-replica-group-size",),
+    }
+
+
+def _words(value):
+    return [value] if value.startswith("{") else value.split()
+
+
+@pytest.mark.parametrize("key", [*DESCRIBED, *FURTHER])
+def test_a_file_may_hold_every_option_of_the_application(key):
+    spec = find_spec(key)
+    assert isinstance(spec, OptionSpec) and find_spec(key.replace("-", "_")) is spec
+    if key == "compile-only":
+        assert not spec.in_yaml  # what a file holds is for every run
+        return
+    value = "mask" if spec.optional else json.dumps(spec.yaml_value(spec.default))
+    value = DESCRIBED.get(key, "none" if spec.optional else value)
+    for spelling in (key, key.replace("-", "_")):
+        assert spec.name in PresetFile(f"entry:\n  {spelling}: {value}\n", "mine.yml").get("entry").values
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_prints_without_its_data(run, name):
+    code, out, err = run("train", "--config", name, "--config-path", FILE, "--print-config", "--json")
+    assert code == 0 and err == "", err
+    shown = json.loads(out)
+    assert shown["preset"] == name
+    in_file = read_file(FILE).get(name).values
+    for field, value in in_file.items():
+        if (name, field) == ("first_steps", "shuffle"):
+            value = False  # deterministic
+        key = field.replace("_", "-")
+        assert shown["options"][key]["value"] == find_spec(key).yaml_value(value), key
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in BUILT else []) for n in ENTRIES]
+)
+def test_every_entry_plans_on_its_system(run, name):
+    code, out, err = run("plan-splits", "--config", name, "--config-path", FILE, "--json")
+    assert code == 0, err
+    plan = PipelinePlan.from_dict(json.loads(out))
+    config = resolve("plan-splits", {}, config_name=name, config_path=str(FILE)).config
+    assert plan.verdict == "fits"
+    if config.pipeline_splits:
+        assert plan.num_stages == len(config.pipeline_splits) + 1
+        assert plan.settings.num_replicas == config.num_replicas
+        assert (
+            plan.settings.occupied_ipus
+            == (max(config.device_mapping or range(plan.num_stages)) + 1) * config.num_replicas
+        )
+    if name == "mk2_resnet50_8k_bn_pipeline":
+        s = plan.settings
+        assert (s.num_stages, s.num_replicas, s.occupied_ipus) == (4, 4, 16)
+        assert (s.micro_batch_size, s.gradient_accumulation_count, s.global_batch_size) == (16, 128, 8192)
+        assert (s.precision, s.half_partials, s.schedule, plan.system.name) == (
+            "16.16",
+            True,
+            "Grouped",
+            "pod16",
+        )
+
+
+# --- what is contradictory
+
+
+@pytest.mark.parametrize(
+    "text, flags, message, hint",
+    [
+        (
+            "eight-bit-transfer: True\n  accelerator_side_preprocess: False",
+            {},
+            "eight-bit-transfer with accelerator-side-preprocess False (preset entry)",
+            "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
+        ),
+        (
+            "accelerator-side-preprocess: False",
+            {"eight_bit_transfer": True},
+            "eight-bit-transfer with accelerator-side-preprocess False (preset entry)",
+            "add --accelerator-side-preprocess",
+        ),
+        (
+            "synthetic-data: gpu",
+            {},
+            "synthetic-data: gpu: must be one of host, ipu",
+            "did you mean 'ipu'?",
+        ),
+    ],
+)
+def test_contradictions_are_refused(tmp_path, text, flags, message, hint):
+    file = tmp_path / "mine.yml"
+    file.write_text(f"entry:\n  {text}\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        resolve("train", flags, model="toy_model", config_name="entry", config_path=str(file))
+    assert message in caught.value.message and hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_eight_bits_imply_preprocessing_on_the_device_where_nothing_is_said():
+    found = resolve("train", {"eight_bit_transfer": True}, model="toy_model")
+    assert found.config.accelerator_side_preprocess
+    assert found.origins["accelerator_side_preprocess"] == "eight-bit-transfer"
+
+
+def test_two_words_for_imagenet():
+    for word in ("gc-imagenet", "GC_ImageNet", "imagenet"):
+        found = resolve("plan-splits", {"dataset": word}, model="resnet50")
+        assert found.config.dataset == "imagenet"
+
+
+# --- augmentation of files that do not speak of it
+
+
+def _config(tmp_path, text, dataset, **flags):
+    file = tmp_path / "mine.yml"
+    file.write_text(f"entry:\n  model: cifar_resnet8\n  dataset: {dataset}\n{text}", encoding="utf-8")
+    return resolve("train", flags, config_name="entry", config_path=str(file), needs_data=False)
+
+
+@pytest.mark.parametrize(
+    "dataset, augment, normalise",
+    [
+        ("cifar10", True, "image"),
+        ("cifar100", True, "image"),
+        ("gc-imagenet", True, "network"),
+        ("digits", False, "network"),
+    ],
+)
+def test_a_file_without_the_key_augments_as_the_application_does(tmp_path, dataset, augment, normalise):
+    found = _config(tmp_path, "", dataset)
+    assert (found.config.augment, found.config.normalise) == (augment, normalise)
+    note = found.public_note()
+    assert (note is not None) == augment == (found.origins["augment"] == PUBLIC_ORIGIN)
+    if augment:
+        assert "augment" in note and ("standardised one by one" in note) == (normalise == "image")
+    # What the file or a flag says comes first.
+    for text, flags in (("  augment: False\n", {}), ("", {"augment": False})):
+        found = _config(tmp_path, text, dataset, **flags)
+        assert not found.config.augment and found.public_note() is None
+    assert _config(tmp_path, "  augment: True\n", dataset).config.normalise == "network"
+
+
+def test_a_saved_configuration_is_itself(tmp_path):
+    config = resolve("train", {"dataset": "cifar10"}, model="cifar_resnet8", needs_data=False).config
+    file = tmp_path / "config.yml"
+    file.write_text(config.to_yaml(), encoding="utf-8")
+    found = resolve("train", {}, config_path=str(file), needs_data=False)
+    assert found.config == config and found.public_note() is None
+
+
+def _cifar(rng, count=3):
+    images = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    images[0] = 0
+    images[1] = 200
+    examples = ArrayExamples(images, np.arange(count, dtype=np.int32))
+    return array_source(
+        examples,
+        examples,
+        name="cifar10",
+        class_names=[str(n) for n in range(count)],
+        location="here",
+        augmentation="crop_flip",
+    )
+
+
+def _standardised(image):
+    """One image as the application has it, in Python's own arithmetic of 64 bits."""
+    values = image.astype(np.float64)
+    deviation = values.std()
+    return (values - values.mean()) / (deviation if deviation else 1.0)
+
+
+def _crops(image):
+    """Every crop of an image padded by 4 black pixels, and its mirror image."""
+    padded = np.zeros((40, 40, 3), image.dtype)
+    padded[4:36, 4:36] = image
+    for top in range(9):
+        for left in range(9):
+            crop = padded[top : top + 32, left : left + 32]
+            yield crop
+            yield crop[:, ::-1]
+
+
+def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
+    from ipucnn.datasets.pipeline import eval_batches, train_batches
+
+    source = _cifar(np.random.default_rng(0))
+    options = {"input_shape": (32, 32, 3), "batch_size": 3}
+    batches = train_batches(source, samples_per_epoch=3, input_range="image", augment=True, seed=3, **options)
+    ways = [np.stack([_standardised(crop) for crop in _crops(image)]) for image in source.train.images[:3]]
+    places = set()
+    for images, labels in batches.take(12):
+        for image, label in zip(images.numpy(), labels.numpy()):
+            errors = np.abs(ways[label] - image).max(axis=(1, 2, 3))
+            assert errors.min() < 1e-6
+            if label == 2:  # of one value, many crops are alike
+                places.add(int(errors.argmin()))
+    assert len(places) > 8 and {place % 2 for place in places} == {0, 1}
+    # Without augmentation the images as they are, and images of one value are zeros.
+    (images, labels, _) = next(iter(eval_batches(source.eval, source.info, input_range="image", **options)))
+    for image, label in zip(images.numpy(), labels.numpy()):
+        assert np.abs(image - _standardised(source.eval.images[label])).max() < 1e-6
+    assert not images.numpy()[:2].any()
+
+
+# --- either side
+
+
+@pytest.mark.parametrize("input_range", ["image", "standard", "torch", "caffe"])
+@pytest.mark.parametrize("transfer", ["accelerator_side_preprocess", "eight_bit_transfer"])
+def test_pixels_are_the_same_whichever_side_prepares_them(input_range, transfer):
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from ipucnn.config.options import RunConfig
+    from ipucnn.datasets.pipeline import eval_batches
+    from ipucnn.datasets.preprocessing import channel_affine
+    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.sessions.session import DeviceInfo
+
+    source = _cifar(np.random.default_rng(1))
+    inputs = keras.Input((32, 32, 3))
+    network = keras.Model(inputs, keras.layers.Flatten()(inputs))
+
+    def batches(range_):
+        found = eval_batches(
+            source.eval, source.info, batch_size=3, input_shape=(32, 32, 3), input_range=range_
+        )
+        return found.map(lambda images, labels, weights: images)
+
+    found = []
+    for config, range_ in ((RunConfig(), input_range), (RunConfig(**{transfer: True}), "raw")):
+        session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), "/CPU:0", config)
+        takes = session.take_preprocessing(channel_affine(input_range, source.info, 3))
+        assert takes == (range_ == "raw")
+        session.prepare_evaluation(network, None)
+        found.append(np.concatenate(session.predict(batches(range_))))
+        element = next(session.feed(tf.data.Dataset.from_tensors((next(iter(batches(range_))), 0))))[0]
+        is_byte = takes and transfer == "eight_bit_transfer"
+        assert element.dtype == ("uint8" if is_byte else "float32")
+        assert element.numpy().nbytes == 3 * 32 * 32 * 3 * (1 if is_byte else 4)
+    scale = max(1.0, float(np.abs(found[0]).max()) / 3)  # ImageNet's "caffe" range goes to 150
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-6 * scale)
+
+
+def test_a_run_is_the_same_whichever_side_prepares_its_pixels(run):
+    losses = {}
+    for flags in ((), ("--accelerator-side-preprocess",), ("--eight-bit-transfer",)):
+        options = (
+            "--dataset",
+            "digits",
+            "--limit-train",
+            64,
+            "--num-epochs",
+            1,
+            "--seed",
+            1,
+            "--image-size",
+            10,
+        )
+        options = (*options, "--overwrite", "--run-dir", "run", "--json", *flags)
+        code, out, err = run("train", "toy_model", *options)
+        assert code == 0, err
+        assert "without effect" not in err
+        losses[flags] = json.loads(out)["validation"]["loss"]
+    own, on_device, _ = losses.values()
+    assert on_device == pytest.approx(own, rel=1e-5)
+    # Bytes hold whole pixels, and those of 10x10 are interpolated.
+    assert losses[("--eight-bit-transfer",)] == pytest.approx(own, rel=0.02)
+
+
+# --- synthetic data
+
+
+@pytest.mark.parametrize("where", ["host", "ipu"])
+def test_noise_stands_for_a_data_set_that_is_not_here(run, where):
+    flags = ("--dataset", "cifar100", "--dataset-path", "nowhere", "--synthetic-data", where, "--seed", 1)
+    batch = ("--micro-batch-size", 8, "--global-batch-size", 1032, "--weight-updates-per-epoch", 1)
+    code, out, err = run(
+        "train",
+        "toy_model",
+        *flags,
+        *batch,
+        "--num-epochs",
+        2,
+        "--no-validation",
+        "--run-dir",
+        "run",
+        "--json",
+    )
+    assert code == 0, err
+    assert "synthetic data, in place of cifar100" in err
+    report = json.loads(out)
+    assert report["dataset"]["name"] == "random"
+    config = yaml.safe_load(Path("run/config.yml").read_text(encoding="utf-8"))
+    assert (config["dataset"], config["synthetic-data"]) == ("cifar100", where)
+
+
+def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):
+    from ipucnn.runs import setup as run_setup
+    from ipucnn.training.program import make_program
+
+    monkeypatch.chdir(tmp_path)
+    for where, is_constant in (("host", False), ("ipu", True)):
+        resolved = resolve("train", {"synthetic_data": where, "seed": 1}, model="toy_model")
+        setup = run_setup.prepare(resolved, 1)
+        assert len(setup.source.train) == 1024 and setup.source.info.num_classes == 10
+        program = make_program(resolved.config, 1024, seed=1)
+        found = [
+            images.numpy()
+            for start in (0, 5)
+            for images, _ in run_setup.training_batches(setup, program, start, 32, shard=(1, 0)).take(2)
+        ]
+        assert all((image == found[0]).all() for image in found) == is_constant
