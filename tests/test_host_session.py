@@ -213,7 +213,9 @@ class Naive:
                 decay = params["weight_decay"]
                 gradient = gradient + decay * original
                 if norms[0] > 0 and norms[1] > 0:
-                    rate = rate * params["eeta"] * norms[0] / (norms[1] + decay * norms[0] + params["epsilon"])
+                    rate = (
+                        rate * params["eeta"] * norms[0] / (norms[1] + decay * norms[0] + params["epsilon"])
+                    )
         if kind in ("sgd", "lars"):
             m = params.get("momentum", 0.0)
             if not m:

@@ -16,6 +16,7 @@ GROUP_NORM = {"norm_layer": "group_norm"}
 CASES = [
     ("bn_momentum", "0.9", GROUP_NORM, "with norm-layer group_norm", {}),
     ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
+    ("auto_loss_scaling", "true", {}, "with --precision 32.32", {"precision": "16.16"}),
     ("fused_preprocessing", "true", {}, "where the host preprocesses", {"eight_bit_transfer": "true"}),
     ("fused_preprocessing", "true", PIPELINE, "preprocesses", {"accelerator_side_preprocess": "true"}),
     ("offload_activations", "true", {}, "without a pipeline", PIPELINE),

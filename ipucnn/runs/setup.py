@@ -515,6 +515,11 @@ def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
     return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
 
 
+def _half(config: RunConfig, layout: Layout) -> Lack:
+    # The SDK looks at gradients of 16 bits alone; without any it would double the scale up to its end.
+    return ("with --precision 32.32", "use --precision 16.16") if config.precision == "32.32" else None
+
+
 def _host_session(config: RunConfig, layout: Layout) -> Lack:
     return "on IPUs: it is a choice of the host session", ""
 
@@ -522,6 +527,7 @@ def _host_session(config: RunConfig, layout: Layout) -> Lack:
 RULES: Tuple[Rule, ...] = (
     Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
+    Rule("auto_loss_scaling", _half, ipu_only=False),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),

@@ -9,7 +9,7 @@ TensorFlow function.
 
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -35,7 +35,7 @@ from ipucnn.sessions.session import (
 from ipucnn.training.batching import divisors
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
-from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -118,6 +118,9 @@ class UpdateLoop:
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
         trainable: the tf.Variables the optimizer updates, in its order.
         preprocessing: of the images that the iterator has.
+
+    Attributes:
+        scaler: finds the loss scale, if the program leaves it to it.
     """
 
     def __init__(
@@ -137,7 +140,10 @@ class UpdateLoop:
         self._trainable = list(trainable)
         self._fused = program.fused_micro_batches
         self._chunks = program.num_micro_batches // self._fused
-        self._scale = program.loss_scaling or 1.0
+        self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
+        self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
+        if self.scaler is not None:
+            self._scale = self.scaler.factor
         weights = named_weights(model)
         norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
         moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
@@ -231,7 +237,10 @@ class UpdateLoop:
             gradients, loss, hits = self._chunk(iterator, update, tf.constant(0, tf.int64))
         else:
             gradients, loss, hits = self._accumulate(iterator, update)
-        if self._scale != 1.0:
+        if self.scaler is not None:
+            gradients, beyond = self.scaler.unscaled(gradients)
+            self.scaler.look(beyond, update)
+        elif self._scale != 1.0:
             gradients = [g / self._scale for g in gradients]
         self._optimizer.apply(gradients, rate, update)
         return loss / total, hits / (total * self._program.micro_batch_size)
@@ -438,6 +447,8 @@ class HostSession(Session):
             opt = Optimizer(optimizer, variables, names)
             self.state = TrainState(weights, opt.slots, 0)
             self._loop = UpdateLoop(model, program, opt, loss, variables, self._preprocessing)
+            if self._loop.scaler is not None:
+                self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._evaluation = Evaluation(model, loss, self._preprocessing)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
