@@ -23,7 +23,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-
 def _keep_byte_code() -> None:
     """Byte code of TensorFlow is written here once if its own folder has none.
 

@@ -396,6 +396,11 @@ class Training:
     loss_scaling: float = option(
         0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
     )
+    auto_loss_scaling: bool = option(
+        False,
+        "Loss scale that is doubled every 8 weight updates, or halved where 16-bit gradients come close to overflow; "
+        "for plain SGD.",
+    )
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"
     )

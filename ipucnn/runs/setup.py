@@ -463,6 +463,7 @@ def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
 
 
 def _half(config: RunConfig, layout: Layout) -> Lack:
+    # Nothing is rounded in 32 bits, and the SDK looks at gradients of 16 bits alone to find a loss scale.
     return None if config.precision != "32.32" else ("in 32 bits", "use --precision 16.16 or 16.32")
 
 
@@ -475,6 +476,7 @@ RULES: Tuple[Rule, ...] = (
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
     Rule("stochastic_rounding", _half, ipu_only=False),
     Rule("nanoo", _half, ipu_only=False),
+    Rule("auto_loss_scaling", _half, ipu_only=False),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),

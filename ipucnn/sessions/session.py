@@ -24,7 +24,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.optimizers import OptimizerSettings
+from ipucnn.training.optimizers import LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -74,7 +74,8 @@ class ExecutionFinished:
     """One execution is over.
 
     Metrics are means over the samples since the last execution that was logged, which is most often the one before;
-    ``wall_s`` is the time of these executions without compiling.
+    ``wall_s`` is the time of these executions without compiling.  ``loss_scaling`` is the loss scale of the next weight
+    update where it is found while training.
     """
 
     execution: int
@@ -86,6 +87,7 @@ class ExecutionFinished:
     wall_s: float
     images_per_s: float
     is_logged: bool = True
+    loss_scaling: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,7 @@ class Session:
                 loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.hits))
                 yield Progress(state.weight_updates, loss, accuracy, images_per_s)
             losses, hits = state.earlier_losses + state.losses, state.earlier_hits + state.hits
+            scale = state.slots.get(LOSS_SCALE)
             finished = ExecutionFinished(
                 execution=execution,
                 weight_updates=end,
@@ -308,6 +311,7 @@ class Session:
                 wall_s=busy_s,
                 images_per_s=images_per_s,
                 is_logged=(execution + 1) % p.executions_per_log == 0,
+                loss_scaling=None if scale is None else float(scale.numpy()),
             )
             yield from execution_events(p, finished)[state.events_done :]
             if finished.is_logged:

@@ -63,6 +63,8 @@ class Program:
     samples_padded_per_epoch: int = 0
     # More than 1 where checkpoints, which end an execution, are more frequent than logs
     executions_per_log: int = 1
+    # In 16 bits the loss scale is found while training, and ``loss_scaling`` is not used
+    auto_loss_scaling: bool = False
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -243,6 +245,32 @@ def _periods(
     return checkpoint, first, validation
 
 
+def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
+    """Automatic loss scaling goes with plain SGD at one learning rate, as in the public application.
+
+    Raises:
+        ConfigurationError: naming what it does not go with.
+    """
+    if not config.auto_loss_scaling:
+        return
+    momentum = config.optimizer_params.get("momentum")
+    others = (
+        (config.optimizer != "sgd", f"--optimizer {config.optimizer}", "--optimizer sgd"),
+        (momentum, f"momentum {momentum}", "--optimizer-params '{momentum: 0}'"),
+        (config.weight_decay, f"--weight-decay {config.weight_decay:g}", "--weight-decay 0"),
+        (config.lr_schedule != "const", f"--lr-schedule {config.lr_schedule}", "--lr-schedule const"),
+        (config.lr_warmup_params, "--lr-warmup-params", "--lr-warmup-params none"),
+    )
+    for is_given, what, instead in others:
+        if is_given:
+            raise ConfigurationError(
+                f"--auto-loss-scaling does not go with {what}",
+                f"use {instead}, or a loss scale of your own: --loss-scaling 128 --no-auto-loss-scaling",
+            )
+    if config.loss_scaling and config.precision != "32.32":
+        warn(f"--loss-scaling {config.loss_scaling:g} is not used: --auto-loss-scaling finds the loss scale")
+
+
 @dataclass(frozen=True)
 class Layout:
     """What of a Program needs no data set: batch, pipeline and IPUs."""
@@ -262,6 +290,7 @@ def make_layout(config: RunConfig) -> Layout:
     """
     warnings: List[str] = []
     warn = warnings.append
+    _check_auto_loss_scaling(config, warn)
     stages = _stages(config)
     _check_pipeline(config, stages)
     mapping = _mapping(config, stages)
@@ -342,6 +371,7 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
         samples_padded_per_epoch=epoch.samples_padded,
         weight_updates_per_execution=updates,
         executions_per_log=executions_per_log,
+        auto_loss_scaling=config.auto_loss_scaling and config.precision != "32.32",
         steps_per_execution=updates * batch.gradient_accumulation_count,
         num_executions=epoch.weight_updates * config.num_epochs // updates,
         executions_per_checkpoint=checkpoint,

@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +38,7 @@ from ipucnn.sessions.session import (
 from ipucnn.training.batching import divisors
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
-from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -122,6 +122,9 @@ class UpdateLoop:
         weights: the model's.
         arithmetic: what is computed in.
         preprocessing: of the images that the iterator has.
+
+    Attributes:
+        scaler: finds the loss scale, if the program leaves it to it.
     """
 
     def __init__(
@@ -148,7 +151,10 @@ class UpdateLoop:
             self._network = Network(model, program.pipeline_splits if recomputes else ())
         self._fused = program.fused_micro_batches
         self._chunks = program.num_micro_batches // self._fused
-        self._scale = program.loss_scaling or 1.0
+        self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
+        self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
+        if self.scaler is not None:
+            self._scale = self.scaler.factor
         norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
         moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
@@ -244,7 +250,10 @@ class UpdateLoop:
             gradients, loss, hits = self._accumulate(iterator, update)
         if not self._arithmetic.is_plain:
             gradients = self._weights.round_gradients(gradients, self._rounding_of_gradients(update))
-        if self._scale != 1.0:
+        if self.scaler is not None:
+            gradients, beyond = self.scaler.unscaled(gradients)
+            self.scaler.look(beyond, update)
+        elif self._scale != 1.0:
             gradients = [g / self._scale for g in gradients]
         rounded = None
         if self._arithmetic.precision == "16.16":
@@ -501,6 +510,8 @@ class HostSession(Session):
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
             self.state = TrainState(weights.kept, opt.slots, 0)
             self._loop = UpdateLoop(model, program, opt, loss, weights, self._arithmetic, self._preprocessing)
+            if self._loop.scaler is not None:
+                self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)

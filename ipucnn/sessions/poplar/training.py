@@ -29,7 +29,7 @@ from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -120,10 +120,10 @@ class MicroBatchLoss(keras.losses.Loss):
 
     Args:
         function: (logits, labels, 1[, weights]) -> (1,).
-        scale: what the loss is multiplied by; the optimizer divides the gradients by it.
+        scale: what the loss is multiplied by, a number or a variable; the optimizer divides the gradients by it.
     """
 
-    def __init__(self, function: LossFunction, scale: float) -> None:
+    def __init__(self, function: LossFunction, scale: Union[float, TfVariable]) -> None:
         # Keras divides other reductions by the strategy's replicas: 1 with IPUStrategy, all under PopDist.
         super().__init__(reduction="sum", name="objective")
         self._own, self._scale = function, scale
@@ -271,6 +271,7 @@ class WeightUpdate:
         averaged: moving statistics, to be averaged over replicas once per weight update.
         mean: the mean of a tensor over replicas.
         once: statistics that move once per weight update.
+        scaler: finds the loss scale, which is then not part of ``scale``.
     """
 
     def __init__(
@@ -281,8 +282,10 @@ class WeightUpdate:
         averaged: Sequence[TfVariable],
         mean: _Mean,
         once: Optional[MovingStatistics] = None,
+        scaler: Optional[LossScaler] = None,
     ) -> None:
-        self._once = once
+        self._once, self._scaler = once, scaler
+        self._beyond: Optional[Tensor] = None
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
         self._index = {id(underlying(v)): index for index, v in enumerate(optimizer.variables)}
@@ -316,6 +319,8 @@ class WeightUpdate:
         if self._scale != 1.0:
             gradient = gradient / self._scale
         done = self._optimizer.apply_one(index, gradient, rate, count)
+        if index == 0 and self._scaler is not None:
+            done += self._scaler.look(self._beyond, iterations)
         if index == 0:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
         return done
@@ -323,6 +328,16 @@ class WeightUpdate:
     def before_reduction(self, gradients: Gradients) -> Gradients:
         """One replica's accumulated gradients, as they are to be summed over replicas."""
         return gradients if self._once is None else self._once.add_spread(gradients)
+
+    def after_reduction(self, gradients: Gradients) -> Gradients:
+        """The gradients of a weight update, summed over replicas, without the loss scale that was found."""
+        if self._scaler is None:
+            return gradients
+        own = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
+        # The scale is the replicas' number here: on the host, what is looked at is the mean over replicas.
+        unscaled, self._beyond = self._scaler.unscaled([gradients[n][0] for n in own], self._scale)
+        found = dict(zip(own, unscaled))
+        return [(found.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
 
 
 if KERAS_3:
@@ -336,6 +351,9 @@ if KERAS_3:
 
         def _transform_unaggregated_gradients(self, grads_and_vars: Gradients) -> Gradients:
             return self._update.before_reduction(grads_and_vars)
+
+        def apply_gradients(self, grads_and_vars: Gradients) -> Any:
+            return super().apply_gradients(self._update.after_reduction(list(grads_and_vars)))
 
         def update_step(self, gradient: Tensor, variable: TfVariable, learning_rate: Tensor) -> None:
             self._update.apply(tf.convert_to_tensor(gradient), tf_variable(variable), self.iterations.value)
@@ -354,6 +372,9 @@ else:
 
         def _transform_unaggregated_gradients(self, grads_and_vars: Gradients) -> Gradients:
             return self._update.before_reduction(grads_and_vars)
+
+        def _transform_gradients(self, grads_and_vars: Gradients) -> Gradients:
+            return self._update.after_reduction(grads_and_vars)
 
         def _create_slots(self, var_list: Sequence[TfVariable]) -> None:
             pass
@@ -415,15 +436,23 @@ class TrainedNetwork:
         self._device, self._config, self._program = device, config, program
         self._loss, self._schedule = loss, schedule
         self.made = made
+        self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         with device.scope():
             self._optimizer = _make_optimizer(optimizer, made)
+            scaler, static = None, self._scale
+            self._slots = dict(self._optimizer.slots)
+            if program.auto_loss_scaling:
+                scaler, static = LossScaler(self._optimizer.num_weights), 1.0
+                self._scale = scaler.factor
+                self._slots.update(scaler.slots)
             self._update = WeightUpdate(
                 self._optimizer,
                 program.weight_updates_per_execution,
-                (program.loss_scaling or 1.0) * program.num_replicas,
+                static * program.num_replicas,
                 self._averaged(),
                 device.mean_over_replicas,
                 MovingStatistics(made.once, program, device.mean_over_replicas) if made.once else None,
+                scaler,
             )
             self._compile(program.steps_per_execution)
 
@@ -435,7 +464,7 @@ class TrainedNetwork:
     @property
     def slots(self) -> Dict[str, Union[TfVariable, Float32View]]:
         """The optimizer's state likewise."""
-        return {name: portable(v) for name, v in self._optimizer.slots.items()}
+        return {name: portable(v) for name, v in self._slots.items()}
 
     def _averaged(self) -> List[TfVariable]:
         """Moving statistics that replicas keep apart; those of a pipeline are recomputed instead."""
@@ -453,7 +482,7 @@ class TrainedNetwork:
             mean = self._device.mean_over_replicas
         self.made.model.compile(
             optimizer=DeviceOptimizer(self._update),
-            loss=MicroBatchLoss(self._loss, p.loss_scaling or 1.0),
+            loss=MicroBatchLoss(self._loss, self._scale),
             weighted_metrics=make_metrics(self._loss, mean),
             steps_per_execution=steps_per_execution,
         )
