@@ -356,10 +356,10 @@ def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
     )
 
 
-def _check_text(text: str, at_most: int = MAX_BYTES) -> None:
+def _check_text(text: str) -> None:
     """Refuses texts that are too long, have characters that no YAML may have, or directives."""
-    if len(text) > at_most:
-        raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
+    if len(text) > MAX_BYTES:
+        raise BadDocument(f"it is longer than {MAX_BYTES:,} characters", _SPLIT_HINT)
     match = _NOT_TEXT.search(text)
     if match is not None:
         raise BadDocument(

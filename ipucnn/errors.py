@@ -69,7 +69,7 @@ class MissingError(UserError):
     exit_code = EXIT_MISSING
 
 
-def did_you_mean(name: str, choices: "Iterable[str]", count: int = 3) -> "Optional[str]":
+def did_you_mean(name: str, choices: "Iterable[str]") -> "Optional[str]":
     """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close."""
     if len(name) > 200:
         return None  # no name is as long, and comparing takes time
@@ -77,7 +77,7 @@ def did_you_mean(name: str, choices: "Iterable[str]", count: int = 3) -> "Option
 
     names = list(choices)
     folded = {c.lower().replace("_", "-"): c for c in names}
-    close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=count, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=3, cutoff=0.6)
     if not close:
         return None
     return "did you mean " + " or ".join(f"'{folded[c]}'" for c in close) + "?"

@@ -209,14 +209,14 @@ def exists(path: Path, what: str = "", error: Type[UserError] = DataError) -> bo
     return kind_of(path, what, error) is not Kind.ABSENT
 
 
-def is_file(path: Path, what: str = "", error: Type[UserError] = DataError) -> bool:
+def is_file(path: Path, what: str = "") -> bool:
     """Whether a path leads to a regular file; raises as :func:`kind_of` does."""
-    return kind_of(path, what, error) is Kind.FILE
+    return kind_of(path, what) is Kind.FILE
 
 
-def is_folder(path: Path, what: str = "", error: Type[UserError] = DataError) -> bool:
+def is_folder(path: Path, what: str = "") -> bool:
     """Whether a path leads to a folder; raises as :func:`kind_of` does."""
-    return kind_of(path, what, error) is Kind.FOLDER
+    return kind_of(path, what) is Kind.FOLDER
 
 
 def file_size(path: Path, what: str = "", error: Type[UserError] = DataError) -> int:
@@ -286,7 +286,6 @@ def open_regular(
     what: str = "",
     error: Type[UserError] = DataError,
     hint: Optional[str] = None,
-    regular: str = "a file",
 ) -> Iterator[BinaryIO]:
     """A regular file, opened for reading in binary; an OSError of the block is an error about the file.
 
@@ -297,7 +296,6 @@ def open_regular(
         what: an option or a role to stand before the path.
         error: what is raised.
         hint: what to do about an error, where there is more to say than "check the path".
-        regular: what it should be, for the message about what it is instead.
 
     Raises:
         DataError (or ``error``): absent, not a regular file, or not readable.
@@ -309,13 +307,13 @@ def open_regular(
         raise error(f"{name}: there is no such file", hint or "check the path")
     with asking(path, what, error):
         if kind is not Kind.FILE:
-            raise error(f"{name} is {kind.value}, not {regular}", hint or "give the path of a file")
+            raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
         # Without O_NONBLOCK the call would wait for the writer of a FIFO that took the file's place meanwhile.
         handle = os.open(path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_NOCTTY"))
         kind = _kind_of_mode(os.fstat(handle).st_mode)
         if kind is not Kind.FILE:
             os.close(handle)
-            raise error(f"{name} is {kind.value}, not {regular}", hint or "give the path of a file")
+            raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
     with os.fdopen(handle, "rb") as file:
         try:
             yield file

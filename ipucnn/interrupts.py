@@ -160,20 +160,17 @@ def _raise_again() -> None:
         pass  # no such timer on this system, or not the main thread: ``check`` is asked later
 
 
+_NOTHING_DONE = "interrupted before the first weight update; nothing was trained"
+
+
 class InterruptGuard:
     """Around a run: what ends it while a signal is noted and nothing is there to save becomes :class:`Interrupted`.
 
     Args:
-        nothing_done: the message where the run is ended before there was anything to save.
-        hint: the hint that goes with it.
+        hint: what to do where the run is ended before there was anything to save.
     """
 
-    def __init__(
-        self,
-        nothing_done: str = "interrupted before the first weight update; nothing was trained",
-        hint: "Optional[str]" = None,
-    ) -> None:
-        self._nothing_done = nothing_done
+    def __init__(self, hint: "Optional[str]" = None) -> None:
         self._hint = hint
         self._former: Dict[int, Any] = {}
 
@@ -197,7 +194,7 @@ class InterruptGuard:
         Raises:
             Interrupted: always.
         """
-        raise Interrupted(_state.exit_code or EXIT_SIGTERM, self._nothing_done, self._hint)
+        raise Interrupted(_state.exit_code or EXIT_SIGTERM, _NOTHING_DONE, self._hint)
 
     def __enter__(self) -> "InterruptGuard":
         import threading
@@ -229,6 +226,6 @@ class InterruptGuard:
         if error is None or code is None or isinstance(error, (Interrupted, GeneratorExit)):
             return
         if not was_deferred:
-            raise Interrupted(code, self._nothing_done, self._hint) from None
+            raise Interrupted(code, _NOTHING_DONE, self._hint) from None
         if isinstance(error, Interruption) or (count > 1 and not isinstance(error, UserError)):
             raise Interrupted(code, "interrupted at once; what was not saved is lost", self._hint) from None

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ipucnn import cli
-from ipucnn.diagnosis import tools
 from ipucnn.diagnosis.decision import choose
 from ipucnn.diagnosis.look import (
     Gpu,
@@ -22,6 +21,7 @@ from ipucnn.diagnosis.look import (
     parse_info,
     parse_processes,
     probe_tensorflow,
+    run_program,
 )
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
@@ -588,14 +588,14 @@ def test_parsers_on_cards_and_on_noise():
 
 
 def test_tools_never_raise(tool):
-    assert tools.run(["absent-tool"]).problem == "not found"
+    assert run_program(["absent-tool"]).problem == "not found"
     tool("bytes", script="printf '\\377\\376ok'")
-    assert "ok" in tools.run(["bytes"]).output
+    assert "ok" in run_program(["bytes"]).output
     tool("dies", script="kill -9 $$")
-    assert tools.run(["dies"]).signal_name == "SIGKILL"
+    assert run_program(["dies"]).signal_name == "SIGKILL"
     Path(os.environ["PATH"], "no-interpreter").write_text("#!/nowhere/at/all\n")
     Path(os.environ["PATH"], "no-interpreter").chmod(0o755)
-    assert "cannot be run" in tools.run(["no-interpreter"]).problem
+    assert "cannot be run" in run_program(["no-interpreter"]).problem
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])

@@ -465,6 +465,7 @@ ELSEWHERE = {
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
+    "ipucnn/benchmarking/records.py": "the source tree's own schemas",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
     # /proc, /dev/null, the interpreter's own folders.
@@ -476,7 +477,8 @@ ELSEWHERE = {
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
-    "ipucnn/runs/folder.py": "locks and claims, which are the system calls themselves",
+    "ipucnn/runs/folder.py": "locks, which are the system calls themselves",
+    "ipucnn/runs/start.py": "claims, which are the system calls themselves",
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
     "ipucnn/datasets/base.py": "how large a file is that was listed, inside what turns errors into one of the data",

@@ -24,6 +24,7 @@ from ipucnn.planning.request import make_request
 from ipucnn.planning.search import planner as planner_module
 from ipucnn.planning.search import smallest_change
 from ipucnn.planning.search.planner import Planner, candidates
+from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.settings import (
     PlanSettings,
     StageProportions,
@@ -33,7 +34,6 @@ from ipucnn.planning.settings import (
     uniform,
 )
 from ipucnn.planning.splits import choose_splits
-from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.setup import input_shape_for, network_options
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run

@@ -161,7 +161,7 @@ def test_hint():
 def test_a_run_asks_with_its_own_network():
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
-    from ipucnn.runs.fitting import would_fit
+    from ipucnn.planning.search.smallest_change import would_fit
 
     config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, gradient_accumulation_count=1)
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
@@ -205,7 +205,7 @@ def test_only_flags_that_the_command_takes():
 def test_a_network_that_the_planner_does_not_know_has_no_hint():
     from tensorflow import keras
 
-    from ipucnn.runs.fitting import would_fit
+    from ipucnn.planning.search.smallest_change import would_fit
 
     class Odd(keras.layers.Layer):
         def call(self, inputs):
@@ -229,7 +229,7 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
     """Whatever is missing of the memory, and although the run was a pipeline."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
-    from ipucnn.runs.fitting import prediction_would_fit
+    from ipucnn.planning.search.smallest_change import prediction_would_fit
 
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
     seen, sizes = set(), {"--micro-batch-size", "--validation-micro-batch-size"}

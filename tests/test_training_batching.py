@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.validation import evaluation_replicas
+from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
 from ipucnn.training.program import Program, make_layout, make_program
 
@@ -143,7 +144,7 @@ def test_an_epoch_uses_whole_weight_updates(samples, size, count, replicas):
 def test_executions_are_equal_and_the_frequency_is_the_closest(updates, epochs, logs):
     total = updates * epochs
     try:
-        per_execution = batching.weight_updates_per_execution(updates, epochs, logs)
+        per_execution = batching.weight_updates_per_log(updates, epochs, logs)
     except ConfigurationError:
         assert 0 < logs < 1 and (logs * epochs).denominator != 1
         return
@@ -256,6 +257,60 @@ def test_checkpoints_and_validations_fall_on_executions():
     assert program.first_checkpoint_execution == 33
     assert program.executions_per_validation == 22
     assert cifar_program(6, 1.0, checkpoints=False).executions_per_checkpoint == 0
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(1, 6),
+    st.fractions(min_value=0, max_value=12, max_denominator=6),
+    st.fractions(min_value=0, max_value=12, max_denominator=6),
+)
+def test_executions_end_where_a_naive_loop_has_to_stop(updates, epochs, logs, checkpoints):
+    """The longest equal executions that end at every log and at every checkpoint that is more frequent than logs."""
+    assume(logs == 0 or logs >= 1 or (logs * epochs).denominator == 1)
+    config = configure(
+        num_epochs=epochs,
+        logs_per_epoch=logs,
+        ckpts_per_epoch=checkpoints,
+        micro_batch_size=2,
+        gradient_accumulation_count=1,
+    )
+    program = make_program(config, 2 * updates, seed=0)
+    total = updates * epochs
+
+    def stops(frequency):
+        """Weight updates after which something is due, counted one by one."""
+        whole, wanted = (updates, frequency) if frequency >= 1 else (total, frequency * epochs)
+        possible = [n for n in range(1, whole + 1) if whole % n == 0]
+        number = min(possible, key=lambda n: (abs(n - wanted), n))
+        return [done for done in range(1, total + 1) if done % (whole // number) == 0]
+
+    logged = stops(logs) if logs else [total]
+    saved = stops(checkpoints) if checkpoints else []
+    more_frequent = len(saved) > len(logged)
+    wanted = sorted(set(logged) | (set(saved) if more_frequent else set()))
+    length = next(n for n in range(total, 0, -1) if total % n == 0 and all(done % n == 0 for done in wanted))
+    assert program.weight_updates_per_execution == length
+    assert program.num_executions * length == total
+    ends = range(1, program.num_executions + 1)
+    assert [n * length for n in ends if n % program.executions_per_log == 0] == logged
+    if more_frequent:
+        assert [n * length for n in ends if is_checkpoint_due(program, n)] == sorted({*saved, total})
+
+
+@pytest.mark.parametrize(
+    "logs, checkpoints, length", [(0.5, 1, 781), (1, 11, 71), (11, 71, 1), (0, 0.5, 1562)]
+)
+def test_frequent_checkpoints_shorten_executions_on_cifar10(logs, checkpoints, length):
+    program = cifar_program(6, float(logs), ckpts_per_epoch=float(checkpoints))
+    assert program.weight_updates_per_execution == length
+    assert program.executions_per_log * length == {0.5: 1562, 1: 781, 11: 71, 0: 6 * 781}[logs]
+    assert program.warnings == ()
+
+
+def test_executions_of_a_given_length_stay():
+    program = cifar_program(6, 1.0, ckpts_per_epoch=11.0, steps_per_execution=781 * 8)
+    assert (program.weight_updates_per_execution, program.executions_per_log) == (781, 1)
 
 
 def test_the_program_survives_json():

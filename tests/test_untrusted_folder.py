@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipucnn.diagnosis import tools
+from ipucnn.diagnosis.look import find_program, run_program
 from ipucnn.errors import DataError
 from ipucnn.runs.provenance import git_revision, sources
 
@@ -131,10 +131,10 @@ def test_programs_come_from_absolute_folders_of_path_alone(hostile, monkeypatch)
     folder, sprung = hostile
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", os.pathsep.join(["", ".", "bin", "cuda_sdk_lib/bin"]))
-    assert tools.find("gc-info") is None
-    assert tools.run(["gc-info"]).problem == "not found"
+    assert find_program("gc-info") is None
+    assert run_program(["gc-info"]).problem == "not found"
     monkeypatch.setenv("PATH", os.pathsep.join(["", str(folder / "bin")]))
-    assert tools.find("gc-info") == str(folder / "bin" / "gc-info")
+    assert find_program("gc-info") == str(folder / "bin" / "gc-info")
     assert not sprung.exists()
 
 

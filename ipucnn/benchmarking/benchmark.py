@@ -66,9 +66,9 @@ from ipucnn.benchmarking.settings import (
 )
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.planning.search.smallest_change import Ask, prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.fitting import Ask, prediction_would_fit, would_fit
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program

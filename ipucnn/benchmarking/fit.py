@@ -73,6 +73,11 @@ class Fit:
                 "engine keras has no replicas, accumulation or stages: that is the session's",
                 "engine: session, or leave those options out",
             )
+        if engine == KERAS and config.precision != "32.32":
+            raise ConfigurationError(
+                f"engine keras with precision {config.precision}: Keras is measured in 32 bits",
+                "engine: session, or precision: 32.32",
+            )
         if config.seed is None:
             raise ValueError("a row needs a seed")
         self.seed: int = config.seed
@@ -102,8 +107,8 @@ class Fit:
         if self.engine != KERAS:
             self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.planning.search.smallest_change import would_fit
         from ipucnn.planning.splits import settle_splits
-        from ipucnn.runs.fitting import would_fit
         from ipucnn.runs.provenance import environment
         from ipucnn.training.losses import make_loss
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import read_plan
+from ipucnn.commands.run_arguments import own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport
 
 PANEL = "Measuring"
-MODE = typer.Option(
-    None,
+MODE = own_option(
     "--mode",
-    metavar="MODE",
-    help="training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
+    "MODE",
+    "training, inference, data (the input pipeline alone, by stage) or end-to-end (how much time it costs).  "
     "[default: inference]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    PANEL,
 )
 TRAINING = typer.Option(
     None,
@@ -34,78 +32,51 @@ TRAINING = typer.Option(
     show_default=False,
     rich_help_panel=PANEL,
 )
-COMPARE = typer.Option(
-    None,
-    "--compare-with",
-    metavar="keras",
-    help="Measure plain Keras fit or predict too, in turns, and print the ratio.",
-    rich_help_panel=PANEL,
+COMPARE = own_option(
+    "--compare-with", "keras", "Measure plain Keras fit or predict too, in turns, and print the ratio.", PANEL
 )
-EXECUTIONS = typer.Option(
-    None,
+EXECUTIONS = own_option(
     "--executions",
-    parser=spec.EXECUTIONS.flag("--executions"),
-    metavar="INT",
-    help="Measure at least so many executions.  [default: 10]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "INT",
+    "Measure at least so many executions.  [default: 10]",
+    PANEL,
+    number=spec.EXECUTIONS,
 )
-MIN_TIME = typer.Option(
-    None,
+MIN_TIME = own_option(
     "--min-time",
-    parser=spec.SECONDS.flag("--min-time"),
-    metavar="SECONDS",
-    help="Measure at least so long.  [default: 10, or --max-time if that is less]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "SECONDS",
+    "Measure at least so long.  [default: 10, or --max-time if that is less]",
+    PANEL,
+    number=spec.SECONDS,
 )
-MAX_TIME = typer.Option(
-    None,
+MAX_TIME = own_option(
     "--max-time",
-    parser=spec.SECONDS.flag("--max-time"),
-    metavar="SECONDS",
-    help="End after so long; a third of it is kept for measuring.  [default: 150]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "SECONDS",
+    "End after so long; a third of it is kept for measuring.  [default: 150]",
+    PANEL,
+    number=spec.SECONDS,
 )
-SYSTEM = typer.Option(
-    None,
+SYSTEM = own_option(
     "--system",
-    metavar="NAME",
-    help="IPU machine to predict for.  [default: the smallest of m2000, pod16, ... with the IPUs]",
-    show_default=False,
-    rich_help_panel=PANEL,
+    "NAME",
+    "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... with the IPUs]",
+    PANEL,
 )
-BASELINE = typer.Option(
-    None,
-    "--baseline",
-    metavar="FILE",
-    help="Compare with an earlier report.json; exit code 5 if this is slower.",
-    rich_help_panel=PANEL,
+BASELINE = own_option(
+    "--baseline", "FILE", "Compare with an earlier report.json; exit code 5 if this is slower.", PANEL
 )
-MAX_REGRESSION = typer.Option(
-    None,
-    "--max-regression",
-    metavar="P%",
-    help="Share of the baseline's speed that may be lost.  [default: 5%]",
-    show_default=False,
-    rich_help_panel=PANEL,
+MAX_REGRESSION = own_option(
+    "--max-regression", "P%", "Share of the baseline's speed that may be lost.  [default: 5%]", PANEL
 )
 SUITES = "Suites"
-SUITE = typer.Option(
-    None,
+SUITE = own_option(
     "--suite",
-    metavar="NAME|FILE.yml",
-    help="Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. MODEL keeps the rows it matches.",
-    rich_help_panel=SUITES,
+    "NAME|FILE.yml",
+    "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. MODEL keeps the rows it matches.",
+    SUITES,
 )
-ROWS = typer.Option(
-    None,
-    "--rows",
-    metavar="NAME...",
-    help="Run these rows of the suite; names or wildcards.  [default: all]",
-    show_default=False,
-    rich_help_panel=SUITES,
+ROWS = own_option(
+    "--rows", "NAME...", "Run these rows of the suite; names or wildcards.  [default: all]", SUITES
 )
 RESUME = typer.Option(
     False,
@@ -113,13 +84,11 @@ RESUME = typer.Option(
     help="Go on with the suite in --run-dir, else in the latest folder: rows that have a result are kept.",
     rich_help_panel=SUITES,
 )
-VERSUS = typer.Option(
-    None,
+VERSUS = own_option(
     "--versus",
-    metavar="FILE",
-    help="Speed-up of another suite.json over this suite.  [default: of predicted IPUs]",
-    show_default=False,
-    rich_help_panel=SUITES,
+    "FILE",
+    "Speed-up of another suite.json over this suite.  [default: of predicted IPUs]",
+    SUITES,
 )
 
 

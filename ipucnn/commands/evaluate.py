@@ -2,25 +2,17 @@
 
 from typing import Any, Dict, Optional
 
-import typer
-
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
+from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
 from ipucnn.config.signature import with_run_options
 
-PLOT = typer.Option(
-    None,
-    "--plot",
-    metavar="FILE",
-    help="Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg.",
+PLOT = own_option(
+    "--plot", "FILE", "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg."
 )
-PREDICTIONS = typer.Option(
-    None, "--predictions", metavar="FILE.csv", help="Write each sample's label and prediction."
-)
-SHEET = typer.Option(
-    None,
+PREDICTIONS = own_option("--predictions", "FILE.csv", "Write each sample's label and prediction.")
+SHEET = own_option(
     "--contact-sheet",
-    metavar="FILE.png",
-    help="Segmentation: draw the worst images with truth, prediction and difference.",
+    "FILE.png",
+    "Segmentation: draw the worst images with truth, prediction and difference.",
 )
 
 

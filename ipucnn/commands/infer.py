@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH
+from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
@@ -21,40 +21,23 @@ IMAGES = typer.Argument(
     metavar="IMAGE...",
     help="Image files, folders (with all below them), or quoted patterns such as 'photos/**/*.jpg'.",
 )
-SPLIT = typer.Option(
-    None, "--split", metavar="eval|train", help="Classify the images of the data set instead of files."
-)
-TOP = typer.Option(
-    None,
-    "--top",
-    parser=spec.TOP.flag("--top"),
-    metavar="N",
-    help="Classes to show per image.",
-    show_default="5",
-)
-OUTPUT = typer.Option(
-    None,
+SPLIT = own_option("--split", "eval|train", "Classify the images of the data set instead of files.")
+TOP = own_option("--top", "N", "Classes to show per image.", number=spec.TOP, shown="5")
+OUTPUT = own_option(
     "--output",
-    metavar="FILE|DIR",
-    help="Write the results to a .csv, .json or .jsonl file instead; of a segmentation network, the folder of "
+    "FILE|DIR",
+    "Write the results to a .csv, .json or .jsonl file instead; of a segmentation network, the folder of "
     "its masks.",
 )
 OVERLAY = typer.Option(
     False, "--overlay", help="Segmentation: write the images with their masks in colour, too."
 )
-FORMAT = typer.Option(
-    None,
-    "--format",
-    metavar="csv|json|jsonl",
-    help="Print the results in this format.",
-    show_default="a table",
-)
-SHEET = typer.Option(
-    None,
+FORMAT = own_option("--format", "csv|json|jsonl", "Print the results in this format.", shown="a table")
+SHEET = own_option(
     "--contact-sheet",
-    metavar="FILE.png",
-    help="Draw up to 100 of the images with their predictions (30 with their masks).",
-    show_default="of masks: contact-sheet.png in --output",
+    "FILE.png",
+    "Draw up to 100 of the images with their predictions (30 with their masks).",
+    shown="of masks: contact-sheet.png in --output",
 )
 
 

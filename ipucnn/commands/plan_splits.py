@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
+from ipucnn.commands.run_arguments import own_option
 from ipucnn.config import spec
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
@@ -17,58 +18,37 @@ if TYPE_CHECKING:
 
 PANEL = "Plan"
 
-STAGES = typer.Option(
-    None,
+STAGES = own_option(
     "--stages",
-    parser=spec.STAGES.flag("--stages"),
-    metavar="K",
-    help="Pipeline stages to split into; without it, and without splits, the best use of --ipus is searched.",
-    rich_help_panel=PANEL,
+    "K",
+    "Pipeline stages to split into; without it, and without splits, the best use of --ipus is searched.",
+    PANEL,
+    number=spec.STAGES,
 )
-SYSTEM = typer.Option(
-    None,
+SYSTEM = own_option(
     "--system",
-    metavar="NAME",
-    help="System to plan for: m2000, pod16, bow-pod64, c600, ...  [default: the smallest POD from pod16 on]",
-    rich_help_panel=PANEL,
-    show_default=False,
+    "NAME",
+    "System to plan for: m2000, pod16, bow-pod64, c600, ...  [default: the smallest POD from pod16 on]",
+    PANEL,
 )
-CLASSES = typer.Option(
-    None,
-    "--classes",
-    parser=spec.CLASSES.flag("--classes"),
-    metavar="N",
-    help="Classes of the network.  [default: the data set's]",
-    rich_help_panel=PANEL,
-    show_default=False,
+CLASSES = own_option(
+    "--classes", "N", "Classes of the network.  [default: the data set's]", PANEL, number=spec.CLASSES
 )
-RECOMPUTATION = typer.Option(
-    None,
+RECOMPUTATION = own_option(
     "--recomputation",
-    metavar="auto|on|off",
-    help="Recompute activations in the backward pass; auto tries both.  [default: the preset's, else auto]",
-    rich_help_panel=PANEL,
-    show_default=False,
+    "auto|on|off",
+    "Recompute activations in the backward pass; auto tries both.  [default: the preset's, else auto]",
+    PANEL,
 )
-COMPARE = typer.Option(
-    None,
+COMPARE = own_option(
     "--compare",
-    metavar="RULE|FILE...",
-    help="Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.  "
+    "RULE|FILE...",
+    "Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.  "
     "[default: params]",
-    rich_help_panel=PANEL,
-    show_default=False,
+    PANEL,
 )
-SAVE = typer.Option(
-    None,
-    "--save",
-    metavar="FILE",
-    help="Write the plan as YAML, for `ipucnn train --plan`.",
-    rich_help_panel=PANEL,
-)
-HTML = typer.Option(
-    None, "--html", metavar="FILE", help="Write the plan as an HTML page.", rich_help_panel=PANEL
-)
+SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
+HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",

@@ -1,7 +1,7 @@
 """What several commands take: arguments about a run or other trained weights, and the reader of ``--plan FILE``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
 
@@ -11,34 +11,56 @@ if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
 
 
+def own_option(
+    name: str,
+    metavar: str,
+    help: str,
+    panel: Optional[str] = None,
+    number: Optional[spec.Number] = None,
+    shown: Union[bool, str] = False,
+) -> Any:
+    """An option of a command alone, which takes a value and is None where it is not typed.
+
+    Args:
+        name: with its dashes.
+        number: what is legal; None for a text.
+        shown: what the help says of the default.
+    """
+    return typer.Option(
+        None,
+        name,
+        parser=None if number is None else number.flag(name),
+        metavar=metavar,
+        help=help,
+        show_default=shown,
+        rich_help_panel=panel,
+    )
+
+
 RUN = typer.Argument(
     ...,
     metavar="RUN",
     help="Run folder, a checkpoint in one, or Keras weights (.weights.h5, .h5, .keras) of --model-name; "
     "with --weights a network.",
 )
-WHICH = typer.Option(
-    None,
+WHICH = own_option(
     "--checkpoint",
-    metavar="NAME",
-    help="Checkpoint of the run: best, last, or a file name in it; where RUN names a network, a run or checkpoint.",
-    show_default="last, else best",
+    "NAME",
+    "Checkpoint of the run: best, last, or a file name in it; where RUN names a network, a run or checkpoint.",
+    shown="last, else best",
 )
-WEIGHTS = typer.Option(
-    None,
+WEIGHTS = own_option(
     "--weights",
-    metavar="imagenet|FILE",
-    help="Weights for the network that RUN then names: imagenet (of Keras Applications, downloaded once) or "
+    "imagenet|FILE",
+    "Weights for the network that RUN then names: imagenet (of Keras Applications, downloaded once) or "
     "a Keras weight file.",
-    show_default=False,
 )
-TILE_SIZE = typer.Option(
-    None,
+TILE_SIZE = own_option(
     "--tile-size",
-    parser=spec.TILE_SIDE.flag("--tile-size"),
-    metavar="N",
-    help="Segmentation: height and width of the tiles that the network sees.",
-    show_default="by the image's size",
+    "N",
+    "Segmentation: height and width of the tiles that the network sees.",
+    number=spec.TILE_SIDE,
+    shown="by the image's size",
 )
 VIEWS = typer.Option(
     1,

@@ -5,6 +5,7 @@ from typing import Any, Mapping, Optional
 
 import typer
 
+from ipucnn.commands.run_arguments import own_option
 from ipucnn.config.signature import complete_dataset, with_run_options
 from ipucnn.errors import ConfigurationError, DataError
 
@@ -16,11 +17,8 @@ DATASET = typer.Argument(
     show_default=False,
     autocompletion=complete_dataset,
 )
-SHEET = typer.Option(
-    None,
-    "--contact-sheet",
-    metavar="FILE.png",
-    help="Draw up to 100 samples with their labels (30 with their masks).",
+SHEET = own_option(
+    "--contact-sheet", "FILE.png", "Draw up to 100 samples with their labels (30 with their masks)."
 )
 
 

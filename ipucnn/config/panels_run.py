@@ -269,14 +269,15 @@ class Evaluation:
         commands=TRAIN,
         default_text="none",
     )
-    ckpts_per_epoch: float = option(
-        1.0,
-        "Checkpoints per epoch, a number or a fraction such as 1/5.",
+    ckpts_per_epoch: Optional[float] = option(
+        None,
+        "Checkpoints per epoch, a number or a fraction such as 1/5; more than logs-per-epoch makes executions shorter.",
         parse=values.parse_fraction,
         minimum=0,
         maximum=bounds.MAX_COUNT,
         metavar="N|A/B",
         commands=TRAIN,
+        default_text="1, or one per execution where that is longer than an epoch",
     )
     first_ckpt_epoch: float = option(
         0.0,
@@ -395,6 +396,11 @@ class Training:
     loss_scaling: float = option(
         0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
     )
+    auto_loss_scaling: bool = option(
+        False,
+        "Loss scale that is doubled every 8 weight updates, or halved where 16-bit gradients come close to overflow; "
+        "for plain SGD.",
+    )
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"
     )
@@ -406,19 +412,15 @@ class Training:
     )
     stochastic_rounding: str = option(
         "OFF",
-        "Stochastic rounding of 16-bit values: ON, OFF, or RI (the same in all replicas).",
+        "Stochastic rounding of 16-bit values: ON, OFF, or RI (only where all replicas compute the same).",
         parse=values.parse_rounding,
         metavar="ON|OFF|RI",
-        host_effect=False,
     )
     fp_exceptions: bool = option(
         False,
         "Stop at floating-point exceptions: invalid operations, division by zero, overflow.",
-        host_effect=False,
     )
-    nanoo: bool = option(
-        False, "A 16-bit overflow gives NaN; without it, it gives the largest number.", host_effect=False
-    )
+    nanoo: bool = option(False, "A 16-bit overflow gives NaN; without it, it gives the largest number.")
     loss: str = option(
         "auto",
         "Loss; auto is cross-entropy, with Dice for U-Net.",

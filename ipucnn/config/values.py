@@ -269,6 +269,16 @@ The first name of a kind stands for it.
 """
 
 
+def moves_once(layer: Mapping[str, Any]) -> bool:
+    """Whether a checked ``--norm-layer`` moves its statistics once per weight update, not with every micro-batch."""
+    return bool(layer["name"] == "custom_batch_norm")
+
+
+# What custom_batch_norm adds to the variance, whatever the network's own layers add (model_factory.py of the public
+# application).
+CUSTOM_EPSILON = 1.001e-5
+
+
 def norm_of(layer: Mapping[str, Any]) -> str:
     """The kind of a checked ``--norm-layer``."""
     return NORM_LAYERS[layer["name"]][0]

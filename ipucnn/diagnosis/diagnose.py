@@ -15,7 +15,6 @@ from ipucnn.diagnosis.decision import (
     of_variables,
 )
 from ipucnn.diagnosis.look import (
-    PROBE_TIMEOUT_S,
     Disk,
     Gpu,
     Host,
@@ -133,26 +132,22 @@ def diagnose(
     asked: str = "auto",
     *,
     dataset_path: Path = Path("."),
-    run_folder: Path = Path("runs"),
     deep: bool = False,
-    timeout_s: float = PROBE_TIMEOUT_S,
 ) -> Diagnosis:
     """Looks at this machine.
 
     Args:
         asked: as for ``--device``.
         dataset_path: where data sets are looked for.
-        run_folder: where runs would be written.
         deep: import TensorFlow in another process.
-        timeout_s: for that process.
     """
     found = surroundings.look_around()
     ipus = find_ipus()
     gpus, gpu_problem = find_gpus()
     probe = None
     if deep and found.versions.get("tensorflow") is not None:
-        probe = probe_tensorflow(timeout_s)
-    host, disk = look_at_host(), look_at_disk(run_folder)
+        probe = probe_tensorflow()
+    host, disk = look_at_host(), look_at_disk(Path("runs"))
     poprun = find_poprun(found.variables)
     choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe, poprun)
     findings = sorted([*findings, *of_variables(found), *of_host(host, disk)], key=lambda f: f.rank)

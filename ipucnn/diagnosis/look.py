@@ -9,17 +9,110 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ipucnn.diagnosis import tools
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import absolute
 from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
+
+# The machine's programs (gc-info, nvidia-smi, ...), run for what they print and never waited for in vain.
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a program.
+
+    Attributes:
+        found: it is on PATH.
+        output, errors: stdout and stderr; empty if it was not found or did not end.
+        problem: None if it ended with 0, else what happened, in a few words.
+        signal_name: e.g. "SIGILL" where a signal ended it.
+    """
+
+    found: bool
+    output: str = ""
+    errors: str = ""
+    problem: Optional[str] = None
+    signal_name: Optional[str] = None
+
+
+def find_program(program: str) -> Optional[str]:
+    """The absolute path of a program, from the absolute folders of PATH; None if it is in none of them.
+
+    A relative folder (``.``, or nothing between two colons) is the one the user happens to be in, where anybody may
+    have put a program of that name.
+    """
+    folders = [
+        folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)
+    ]
+    return shutil.which(program, path=os.pathsep.join(folders)) if folders else None
+
+
+def run_program(
+    command: Sequence[str], timeout_s: float = TIMEOUT_S, variables: Optional[Mapping[str, str]] = None
+) -> Ran:
+    """Runs a program and everything it starts, for at most ``timeout_s``; never raises.
+
+    Args:
+        command: program, then arguments.
+        variables: of its environment; None: this process's.
+    """
+    program = command[0] if os.path.isabs(command[0]) else find_program(command[0])
+    if program is None:
+        return Ran(False, problem="not found")
+    try:
+        process = subprocess.Popen(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if variables is None else dict(variables),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Ran(True, problem=f"cannot be run: {error.strerror or error}")
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return Ran(True, problem=f"did not answer within {timeout_s:g} s")
+    except BaseException:
+        _kill(process)
+        raise
+    texts = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+    if process.returncode < 0:
+        name = signal_name(-process.returncode)
+        return Ran(True, *texts, problem=f"died of {name}", signal_name=name)
+    problem = f"ended with exit code {process.returncode}" if process.returncode else None
+    return Ran(True, *texts, problem=problem)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends the process with its children, which would keep the pipes open."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, AttributeError):
+        process.kill()
+    # What left the session of the process may hold the pipes open, and is not waited for.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=1.0)
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +147,7 @@ class Gpu:
     driver: str
 
 
-def find_gpus(timeout_s: float = tools.TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
+def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
     """The GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves, and why there are none.
 
     TensorFlow is not asked: whether it can use them, ``probe`` says.
@@ -64,7 +157,7 @@ def find_gpus(timeout_s: float = tools.TIMEOUT_S) -> Tuple[List[Gpu], Optional[s
         "--query-gpu=index,uuid,name,memory.total,driver_version",
         "--format=csv,noheader,nounits",
     ]
-    listed = tools.run(query, timeout_s)
+    listed = run_program(query, timeout_s)
     if not listed.found:
         return [], "nvidia-smi is not on PATH"
     if listed.problem is not None:
@@ -249,9 +342,9 @@ class Ipus:
         return len({ipu for process in self.processes or () for ipu in process.ipus})
 
 
-def find_ipus(timeout_s: float = tools.TIMEOUT_S) -> Ipus:
+def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
     """Asks gc-info and gc-monitor."""
-    listed = tools.run(["gc-info", "--list-devices"], timeout_s)
+    listed = run_program(["gc-info", "--list-devices"], timeout_s)
     if not listed.found:
         return Ipus(False, "gc-info is not on PATH")
     if listed.problem is not None:
@@ -261,9 +354,9 @@ def find_ipus(timeout_s: float = tools.TIMEOUT_S) -> Ipus:
     if not single:
         return Ipus(True, "gc-info lists no IPU", partition=partition)
     info = parse_info(
-        tools.run(["gc-info", "--device-id", str(min(single)), "--device-info"], timeout_s).output
+        run_program(["gc-info", "--device-id", str(min(single)), "--device-info"], timeout_s).output
     )
-    monitor = tools.run(["gc-monitor", "--no-card-info"], timeout_s)
+    monitor = run_program(["gc-monitor", "--no-card-info"], timeout_s)
     return Ipus(
         tool_found=True,
         num_ipus=len(single),
@@ -388,7 +481,7 @@ class Probe:
 def probe_tensorflow(timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
     """Imports TensorFlow and Keras and looks for GPUs and the IPU package, in another process."""
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
-    ran = tools.run([sys.executable, "-c", _CODE], timeout_s, variables)
+    ran = run_program([sys.executable, "-c", _CODE], timeout_s, variables)
     if ran.problem is None:
         lines = [line for line in ran.output.splitlines() if line.startswith(_MARK)]
         try:
@@ -403,7 +496,7 @@ def probe_tensorflow(timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
     return Probe({}, _probe_error(ran))
 
 
-def _probe_error(ran: tools.Ran) -> UserError:
+def _probe_error(ran: Ran) -> UserError:
     if ran.signal_name == "SIGILL":
         return MissingError(
             "TensorFlow dies of an illegal instruction when it is imported: it was built for another processor",

@@ -23,6 +23,7 @@ class BuildOptions:
         norm: "batch", "group" or "none"; None for the network's own.
         norm_momentum: of batch norm's moving statistics.
         norm_epsilon: None for the network's own (batch) or 1e-5 (group).
+        norm_moves_once: batch norm's moving statistics move once per weight update.
         norm_groups: groups of group norm.
         norm_channels_per_group: instead of ``norm_groups``; both None: the largest common divisor of 32 and
             the layer's channels.
@@ -37,6 +38,7 @@ class BuildOptions:
     norm: Optional[str] = None
     norm_momentum: float = 0.97
     norm_epsilon: Optional[float] = None
+    norm_moves_once: bool = False
     norm_groups: Optional[int] = None
     norm_channels_per_group: Optional[int] = None
     dropout: Optional[float] = None
@@ -136,7 +138,9 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     name_input(blueprint)
     editing.end_in_logits(blueprint)
     if norm == "batch":
-        editing.set_batch_norm(blueprint, options.norm_momentum, options.norm_epsilon)
+        editing.set_batch_norm(
+            blueprint, options.norm_momentum, options.norm_epsilon, options.norm_moves_once
+        )
     elif norm == "group":
         editing.set_group_norm(
             blueprint, options.norm_groups, options.norm_channels_per_group, options.norm_epsilon

@@ -105,12 +105,15 @@ def _gcd(numbers: List[int]) -> int:
     return result
 
 
-def set_batch_norm(blueprint: Blueprint, momentum: float, epsilon: Optional[float] = None) -> None:
+def set_batch_norm(
+    blueprint: Blueprint, momentum: float, epsilon: Optional[float] = None, moves_once: bool = False
+) -> None:
     """Replaces Keras' batch norm by this package's, which knows micro-batches.
 
     Args:
         momentum: of the moving statistics.
         epsilon: None to keep each layer's own.
+        moves_once: the moving statistics move once per weight update.
     """
     for step in blueprint.steps:
         if step.kind == "BatchNormalization":
@@ -123,6 +126,7 @@ def set_batch_norm(blueprint: Blueprint, momentum: float, epsilon: Optional[floa
                     "epsilon": own["epsilon"] if epsilon is None else epsilon,
                     "center": own["center"],
                     "scale": own["scale"],
+                    "moves_once": moves_once,
                 },
             )
 

@@ -159,19 +159,21 @@ class PanelSheet:
 
     Args:
         heads: what the pictures of a row are, left to right; may be changed until the sheet is saved.
-        legend: colours with what they mean; may be changed, too.
         side: longest side of a picture in pixels.
         columns: images next to each other.
+
+    Attributes:
+        legend: colours with what they mean; may be set until the sheet is saved.
     """
 
     def __init__(
         self,
         heads: Sequence[str],
-        legend: Sequence[Tuple[Colour, str]] = (),
         side: int = SIDE,
         columns: int = 1,
     ) -> None:
-        self.heads, self.legend, self._side, self._columns = tuple(heads), tuple(legend), side, columns
+        self.heads, self._side, self._columns = tuple(heads), side, columns
+        self.legend: Tuple[Tuple[Colour, str], ...] = ()
         self._wanted: Set[int] = set()
         self._total = 0
         self._rows: List[Tuple[str, List[PilImage]]] = []

@@ -48,13 +48,12 @@ class RunState:
 
 def position(state: TrainState, run: RunState) -> Dict[str, Any]:
     """The meta entries that say where a run stands."""
+    at: Dict[str, Any] = {"losses": state.losses, "hits": state.hits, "events_done": state.events_done}
+    if state.earlier_losses:
+        at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_hits)
     return {
         "weight_updates": state.weight_updates,
-        "position": {
-            "losses": state.losses,
-            "hits": state.hits,
-            "events_done": state.events_done,
-        },
+        "position": at,
         "run": {
             "history": "".join(run.history),
             "best": run.best,
@@ -115,6 +114,8 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     state.weight_updates = checkpoint.meta["weight_updates"]
     state.losses, state.hits = list(at["losses"]), list(at["hits"])
     state.events_done = at["events_done"]
+    state.earlier_losses = list(at.get("earlier_losses", ()))
+    state.earlier_hits = list(at.get("earlier_hits", ()))
     # Not splitlines, which also splits where text has other separators than line feeds.
     history = [line + "\n" for line in run["history"].split("\n")[:-1]]
     return RunState(history, run["best"], run["last_validation"])

@@ -14,8 +14,8 @@ from ipucnn.aliases import Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
+from ipucnn.planning.search.smallest_change import prediction_would_fit
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.fitting import prediction_would_fit
 from ipucnn.runs.images.inputs import (
     SUBSETS,
     ImageInput,

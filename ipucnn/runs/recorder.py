@@ -222,7 +222,11 @@ class Recorder:
             self._interrupt()
 
     def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
+        if not event.is_logged:
+            self._session.state.events_done += 1
+            return
         self._timer.add(event)
+        scale = {} if event.loss_scaling is None else {"loss_scaling": event.loss_scaling}
         self._record(
             {
                 "event": "execution",
@@ -232,11 +236,13 @@ class Recorder:
                 "samples": event.samples,
                 **event.metrics,
                 "learning_rate": event.learning_rate,
+                **scale,
             },
             {"wall_s": event.wall_s, "images_per_s": event.images_per_s},
         )
         self._session.state.events_done += 1
         points = {f"train/{k}": v for k, v in event.metrics.items()}
+        points.update({f"train/{name}": value for name, value in scale.items()})
         points.update({"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s})
         self._curves.scalars(event.weight_updates, points)
         yield event

@@ -6,7 +6,7 @@ Everything is asked and refused here before anything is computed or written; the
 import itertools
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -235,7 +235,9 @@ def differences(
     if not found:
         # How many replicas validate changes nothing that is trained; the options that decide it were compared above.
         ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas")
-        here, there = program.to_dict(), meta.get("program", {})
+        # A program of an earlier version lacks what it did not know yet.
+        since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
+        here, there = program.to_dict(), {**since, **meta.get("program", {})}
         here = json.loads(json.dumps(here))
         found = [
             f"program's {name.replace('_', ' ')} {shown_value(there.get(name))} there, {shown_value(value)} here"

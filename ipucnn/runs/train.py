@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.config.values import norm_of
+from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import exists, expand
 from ipucnn.interrupts import InterruptGuard, check
+from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.fitting import would_fit
 from ipucnn.runs.folder import METRICS, RunFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
@@ -165,9 +165,13 @@ class TrainingRun:
             lines.append(
                 "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
             )
-        norm = norm_of(self.setup.config.norm_layer)
+        layer = self.setup.config.norm_layer
         precision = self.setup.config.precision
-        if recomputes_statistics(self.program, precision) and norm == "batch":
+        if (
+            recomputes_statistics(self.program, precision)
+            and norm_of(layer) == "batch"
+            and not moves_once(layer)
+        ):
             why = "do not update them correctly in a pipeline"
             if self.program.num_stages == 1:
                 why = f"keep them in 16 bits with --precision {precision}"

@@ -24,7 +24,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.optimizers import OptimizerSettings
+from ipucnn.training.optimizers import LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -71,7 +71,12 @@ class CompilationReport:
 
 @dataclass(frozen=True)
 class ExecutionFinished:
-    """One execution is over: metrics are means over its samples, ``wall_s`` is its time without compiling."""
+    """One execution is over.
+
+    Metrics are means over the samples since the last execution that was logged, which is most often the one before;
+    ``wall_s`` is the time of these executions without compiling.  ``loss_scaling`` is the loss scale of the next weight
+    update where it is found while training.
+    """
 
     execution: int
     weight_updates: int
@@ -81,6 +86,8 @@ class ExecutionFinished:
     learning_rate: float
     wall_s: float
     images_per_s: float
+    is_logged: bool = True
+    loss_scaling: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,7 @@ class TrainState:
         losses, hits: mean loss and accuracy of each weight update of the execution under way.
         events_done: how many of the events at that execution's end (in the order of
             :func:`execution_events`) were handled; whoever handles them counts them here.
+        earlier_losses, earlier_hits: those of the executions before it that were not logged yet.
     """
 
     weights: Dict[str, "TfVariable"] = field(default_factory=dict)
@@ -143,6 +151,8 @@ class TrainState:
     losses: List[float] = field(default_factory=list)
     hits: List[float] = field(default_factory=list)
     events_done: int = 0
+    earlier_losses: List[float] = field(default_factory=list)
+    earlier_hits: List[float] = field(default_factory=list)
 
 
 class NotFiniteError(UserError):
@@ -206,7 +216,7 @@ class Session:
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
         compilation: the latest report, with what only the first execution told.
         would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
-            needed; see ``ipucnn.runs.fitting``; set before :meth:`compile`, :meth:`compile_prediction` and
+            needed; see ``planning.search.smallest_change``; set before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
     """
 
@@ -272,10 +282,10 @@ class Session:
         if p is None:
             raise RuntimeError("compile() comes before train()")
         run = self._start(make_dataset)
+        busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
         while state.weight_updates - len(state.losses) < p.num_weight_updates:
             execution = (state.weight_updates - len(state.losses)) // p.weight_updates_per_execution
             end = (execution + 1) * p.weight_updates_per_execution
-            busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
             while state.weight_updates < end:
                 first = state.weight_updates
                 part = run(end)
@@ -289,17 +299,25 @@ class Session:
                 self._require_finite(part.losses, first)
                 loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.hits))
                 yield Progress(state.weight_updates, loss, accuracy, images_per_s)
+            losses, hits = state.earlier_losses + state.losses, state.earlier_hits + state.hits
+            scale = state.slots.get(LOSS_SCALE)
             finished = ExecutionFinished(
                 execution=execution,
                 weight_updates=end,
                 samples=p.samples_before(end),
                 epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": _mean(p, state.losses, end), "accuracy": _mean(p, state.hits, end)},
+                metrics={"loss": _mean(p, losses, end), "accuracy": _mean(p, hits, end)},
                 learning_rate=self._rate(end - 1),
                 wall_s=busy_s,
                 images_per_s=images_per_s,
+                is_logged=(execution + 1) % p.executions_per_log == 0,
+                loss_scaling=None if scale is None else float(scale.numpy()),
             )
             yield from execution_events(p, finished)[state.events_done :]
+            if finished.is_logged:
+                losses, hits = [], []
+                busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
+            state.earlier_losses, state.earlier_hits = losses, hits
             state.losses, state.hits, state.events_done = [], [], 0
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:

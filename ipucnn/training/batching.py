@@ -268,14 +268,22 @@ def parse_frequency(value: object) -> Fraction:
     return simple if abs(simple - fraction) < Fraction(1, 10**9) else fraction
 
 
-def weight_updates_per_execution(
+def updates_per_event(updates_per_epoch: int, num_epochs: int, per_epoch: Fraction) -> int:
+    """Weight updates between two events of a frequency above 0, or of the nearest one that is possible.
+
+    The host can only be visited between weight updates, and all executions are equally long.  So the number of
+    events is a divisor of the updates per epoch from one event per epoch on, of those of the whole run below.
+    """
+    if per_epoch >= 1:
+        return updates_per_epoch // closest_divisor(updates_per_epoch, per_epoch)
+    total = updates_per_epoch * num_epochs
+    return total // closest_divisor(total, per_epoch * num_epochs)
+
+
+def weight_updates_per_log(
     updates_per_epoch: int, num_epochs: int, logs_per_epoch: Fraction, warn: Warn = lambda message: None
 ) -> int:
-    """How many weight updates the device makes before it returns to the host to log.
-
-    The host can only be visited between weight updates, and all executions are equally long.  So the
-    nearest possible frequency is taken: a divisor of the updates per epoch from one log per epoch on, of
-    those of the whole run below.
+    """How many weight updates the device makes before it returns to the host to log; see :func:`updates_per_event`.
 
     Args:
         updates_per_epoch: weight updates per epoch.
@@ -290,14 +298,15 @@ def weight_updates_per_execution(
     if logs_per_epoch == 0:
         warn(f"--logs-per-epoch 0: the entire training run of {total} weight updates is one execution")
         return total
+    updates = updates_per_event(updates_per_epoch, num_epochs, logs_per_epoch)
     if logs_per_epoch >= 1:
-        logs = closest_divisor(updates_per_epoch, logs_per_epoch)
+        logs = updates_per_epoch // updates
         if logs != logs_per_epoch:
             warn(
                 f"{_number(logs_per_epoch)} logs per epoch are not possible with {updates_per_epoch} weight "
                 f"updates per epoch: logging {logs} time(s) per epoch"
             )
-        return updates_per_epoch // logs
+        return updates
     logs_in_run = logs_per_epoch * num_epochs
     if logs_in_run.denominator != 1:
         possible = [f"1/{d}" for d in divisors(num_epochs)[1:]]
@@ -305,13 +314,13 @@ def weight_updates_per_execution(
             f"it is not possible to log {_number(1 / logs_per_epoch)} epochs at a time for {num_epochs} epochs",
             f"use --logs-per-epoch 1{''.join(' or ' + p for p in possible)}, or another --num-epochs",
         )
-    logs = closest_divisor(total, logs_in_run)
+    logs = total // updates
     if logs != logs_in_run:
         warn(
             f"{_number(logs_per_epoch)} logs per epoch are not possible with {total} weight updates in "
             f"{num_epochs} epochs: logging {logs} time(s) in the run"
         )
-    return total // logs
+    return updates
 
 
 def updates_from_steps_per_execution(

@@ -103,7 +103,8 @@ META: json_fields.Fields = {
     "position": (
         "losses, hits and events_done of the execution under way",
         json_fields.all_of(
-            {"losses": list_of(is_number), "hits": list_of(is_number), "events_done": is_count}
+            {"losses": list_of(is_number), "hits": list_of(is_number), "events_done": is_count},
+            {"earlier_losses": list_of(is_number), "earlier_hits": list_of(is_number)},
         ),
     ),
     "run": (

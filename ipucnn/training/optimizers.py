@@ -9,7 +9,7 @@ state are rounded to 16 bits.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import Tensor, TfVariable
 from ipucnn.config.options import RunConfig
@@ -31,6 +31,8 @@ _SLOTS = {
     "rmsprop": ("mean_square", "momentum"),
 }
 OPTIMIZERS = tuple(_PARAMETERS)
+LOSS_SCALE = "loss_scale/factor"
+"""Where the state of a run has the loss scale, if it is found while training."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,71 @@ def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSetti
     )
 
 
+class LossScaler:
+    """Automatic loss scaling as the SDK's ``ALSOptimizer`` does it (keras/ipu/optimizers of graphcore/keras).
+
+    The scale begins at 1.  After every 8th weight update it is halved if more than 1e-5 of the gradients since the last
+    look, times the scale, were beyond 2**13, and doubled otherwise; it stays where that would make it less than 1, or
+    2**15.  No weight update is left out.  State is kept in variables, to be saved with the optimizer's slots.
+
+    Args:
+        num_gradients: numbers in the gradients of a weight update.
+
+    Attributes:
+        factor: the loss scale, a float32 variable.
+        slots: all of the state, by name.
+    """
+
+    PERIOD, EDGE, LARGEST = 8, 2.0**13, 2.0**15
+    # One part in so many may be beyond the edge.
+    _SHARE = 100_000
+
+    def __init__(self, num_gradients: int) -> None:
+        import tensorflow as tf
+
+        self.factor = tf.Variable(1.0, trainable=False, name="loss_scale")
+        # Exact up to 2**24, which is more than may be of any network.
+        self._beyond = tf.Variable(0.0, trainable=False, name="gradients_beyond")
+        self._allowed = float(self.PERIOD * num_gradients // self._SHARE)
+        self.slots: Dict[str, TfVariable] = {LOSS_SCALE: self.factor, "loss_scale/beyond": self._beyond}
+
+    def unscaled(self, gradients: "Sequence[Tensor]", times: float = 1.0) -> "Tuple[List[Tensor], Tensor]":
+        """Gradients without the scale, and how many of them were beyond the edge with it.
+
+        Args:
+            gradients: of the scaled loss.
+            times: what they are multiplied by besides.
+        """
+        import tensorflow as tf
+
+        factor = tf.convert_to_tensor(self.factor)
+        wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        beyond = tf.add_n([tf.reduce_sum(tf.cast(tf.abs(g) > self.EDGE * times, tf.float32)) for g in wide])
+        return [g / factor for g in wide], beyond
+
+    def look(self, beyond: "Tensor", update: "Tensor") -> "List[Tensor]":
+        """Counts what :meth:`unscaled` found, and moves the scale if it is time.
+
+        Args:
+            beyond: gradients beyond the edge in this weight update.
+            update: its number, from 0.
+
+        Returns:
+            The assignments.
+        """
+        import tensorflow as tf
+
+        factor = tf.convert_to_tensor(self.factor)
+        total = self._beyond + beyond
+        is_due = tf.equal((tf.cast(update, tf.int32) + 1) % self.PERIOD, 0)
+        moved = tf.where(total > self._allowed, factor / 2.0, factor * 2.0)
+        moves = tf.logical_and(is_due, tf.logical_and(moved >= 1.0, moved < self.LARGEST))
+        return [
+            self.factor.assign(tf.where(moves, moved, factor)),
+            self._beyond.assign(tf.where(is_due, 0.0, total)),
+        ]
+
+
 class Optimizer:
     """Applies gradients to variables; every slot is a variable of the weight's shape and type.
 
@@ -148,7 +215,11 @@ class Optimizer:
                 )
 
     def apply(
-        self, gradients: "Sequence[Tensor]", learning_rate: "Tensor", weight_update: "Tensor"
+        self,
+        gradients: "Sequence[Tensor]",
+        learning_rate: "Tensor",
+        weight_update: "Tensor",
+        rounded: "Optional[Callable[[List[Tensor]], List[Tensor]]]" = None,
     ) -> "List[Tensor]":
         """One weight update.
 
@@ -156,6 +227,8 @@ class Optimizer:
             gradients: one per variable, in their order.
             learning_rate: scalar float32 tensor.
             weight_update: scalar int tensor, updates done before this one (Adam's bias correction).
+            rounded: brings the new weights and state, float32, to the numbers that they are kept in; None: that is
+                float32.
 
         Returns:
             The operations, for control dependencies in graph mode.
@@ -164,6 +237,14 @@ class Optimizer:
 
         count = tf.cast(weight_update, tf.float32) + 1.0
         done: List[Tensor] = []
+        if rounded is not None:
+            found = [
+                pair
+                for index, gradient in enumerate(gradients)
+                for pair in self._new_values(index, gradient, learning_rate, count)
+            ]
+            values = rounded([value for _, value in found])
+            return [own.assign(value) for (own, _), value in zip(found, values)]
         for index, gradient in enumerate(gradients):
             done += self._apply(index, gradient, learning_rate, count)
         return done
@@ -172,6 +253,11 @@ class Optimizer:
     def variables(self) -> "List[TfVariable]":
         """What is trained, in order."""
         return list(self._variables)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in what is trained."""
+        return sum(int(variable.shape.num_elements()) for variable in self._variables)
 
     def apply_one(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", weight_update: "Tensor"
@@ -241,7 +327,7 @@ class Optimizer:
         decay = p["weight_decay"]
         weight_norm, gradient_norm = tf.norm(weight), tf.norm(gradient)
         gradient = gradient + decay * weight
-        denominator = gradient_norm + decay * weight_norm + (p["epsilon"] or 1e-7)
+        denominator = gradient_norm + decay * weight_norm + p["epsilon"]
         usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
         return gradient, rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
 
@@ -287,6 +373,19 @@ class Optimizer:
         """:meth:`_apply` for a weight of 16 bits."""
         import tensorflow as tf
 
+        def rounded(value: "Tensor", dtype: "tf.DType") -> "Tensor":
+            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
+            return tf.cast(tf.clip_by_value(value, dtype.min, dtype.max), dtype)
+
+        found = self._new_values(index, gradient, learning_rate, count)
+        return [own.assign(rounded(value, own.dtype)) for own, value in found]
+
+    def _new_values(
+        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "List[Tuple[TfVariable, Tensor]]":
+        """The state of a weight and the weight itself, each with what it becomes, computed in float32."""
+        import tensorflow as tf
+
         s, variable = self.settings, self._variables[index]
         weight, gradient, rate, count = (
             tf.cast(tf.convert_to_tensor(value), tf.float32)
@@ -297,13 +396,8 @@ class Optimizer:
         change, state = self._half_change(index, weight, gradient, rate, count)
         if s.weight_decay and s.name != "lars":
             change = change - rate * s.weight_decay * weight
-
-        def rounded(value: "Tensor", dtype: "tf.DType") -> "Tensor":
-            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
-            return tf.cast(tf.clip_by_value(value, dtype.min, dtype.max), dtype)
-
         slots = [(self.slots[f"{self._names[index]}/{slot}"], value) for slot, value in state.items()]
-        return [own.assign(rounded(value, own.dtype)) for own, value in [*slots, (variable, weight + change)]]
+        return [*slots, (variable, weight + change)]
 
     def _half_change(
         self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor", count: "Tensor"

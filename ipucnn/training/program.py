@@ -5,9 +5,10 @@ resume.  No TensorFlow here.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
@@ -60,6 +61,10 @@ class Program:
     splits_from: str = field(default="", compare=False)
     # Samples of weight 0 that fill up the last weight update of each epoch (--pad-dataset)
     samples_padded_per_epoch: int = 0
+    # More than 1 where checkpoints, which end an execution, are more frequent than logs
+    executions_per_log: int = 1
+    # In 16 bits the loss scale is found while training, and ``loss_scaling`` is not used
+    auto_loss_scaling: bool = False
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -215,16 +220,19 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
 
 
 def _periods(
-    config: RunConfig, updates_per_epoch: int, per_execution: int, warn: Warn
+    config: RunConfig, updates_per_epoch: int, per_execution: int, executions_per_log: int, warn: Warn
 ) -> Tuple[int, int, int]:
     """(executions per checkpoint, first checkpoint execution, executions per validation)."""
     executions_per_epoch = Fraction(updates_per_epoch, per_execution)
     checkpoint = 0
-    frequency = arithmetic.parse_frequency(config.ckpts_per_epoch)
-    if config.checkpoints and frequency > 0:
+    frequency = _checkpoint_frequency(config)
+    if frequency > 0:
         exact = executions_per_epoch / frequency
         checkpoint = max(1, round(exact))
-        if checkpoint != exact and not (exact < 1 and frequency == 1):
+        if executions_per_log > 1:
+            per_checkpoint = arithmetic.updates_per_event(updates_per_epoch, config.num_epochs, frequency)
+            checkpoint = per_checkpoint // per_execution
+        if checkpoint != exact and config.ckpts_per_epoch is not None:
             possible = float(executions_per_epoch / checkpoint)
             warn(
                 f"{float(frequency):g} checkpoints per epoch do not fall on the end of an execution: "
@@ -235,6 +243,32 @@ def _periods(
     if config.validation and config.validation_freq > 0:
         validation = max(1, round(executions_per_epoch * config.validation_freq))
     return checkpoint, first, validation
+
+
+def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
+    """Automatic loss scaling goes with plain SGD at one learning rate, as in the public application.
+
+    Raises:
+        ConfigurationError: naming what it does not go with.
+    """
+    if not config.auto_loss_scaling:
+        return
+    momentum = config.optimizer_params.get("momentum")
+    others = (
+        (config.optimizer != "sgd", f"--optimizer {config.optimizer}", "--optimizer sgd"),
+        (momentum, f"momentum {momentum}", "--optimizer-params '{momentum: 0}'"),
+        (config.weight_decay, f"--weight-decay {config.weight_decay:g}", "--weight-decay 0"),
+        (config.lr_schedule != "const", f"--lr-schedule {config.lr_schedule}", "--lr-schedule const"),
+        (config.lr_warmup_params, "--lr-warmup-params", "--lr-warmup-params none"),
+    )
+    for is_given, what, instead in others:
+        if is_given:
+            raise ConfigurationError(
+                f"--auto-loss-scaling does not go with {what}",
+                f"use {instead}, or a loss scale of your own: --loss-scaling 128 --no-auto-loss-scaling",
+            )
+    if config.loss_scaling and config.precision != "32.32":
+        warn(f"--loss-scaling {config.loss_scaling:g} is not used: --auto-loss-scaling finds the loss scale")
 
 
 @dataclass(frozen=True)
@@ -256,6 +290,7 @@ def make_layout(config: RunConfig) -> Layout:
     """
     warnings: List[str] = []
     warn = warnings.append
+    _check_auto_loss_scaling(config, warn)
     stages = _stages(config)
     _check_pipeline(config, stages)
     mapping = _mapping(config, stages)
@@ -320,8 +355,8 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
     warn = warnings.append
     epoch = arithmetic.make_epoch(num_samples, batch, config.weight_updates_per_epoch, config.pad_dataset)
     arithmetic.check_length(epoch.weight_updates, config.num_epochs)
-    updates = _execution_length(config, batch, epoch.weight_updates, warn)
-    checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, warn)
+    updates, executions_per_log = _execution_length(config, batch, epoch.weight_updates, warn)
+    checkpoint, first, validation = _periods(config, epoch.weight_updates, updates, executions_per_log, warn)
     return Program(
         micro_batch_size=batch.micro_batch_size,
         gradient_accumulation_count=batch.gradient_accumulation_count,
@@ -335,6 +370,8 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
         samples_discarded_per_epoch=epoch.samples_discarded,
         samples_padded_per_epoch=epoch.samples_padded,
         weight_updates_per_execution=updates,
+        executions_per_log=executions_per_log,
+        auto_loss_scaling=config.auto_loss_scaling and config.precision != "32.32",
         steps_per_execution=updates * batch.gradient_accumulation_count,
         num_executions=epoch.weight_updates * config.num_epochs // updates,
         executions_per_checkpoint=checkpoint,
@@ -358,9 +395,35 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
     )
 
 
-def _execution_length(config: RunConfig, batch: Batching, updates_per_epoch: int, warn: Warn) -> int:
-    steps: Optional[int] = config.steps_per_execution
+def _checkpoint_frequency(config: RunConfig) -> Fraction:
+    """Checkpoints per epoch; 0 for none."""
+    if not config.checkpoints:
+        return Fraction(0)
+    return arithmetic.parse_frequency(1 if config.ckpts_per_epoch is None else config.ckpts_per_epoch)
+
+
+def _execution_length(
+    config: RunConfig, batch: Batching, updates_per_epoch: int, warn: Warn
+) -> Tuple[int, int]:
+    """Weight updates of an execution, and executions from one log to the next.
+
+    An execution ends with a log.  Where checkpoints were asked for more often than logs, it is as long as both allow:
+    the greatest common divisor of both periods, as in the public application (``program_steps.py``).
+    """
+    epochs, steps = config.num_epochs, config.steps_per_execution
     if steps is not None:
-        return arithmetic.updates_from_steps_per_execution(steps, batch, updates_per_epoch, config.num_epochs)
+        return arithmetic.updates_from_steps_per_execution(steps, batch, updates_per_epoch, epochs), 1
     frequency = arithmetic.parse_frequency(config.logs_per_epoch)
-    return arithmetic.weight_updates_per_execution(updates_per_epoch, config.num_epochs, frequency, warn)
+    warnings: List[str] = []
+    per_log = updates = arithmetic.weight_updates_per_log(
+        updates_per_epoch, epochs, frequency, warnings.append
+    )
+    checkpoints = _checkpoint_frequency(config)
+    if config.ckpts_per_epoch is not None and checkpoints:
+        per_checkpoint = arithmetic.updates_per_event(updates_per_epoch, epochs, checkpoints)
+        if per_checkpoint < per_log:
+            updates = math.gcd(per_log, per_checkpoint)
+    # One log in all is one execution, and told of as such, unless checkpoints come between.
+    for warning in warnings if frequency or updates == per_log else []:
+        warn(warning)
+    return updates, per_log // updates

@@ -194,13 +194,41 @@ class Engine:
 
         return self._run(f"train{group}{accumulates}", lambda: step, *elements)
 
+    def _transformed(self, sums: List[Any], present: List[int]) -> List[Any]:
+        """Each replica's gradients after the optimizer's hook that Keras calls before it sums them over replicas.
+
+        A hook that reduces over replicas is asked twice, as metrics are.
+        """
+        hook = getattr(self._model.optimizer, "_transform_unaggregated_gradients", None)
+        if hook is None:
+            return sums
+        trained = [list(self._model.trainable_weights)[i] for i in present]
+
+        def transform(*given: Any) -> List[Any]:
+            return [g for g, _ in hook(list(zip(given, trained)))]
+
+        self._machine.replicas = asked = Asked(self._machine)
+        try:
+            found = [self._run("transform", lambda: transform, *[one[i] for i in present]) for one in sums]
+            if asked.close(len(sums)):
+                found = [
+                    self._run("transform", lambda: transform, *[one[i] for i in present]) for one in sums
+                ]
+        finally:
+            self._machine.replicas = None
+        whole = [dict(zip(present, one)) for one in found]
+        return [[one.get(i) for i in range(len(sums[0]))] for one in whole]
+
     def _apply(self, gradients: List[Any]) -> None:
         """One weight update: the optimizer in a graph, as in the SDK."""
         model = self._model
         trained = list(model.trainable_weights)
 
         def apply(*given: Any) -> None:
-            model.optimizer.apply_gradients([(g, v) for g, v in zip(given, trained) if g is not None])
+            # Keras 2 would sum them over replicas here.
+            summed = {} if KERAS_3 else {"experimental_aggregate_gradients": False}
+            pairs = [(g, v) for g, v in zip(given, trained) if g is not None]
+            model.optimizer.apply_gradients(pairs, **summed)
 
         self._machine.replicas = self._replicas
         try:
@@ -226,6 +254,7 @@ class Engine:
                         replicas.save(replica)
                         sums[replica] = _accumulate(sums[replica], gradients, method, n, accumulates)
             present = [i for i, g in enumerate(sums[0]) if g is not None]
+            sums = self._transformed(sums, present)
             # Keras reduces with SUM, which IPUStrategy makes a cross_replica_sum.
             total = replicas.sum_gradients([[one[i] for i in present] for one in sums])
             whole = dict(zip(present, total))

@@ -113,14 +113,15 @@ class Asked:
         self._answers: List[Any] = []
         self._next = 0
 
-    def close(self, replicas: int) -> None:
-        """All replicas of this instance were heard."""
+    def close(self, replicas: int) -> bool:
+        """All replicas of this instance were heard; whether any of them asked."""
         everywhere = self._machine.gather_on_ipus("metrics", self._heard) if self._heard else [[]]
         each = len(self._heard) // replicas
         self._answers = [[value for one in everywhere for value in one[i::each]] for i in range(each)]
+        return bool(self._answers)
 
     def reduced(self, x: Any, mean: bool) -> Any:
-        """While metrics are traced: the operation that asks when it runs."""
+        """While metrics, or a hook of the optimizer, are traced: the operation that asks when it runs."""
         machine, x = self._machine, tf.convert_to_tensor(x)
         result = tf.numpy_function(lambda value: machine.replicas.ask(value, mean), [x], x.dtype)
         result.set_shape(x.shape)

@@ -63,7 +63,6 @@ class Sample(NamedTuple):
         problems: codes of findings about this sample alone.
         image: uint8 [h, w, 1 or 3].
         mask: uint8 [h, w] of classes, of segmentation sets.
-        marked: the class that covers least of the mask.
         num_classes: that masks may have.
     """
 
@@ -72,7 +71,6 @@ class Sample(NamedTuple):
     problems: Tuple[str, ...]
     image: Any
     mask: Any = None
-    marked: int = 0
     num_classes: int = 0
 
 

@@ -466,7 +466,7 @@ class Survey:
             rarest = int(counts[:num_classes].argmin())
             label = f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
             self._watcher.on_sample(
-                self._done, Sample(name, label, tuple(problems), image, mask, rarest, num_classes)
+                self._done, Sample(name, label, tuple(problems), image, mask, num_classes)
             )
         into.checked += 1
         self._advance(1)

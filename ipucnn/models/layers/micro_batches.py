@@ -14,7 +14,7 @@ norm's arithmetic.
 import contextlib
 import threading
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
@@ -40,6 +40,8 @@ class ExecutionContext:
         num_micro_batches: fused micro-batches in the batch.
         batch_statistics: filled by the batch norms: (layer, mean, variance), statistics of shape
             (num_groups, channels), the variance with Bessel's correction.
+        update_statistics: filled by the batch norms that move once per weight update: (layer, mean, variance, numbers
+            that a micro-batch has of each channel); the variance without the correction.
         seed_slots: how many times each layer has drawn random numbers from this context.
     """
 
@@ -47,7 +49,12 @@ class ExecutionContext:
     seeds: Tensor
     num_micro_batches: int
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
+    update_statistics: List[Tuple[KerasLayer, Tensor, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
+
+    def again(self) -> "ExecutionContext":
+        """The same pass from here on once more: the same random numbers, and statistics that count nowhere."""
+        return replace(self, batch_statistics=[], update_statistics=[], seed_slots=dict(self.seed_slots))
 
 
 _state = threading.local()
@@ -153,11 +160,16 @@ def _native_batch_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """One fused kernel per group, x (num_groups * b, h, w, channels)."""
-    parts = tf.split(x, num_groups) if num_groups > 1 else [x]
+    parts, gammas, betas = [x], [gamma], [beta]
+    if num_groups > 1:
+        # A copy of gamma and beta for each part: their gradients are then one sum over a stack.  Of a long sum of
+        # tensors TensorFlow's memory optimizer makes a temporary variable, which fails in a loop (AlreadyExistsError).
+        parts = tf.split(x, num_groups)
+        gammas, betas = (tf.unstack(tf.tile(v[tf.newaxis], [num_groups, 1])) for v in (gamma, beta))
     outputs, means, variances = [], [], []
-    for part in parts:
+    for part, own_gamma, own_beta in zip(parts, gammas, betas):
         y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            part, gamma, beta, epsilon=epsilon, is_training=True
+            part, own_gamma, own_beta, epsilon=epsilon, is_training=True
         )[:3]
         outputs.append(y)
         means.append(tf.stop_gradient(mean))
@@ -268,6 +280,10 @@ class BatchNormalization(keras.layers.Layer):
     In a session the moving statistics are left to it (it knows the order of the micro-batches); outside,
     the layer is Keras' batch norm and updates them itself.  The moving variance takes the unbiased
     estimate, as the fused kernel of the SDK's TensorFlow does (``FusedBatchNormV3``).
+
+    Args:
+        moves_once: the moving statistics move once per weight update, by the statistics of all its micro-batches
+            (``custom_batch_norm``), and not with every micro-batch.
     """
 
     def __init__(
@@ -277,6 +293,7 @@ class BatchNormalization(keras.layers.Layer):
         center: bool = True,
         scale: bool = True,
         axis: int = -1,
+        moves_once: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -287,6 +304,7 @@ class BatchNormalization(keras.layers.Layer):
         self.center = bool(center)
         self.scale = bool(scale)
         self.axis = axis
+        self.moves_once = bool(moves_once)
 
     def build(self, input_shape: TensorShape) -> None:
         if self.axis not in (-1, len(input_shape) - 1):
@@ -323,7 +341,12 @@ class BatchNormalization(keras.layers.Layer):
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
         outputs, mean, unbiased = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
-        if context is not None:
+        if context is not None and self.moves_once:
+            numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
+            together = numbers * (context.num_micro_batches // groups)
+            biased = unbiased * ((together - 1.0) / together)
+            context.update_statistics.append((self, mean, biased, numbers))
+        elif context is not None:
             context.batch_statistics.append((self, mean, unbiased))
         else:
             self._move(self.moving_mean, mean[0])
@@ -345,6 +368,7 @@ class BatchNormalization(keras.layers.Layer):
             "center": self.center,
             "scale": self.scale,
             "axis": self.axis,
+            "moves_once": self.moves_once,
         }
 
 

@@ -26,7 +26,7 @@ from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
-from ipucnn.runs.fitting import prediction_would_fit
+from ipucnn.planning.search.smallest_change import prediction_would_fit
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Session
@@ -257,7 +257,7 @@ class Picture:
     whole: Optional[Tuple[int, int]] = None
 
 
-def predicted_pictures(setup: Setup, session: Session, count: int = NUM_PICTURES) -> List[Picture]:
+def predicted_pictures(setup: Setup, session: Session) -> List[Picture]:
     """Pictures of the first, the last and evenly spaced evaluation images in between; none where images are files.
 
     Args:
@@ -267,7 +267,7 @@ def predicted_pictures(setup: Setup, session: Session, count: int = NUM_PICTURES
     examples = setup.source.eval
     if not isinstance(examples, ArrayExamples):
         return []
-    spread = np.linspace(0, len(examples) - 1, min(count, len(examples)))
+    spread = np.linspace(0, len(examples) - 1, min(NUM_PICTURES, len(examples)))
     return [_picture(setup, session, examples, round(float(number))) for number in spread]
 
 

@@ -3,7 +3,8 @@
 A model gets the SDK's methods only if it is constructed inside the strategy's scope, and IPUs need static shapes;
 so the network is read as a blueprint and built again, with a fixed micro-batch:
 
-- batch norm becomes Keras' own, which Poplar's library computes in one piece (on Keras 2; see ``_batch_norm``);
+- batch norm becomes Keras' own, which Poplar's library computes in one piece (on Keras 2; see ``_batch_norm``), or
+  in training one whose moving statistics have gradients (``MovedByGradient``);
 - group norm and dropout become those of ``ipu_tensorflow_addons``;
 - depthwise convolutions become Keras' own: what makes them fast on a CPU has no place on an IPU.
 
@@ -11,6 +12,7 @@ Some layers only a model on IPUs has: seeded dropout, preprocessing, batch stati
 given the stage of the pipeline in which it runs.
 """
 
+import math
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
@@ -21,7 +23,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models import layers as ours
-from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
+from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.names import INPUT_NAME, named_weights
 from ipucnn.sessions.poplar.device import Api, Preprocessing
 
@@ -157,6 +159,81 @@ class BatchStatistics(keras.layers.Layer):
         return {**super().get_config(), **own}
 
 
+class MovedByGradient(keras.layers.Layer):
+    """Batch norm with moving statistics whose gradients are the statistics of the micro-batch.
+
+    What the SDK does with gradients, it then does with them: they are accumulated, in pipelines too, and handed to the
+    optimizer once per weight update (so does ``batch_norm.py`` of the public application).  The gradient of the moving
+    variance is the variance without Bessel's correction.  Both are float32 in every precision.
+
+    Attributes:
+        numbers: of each channel in a micro-batch, known once it is built.
+    """
+
+    def __init__(self, momentum: float, epsilon: float, center: bool, scale: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.momentum, self.epsilon = float(momentum), float(epsilon)
+        self.center, self.scale = bool(center), bool(scale)
+        self.numbers = 0
+
+    def build(self, input_shape: Sequence[int]) -> None:
+        channels = (int(input_shape[-1]),)
+        self.numbers = math.prod(int(n) for n in input_shape[:-1])
+        self.gamma = self.add_weight(name="gamma", shape=channels, initializer="ones") if self.scale else None
+        self.beta = self.add_weight(name="beta", shape=channels, initializer="zeros") if self.center else None
+        # Where layers compute in 16 bits, Keras would hand out 16 bits of these.
+        own: Dict[str, Any] = {"autocast" if KERAS_3 else "experimental_autocast": False, "dtype": "float32"}
+        self.moving_mean = self.add_weight(name="moving_mean", shape=channels, initializer="zeros", **own)
+        self.moving_variance = self.add_weight(
+            name="moving_variance", shape=channels, initializer="ones", **own
+        )
+        super().build(input_shape)
+
+    def call(self, inputs: Tensor, training: Optional[bool] = None) -> Tensor:
+        channels = int(inputs.shape[-1])
+        rows = int(inputs.shape.num_elements()) // channels
+        x = inputs if len(inputs.shape) == 4 else tf.reshape(inputs, [-1, 1, 1, channels])
+        gamma = (
+            tf.ones([channels])
+            if self.gamma is None
+            else tf.cast(tf.convert_to_tensor(self.gamma), tf.float32)
+        )
+        beta = (
+            tf.zeros([channels])
+            if self.beta is None
+            else tf.cast(tf.convert_to_tensor(self.beta), tf.float32)
+        )
+        moving = [tf.convert_to_tensor(v) for v in (self.moving_mean, self.moving_variance)]
+        given = [tf.constant([], tf.float32)] * 2 if training else moving
+        # The operation of tf.nn.fused_batch_norm, which would raise a smaller epsilon.
+        y, mean, variance = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=gamma,
+            offset=beta,
+            mean=given[0],
+            variance=given[1],
+            epsilon=self.epsilon,
+            is_training=bool(training),
+        )[:3]
+        y = tf.reshape(y, inputs.shape)
+        if not training:
+            return y
+        biased = variance * ((rows - 1.0) / rows)
+
+        @tf.custom_gradient
+        def with_statistics(y: Tensor, moving_mean: Tensor, moving_variance: Tensor) -> Any:
+            return tf.identity(y), lambda dy: (dy, mean, biased)
+
+        return with_statistics(y, *moving)
+
+    def compute_output_shape(self, input_shape: Sequence[int]) -> Sequence[int]:
+        return input_shape
+
+    def get_config(self) -> Dict[str, Any]:
+        own = {"momentum": self.momentum, "epsilon": self.epsilon, "center": self.center, "scale": self.scale}
+        return {**super().get_config(), **own}
+
+
 @dataclass(frozen=True)
 class Shape:
     """How a network is to be built.
@@ -184,13 +261,16 @@ class DeviceModel:
     Attributes:
         model: Keras model; its inputs are the images, and the micro-batch's seeds if ``takes_seeds``.
         weights: variables by canonical name, in the order of the network it was made of.
-        norms: names of the batch norms, in the order of a STATISTICS model's outputs (mean, variance of each).
+        norms: names of the batch norms that move with every micro-batch, in the order of a STATISTICS model's outputs
+            (mean, variance of each).
+        once: the batch norms that move once per weight update, of a TRAINING model.
     """
 
     model: KerasModel
     weights: Dict[str, TfVariable]
     takes_seeds: bool
     norms: List[str] = field(default_factory=list)
+    once: List[MovedByGradient] = field(default_factory=list)
 
 
 def compute_type(precision: str) -> str:
@@ -229,6 +309,7 @@ class _Builder:
         self.seeds: Optional[Tensor] = None
         self.statistics: List[Tensor] = []
         self.norms: List[str] = []
+        self.once: List[MovedByGradient] = []
 
     def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """The output of a step."""
@@ -255,6 +336,12 @@ class _Builder:
         return _plain(kind, step, common)(inputs)
 
     def _normalised(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:
+        if step.config["moves_once"]:
+            if self.shape.purpose != TRAINING:
+                return _batch_norm(step.config, common)(inputs)
+            own = {key: step.config[key] for key in ("momentum", "epsilon", "center", "scale")}
+            self.once.append(MovedByGradient(**own, **common))
+            return self.once[-1](inputs)
         self.norms.append(step.name)
         if self.shape.purpose != STATISTICS:
             return _batch_norm(step.config, common)(inputs)
@@ -317,7 +404,9 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
         outputs = [*builder.statistics, outputs]
     inputs = images if builder.seeds is None else [images, builder.seeds]
     model = keras.Model(inputs, outputs, name=name)
-    made = DeviceModel(model, _weights(model, network), builder.seeds is not None, builder.norms)
+    made = DeviceModel(
+        model, _weights(model, network), builder.seeds is not None, builder.norms, builder.once
+    )
     copy_weights(named_weights(network), made.weights)
     return made
 
@@ -348,34 +437,6 @@ def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariab
         value = source[name]
         value = value.numpy() if hasattr(value, "numpy") else value
         variable.assign(value.astype(variable.dtype.as_numpy_dtype))
-
-
-def layer_order(network: KerasModel) -> List[str]:
-    """Names of the network's steps in order: what splits refer to."""
-    blueprint: Blueprint = read_blueprint(network)
-    return [step.name for step in blueprint.steps]
-
-
-def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
-    """The stage of each layer of the network: a split opens the next one.
-
-    Args:
-        order: names of the layers in the order in which they run.
-        splits: layers that open stages 1, 2, ...
-
-    Raises:
-        ValueError: a split that is no layer of the network, or out of order.
-    """
-    stages, stage = {}, 0
-    remaining = list(splits)
-    for name in order:
-        if remaining and name == remaining[0]:
-            stage += 1
-            remaining.pop(0)
-        stages[name] = stage
-    if remaining:
-        raise ValueError(f"split {remaining[0]} is no layer of the network, or out of order")
-    return stages
 
 
 def assign_stages(model: KerasModel, order: Sequence[str], splits: Sequence[str]) -> None:

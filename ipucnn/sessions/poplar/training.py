@@ -26,16 +26,18 @@ from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
-from ipucnn.sessions.poplar.model import DeviceModel, compute_type
+from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 SEED_MASK = 0x7FFFFFFF
 # Of a tensor, the mean over replicas.
 _Mean = Callable[[Tensor], Tensor]
+Gradients = List[Tuple[Tensor, TfVariable]]
+"""Gradients and what they are of."""
 
 
 def transfer_type(config: RunConfig, preprocess: Optional[Preprocessing]) -> str:
@@ -118,10 +120,10 @@ class MicroBatchLoss(keras.losses.Loss):
 
     Args:
         function: (logits, labels, 1[, weights]) -> (1,).
-        scale: what the loss is multiplied by; the optimizer divides the gradients by it.
+        scale: what the loss is multiplied by, a number or a variable; the optimizer divides the gradients by it.
     """
 
-    def __init__(self, function: LossFunction, scale: float) -> None:
+    def __init__(self, function: LossFunction, scale: Union[float, TfVariable]) -> None:
         # Keras divides other reductions by the strategy's replicas: 1 with IPUStrategy, all under PopDist.
         super().__init__(reduction="sum", name="objective")
         self._own, self._scale = function, scale
@@ -210,6 +212,53 @@ def underlying(variable: TfVariable) -> TfVariable:
     return variable if container is None else container
 
 
+class MovingStatistics:
+    """Moving statistics of batch norm that move once per weight update; see :class:`MovedByGradient`.
+
+    Args:
+        norms: the layers.
+        program: whose replicas and accumulation they are.
+        mean: the mean of a tensor over replicas.
+    """
+
+    def __init__(self, norms: Sequence[MovedByGradient], program: Program, mean: _Mean) -> None:
+        self._replicas, self._mean = program.num_replicas, mean
+        is_sum = program.gradient_accumulation_reduction_method == "sum"
+        self._steps = float(program.gradient_accumulation_count if is_sum else 1)
+        self._pairs: List[Tuple[int, int]] = []
+        self._of: Dict[int, Tuple[MovedByGradient, bool]] = {}
+        for norm in norms:
+            mean_id, variance_id = (
+                id(underlying(tf_variable(v))) for v in (norm.moving_mean, norm.moving_variance)
+            )
+            self._pairs.append((mean_id, variance_id))
+            self._of.update({mean_id: (norm, False), variance_id: (norm, True)})
+
+    def __contains__(self, variable: TfVariable) -> bool:
+        return id(underlying(variable)) in self._of
+
+    def add_spread(self, gradients: Gradients) -> Gradients:
+        """One replica's gradients before they are summed over replicas: to its variance, the square of what its mean
+        differs from that of all."""
+        if self._replicas == 1:
+            return gradients
+        found = {id(underlying(tf_variable(variable))): gradient for gradient, variable in gradients}
+        for mean_id, variance_id in self._pairs:
+            own = tf.cast(found[mean_id], tf.float32)
+            spread = tf.square((own - self._mean(own)) / self._steps) * self._steps
+            found[variance_id] = tf.cast(found[variance_id], tf.float32) + spread
+        return [(found[id(underlying(tf_variable(variable)))], variable) for _, variable in gradients]
+
+    def move(self, gradient: Tensor, variable: TfVariable) -> Tensor:
+        """Moves one statistic by its gradients, summed over replicas."""
+        norm, is_variance = self._of[id(underlying(variable))]
+        new = tf.cast(gradient, tf.float32) / (self._steps * self._replicas)
+        if is_variance:
+            everywhere = float(norm.numbers * self._replicas)
+            new = new * (everywhere / max(everywhere - 1.0, 1.0))
+        return variable.assign(tf.convert_to_tensor(variable) * norm.momentum + new * (1.0 - norm.momentum))
+
+
 class WeightUpdate:
     """What both kinds of Keras optimizers do with one weight's gradient.
 
@@ -221,6 +270,8 @@ class WeightUpdate:
             that nothing divides.
         averaged: moving statistics, to be averaged over replicas once per weight update.
         mean: the mean of a tensor over replicas.
+        once: statistics that move once per weight update.
+        scaler: finds the loss scale, which is then not part of ``scale``.
     """
 
     def __init__(
@@ -230,7 +281,11 @@ class WeightUpdate:
         scale: float,
         averaged: Sequence[TfVariable],
         mean: _Mean,
+        once: Optional[MovingStatistics] = None,
+        scaler: Optional[LossScaler] = None,
     ) -> None:
+        self._once, self._scaler = once, scaler
+        self._beyond: Optional[Tensor] = None
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
         self._index = {id(underlying(v)): index for index, v in enumerate(optimizer.variables)}
@@ -249,11 +304,13 @@ class WeightUpdate:
         self.rates.assign(table)
 
     def apply(self, gradient: Tensor, variable: TfVariable, iterations: Tensor) -> List[Tensor]:
-        """Updates one weight; the first one takes the moving statistics along.
+        """Updates one weight, or a statistic that has a gradient; the first one takes the other statistics along.
 
         Each replica has moving statistics of its own.  Their recursion is linear, so averaging them once per weight
         update is the same as averaging the statistics of every micro-batch, and the host session's formula.
         """
+        if self._once is not None and variable in self._once:
+            return [self._once.move(gradient, variable)]
         count = tf.cast(iterations, tf.float32)
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
         index = self._index[id(underlying(variable))]
@@ -262,9 +319,25 @@ class WeightUpdate:
         if self._scale != 1.0:
             gradient = gradient / self._scale
         done = self._optimizer.apply_one(index, gradient, rate, count)
+        if index == 0 and self._scaler is not None:
+            done += self._scaler.look(self._beyond, iterations)
         if index == 0:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
         return done
+
+    def before_reduction(self, gradients: Gradients) -> Gradients:
+        """One replica's accumulated gradients, as they are to be summed over replicas."""
+        return gradients if self._once is None else self._once.add_spread(gradients)
+
+    def after_reduction(self, gradients: Gradients) -> Gradients:
+        """The gradients of a weight update, summed over replicas, without the loss scale that was found."""
+        if self._scaler is None:
+            return gradients
+        own = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
+        # The scale is the replicas' number here: on the host, what is looked at is the mean over replicas.
+        unscaled, self._beyond = self._scaler.unscaled([gradients[n][0] for n in own], self._scale)
+        found = dict(zip(own, unscaled))
+        return [(found.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
 
 
 if KERAS_3:
@@ -275,6 +348,12 @@ if KERAS_3:
         def __init__(self, update: WeightUpdate) -> None:
             super().__init__(learning_rate=1.0, name="device_optimizer")
             self._update = update
+
+        def _transform_unaggregated_gradients(self, grads_and_vars: Gradients) -> Gradients:
+            return self._update.before_reduction(grads_and_vars)
+
+        def apply_gradients(self, grads_and_vars: Gradients) -> Any:
+            return super().apply_gradients(self._update.after_reduction(list(grads_and_vars)))
 
         def update_step(self, gradient: Tensor, variable: TfVariable, learning_rate: Tensor) -> None:
             self._update.apply(tf.convert_to_tensor(gradient), tf_variable(variable), self.iterations.value)
@@ -290,6 +369,12 @@ else:
         def __init__(self, update: WeightUpdate) -> None:
             super().__init__(name="device_optimizer")
             self._update = update
+
+        def _transform_unaggregated_gradients(self, grads_and_vars: Gradients) -> Gradients:
+            return self._update.before_reduction(grads_and_vars)
+
+        def _transform_gradients(self, grads_and_vars: Gradients) -> Gradients:
+            return self._update.after_reduction(grads_and_vars)
 
         def _create_slots(self, var_list: Sequence[TfVariable]) -> None:
             pass
@@ -351,14 +436,23 @@ class TrainedNetwork:
         self._device, self._config, self._program = device, config, program
         self._loss, self._schedule = loss, schedule
         self.made = made
+        self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         with device.scope():
             self._optimizer = _make_optimizer(optimizer, made)
+            scaler, static = None, self._scale
+            self._slots = dict(self._optimizer.slots)
+            if program.auto_loss_scaling:
+                scaler, static = LossScaler(self._optimizer.num_weights), 1.0
+                self._scale = scaler.factor
+                self._slots.update(scaler.slots)
             self._update = WeightUpdate(
                 self._optimizer,
                 program.weight_updates_per_execution,
-                (program.loss_scaling or 1.0) * program.num_replicas,
+                static * program.num_replicas,
                 self._averaged(),
                 device.mean_over_replicas,
+                MovingStatistics(made.once, program, device.mean_over_replicas) if made.once else None,
+                scaler,
             )
             self._compile(program.steps_per_execution)
 
@@ -370,12 +464,12 @@ class TrainedNetwork:
     @property
     def slots(self) -> Dict[str, Union[TfVariable, Float32View]]:
         """The optimizer's state likewise."""
-        return {name: portable(v) for name, v in self._optimizer.slots.items()}
+        return {name: portable(v) for name, v in self._slots.items()}
 
     def _averaged(self) -> List[TfVariable]:
         """Moving statistics that replicas keep apart; those of a pipeline are recomputed instead."""
         p = self._program
-        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1:
+        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.once:
             return []
         moving = ("moving_mean", "moving_variance")
         return [v for name, v in self.made.weights.items() if name.rsplit("/", 1)[-1] in moving]
@@ -388,7 +482,7 @@ class TrainedNetwork:
             mean = self._device.mean_over_replicas
         self.made.model.compile(
             optimizer=DeviceOptimizer(self._update),
-            loss=MicroBatchLoss(self._loss, p.loss_scaling or 1.0),
+            loss=MicroBatchLoss(self._loss, self._scale),
             weighted_metrics=make_metrics(self._loss, mean),
             steps_per_execution=steps_per_execution,
         )
@@ -439,6 +533,7 @@ class TrainedNetwork:
 
 def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer:
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
+    ids -= {id(tf_variable(v)) for norm in made.once for v in (norm.moving_mean, norm.moving_variance)}
     names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
     return Optimizer(settings, [made.weights[name] for name in names], names)
 

@@ -1,0 +1,207 @@
+"""LARS against the published rule at all sizes of gradients, and automatic loss scaling against a NumPy loop."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from poplar_double import installed
+from test_host_session import CPU, data, make_model, make_program
+
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
+from ipucnn.models.names import named_weights
+from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import LOSS_SCALE, LossScaler, Optimizer, make_settings
+from ipucnn.training.program import make_layout
+from ipucnn.training.program import make_program as program_of
+
+
+@pytest.mark.parametrize("exponent", range(0, 9))
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_lars_is_the_published_rule_at_every_size_of_gradients(exponent, epsilon):
+    """You et al. 2017, arXiv:1708.03888, algorithm 1, in float64."""
+    rng = np.random.default_rng(exponent)
+    start = rng.normal(size=(5, 4)).astype(np.float32)
+    params = {"momentum": 0.9, "weight_decay": 1e-4 if epsilon else 0.0, "eeta": 0.02, "epsilon": epsilon}
+    variable = tf.Variable(start)
+    optimizer = Optimizer(make_settings("lars", params, global_batch_size=8), [variable], ["w"])
+    weight, velocity = start.astype(np.float64), np.zeros((5, 4))
+    for step in range(3):
+        gradient = (rng.normal(size=start.shape) * 10.0**-exponent).astype(np.float32)
+        optimizer.apply([tf.constant(gradient)], tf.constant(0.5), tf.constant(step, tf.int64))
+        norm, decay = np.linalg.norm(weight), params["weight_decay"]
+        local = params["eeta"] * norm / (np.linalg.norm(gradient.astype(np.float64)) + decay * norm + epsilon)
+        velocity = 0.9 * velocity + 0.5 * local * (gradient + decay * weight)
+        weight = weight - velocity
+    # What three steps moved the weights by, and not the weights, which hide it.
+    np.testing.assert_allclose(-optimizer.slots["w/momentum"].numpy(), velocity, rtol=1e-4, atol=0)
+    moved, expected = variable.numpy() - start, weight - start
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+# --- automatic loss scaling
+
+
+def naive_scale(beyond, num_gradients, start=1.0):
+    """The scale before each weight update, and after the last; ``beyond``: gradients beyond 2**13 in each."""
+    scale, found, seen, scales = start, 0, 0, [start]
+    for update, count in enumerate(beyond):
+        found, seen = found + count, seen + num_gradients
+        if (update + 1) % 8 == 0:
+            moved = scale / 2 if found / seen > 1e-5 else scale * 2
+            if 1 <= moved < 32768:
+                scale = moved
+            found = seen = 0
+        scales.append(scale)
+    return scales
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.sampled_from([0, 0, 0, 0, 1, 3, 50]), min_size=8, max_size=140),
+    st.sampled_from([60, 13_000, 30_000]),
+)
+def test_the_loss_scale_is_that_of_a_numpy_loop(beyond, size):
+    scaler = LossScaler(size)
+    expected = naive_scale(beyond, size)
+    sign = np.where(np.arange(size) % 2, 1.0, -1.0).astype(np.float32)
+    for update, count in enumerate(beyond):
+        scale = float(scaler.factor.numpy())
+        assert scale == expected[update]
+        gradient = np.full(size, 8192.0, np.float32)  # just not beyond
+        gradient[:count] = np.nextafter(np.float32(8192), np.float32(9000))
+        found, far = scaler.unscaled([tf.constant(gradient * sign)])
+        np.testing.assert_array_equal(found[0].numpy(), gradient * sign / np.float32(scale))
+        scaler.look(far, tf.constant(update, tf.int64))
+    assert float(scaler.factor.numpy()) == expected[-1]
+    assert float(scaler.factor.numpy()) <= 16384
+
+
+def session_on(name, program):
+    if name == "host":
+        return HostSession(CPU)
+    config = dataclasses.replace(RunConfig(), num_replicas=program.num_replicas, precision=program.precision)
+    return create_session("auto", config=config)
+
+
+def train(session, program, images, labels, state=None):
+    session.compile(
+        make_model("none", 3),
+        program,
+        make_settings("sgd", {"momentum": 0}, global_batch_size=program.global_batch_size),
+        make_loss("cross_entropy"),
+        lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
+    )
+    if state is not None:
+        for name, value in state[0].items():
+            session.state.weights[name].assign(value)
+        for name, value in state[1].items():
+            session.state.slots[name].assign(value)
+        session.state.weight_updates = state[2]
+
+    def dataset(first, per_element):
+        endless = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
+        return endless.skip(first * program.global_batch_size).batch(per_element, drop_remainder=True)
+
+    events = [event for event in session.train(dataset) if isinstance(event, ExecutionFinished)]
+    state = session.state
+    return (
+        {name: value.numpy() for name, value in state.weights.items()},
+        {name: value.numpy() for name, value in state.slots.items()},
+        events,
+    )
+
+
+def scaled_program(updates, replicas=2, **changes):
+    values = dict(auto_loss_scaling=True, weight_updates_per_execution=4, num_executions=updates // 4)
+    return make_program(2, 2, replicas, updates_per_epoch=updates, **{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["host", "ipu"])
+def test_both_sessions_scale_and_leave_no_update_out(name):
+    """In 32 bits a scale that is a power of two does not change a byte."""
+    program = scaled_program(24)
+    images, labels = data(24 * program.global_batch_size, 4)
+    with installed():
+        weights, slots, events = train(session_on(name, program), program, images, labels)
+        plain = dataclasses.replace(program, auto_loss_scaling=False)
+        expected = train(session_on(name, plain), plain, images, labels)[0]
+    assert [event.loss_scaling for event in events] == [1, 2, 2, 4, 4, 8]
+    assert slots[LOSS_SCALE] == 8
+    for key in expected:
+        np.testing.assert_array_equal(weights[key], expected[key], err_msg=key)
+
+
+def test_ipus_scale_in_16_bits():
+    program = scaled_program(8, precision="16.16")
+    images, labels = data(8 * program.global_batch_size, 4)
+    with installed():
+        weights, _, events = train(session_on("ipu", program), program, images, labels)
+    assert [event.loss_scaling for event in events] == [1, 2]
+    assert all(np.isfinite(value).all() for value in weights.values())
+
+
+@pytest.mark.parametrize("name", ["host", pytest.param("ipu", marks=pytest.mark.slow)])
+def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name):
+    """Images so bright that gradients times 64 are beyond 2**13, times 16 no more."""
+    whole = scaled_program(24, replicas=1)
+    images, labels = data(24 * whole.global_batch_size, 4)
+    images = images * np.float32(40.0)
+    start = make_model("none", 3)
+    weights = {key: value.numpy() for key, value in named_weights(start).items()}
+    slots = {LOSS_SCALE: np.float32(4096), "loss_scale/beyond": np.float32(0)}
+    with installed():
+        first = train(session_on(name, whole), whole, images, labels, (weights, slots, 0))
+        scales = [event.loss_scaling for event in first[2]]
+        assert scales[-1] < 4096 and scales[0] == 4096 and scales[1] == 2048
+        # From the middle between two looks on.
+        part = scaled_program(12, replicas=1)
+        middle = train(session_on(name, part), part, images, labels, (weights, slots, 0))
+        assert middle[1]["loss_scale/beyond"] > 0
+        rest = train(session_on(name, whole), whole, images, labels, (*middle[:2], 12))
+    assert [event.loss_scaling for event in rest[2]] == scales[3:]
+    for found, expected in zip(rest[:2], first[:2]):
+        for key in expected:
+            np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"optimizer": "lars"}, "--optimizer lars"),
+        ({"optimizer_params": "{momentum: 0.9}"}, "momentum 0.9"),
+        ({"weight_decay": "0.1"}, "--weight-decay 0.1"),
+        ({"lr_schedule": "cosine"}, "--lr-schedule cosine"),
+        ({"lr_warmup_params": "{warmup_mode: shift, warmup_epochs: 1}"}, "--lr-warmup-params"),
+    ],
+)
+def test_automatic_loss_scaling_is_for_plain_sgd(options, named):
+    flags = {"auto_loss_scaling": True, "precision": "16.16", "dataset": "digits"}
+    plain = {"optimizer": "sgd", "optimizer_params": "{momentum: 0}", "weight_decay": "0"}
+    plain.update(
+        lr_schedule="const", lr_schedule_params="{initial_learning_rate: 0.1}", lr_warmup_params="none"
+    )
+    config = resolve("train", {**flags, **plain}, model="lenet").config
+    assert program_of(config, 1000, seed=0).auto_loss_scaling
+    if "lr_schedule" in options:
+        plain.pop("lr_schedule_params")
+    config = resolve("train", {**flags, **plain, **options}, model="lenet").config
+    with pytest.raises(ConfigurationError, match="--auto-loss-scaling does not go with " + named) as error:
+        make_layout(config)
+    assert error.value.hint.startswith("use --")
+
+
+def test_a_loss_scale_of_ones_own_is_not_used_beside_it():
+    config = dataclasses.replace(RunConfig(), auto_loss_scaling=True, loss_scaling=128.0, precision="16.32")
+    program = program_of(config, 1000, seed=0)
+    assert program.auto_loss_scaling and any("--loss-scaling 128 is not used" in w for w in program.warnings)
+    assert not program_of(dataclasses.replace(config, precision="32.32"), 1000, seed=0).auto_loss_scaling
+    assert json.loads(program.to_json())["auto_loss_scaling"]
