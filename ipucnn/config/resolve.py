@@ -96,12 +96,13 @@ class Resolved:
         """The one line to print before a run that augments as the public application does, or None."""
         if self.origins.get("augment") != PUBLIC_ORIGIN:
             return None
-        what = "a random box of each is resized, and half of them are mirrored"
+        what, off = "a random box of each is resized, and half of them are mirrored", "--no-augment turns"
         if self.config.normalise == "image":
             what = "padded by 4 black pixels, cropped at random, half of them mirrored, and standardised one by one"
+            off = "--no-augment and --normalise network turn"
         return (
             f"note: {self.config_path} does not say augment, so training images are augmented as by Graphcore's public "
-            f"application: {what} (--no-augment turns it off)"
+            f"application: {what} ({off} it off)"
         )
 
     def host_note(self) -> Optional[str]:
