@@ -144,7 +144,7 @@ def test_ipus_scale_in_16_bits():
     program = scaled_program(8, precision="16.16")
     images, labels = data(8 * program.global_batch_size, 4)
     with installed():
-        weights, slots, events = train(session_on("ipu", program), program, images, labels)
+        weights, _, events = train(session_on("ipu", program), program, images, labels)
     assert [event.loss_scaling for event in events] == [1, 2]
     assert all(np.isfinite(value).all() for value in weights.values())
 
