@@ -1,7 +1,11 @@
 """Shared by all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
+import gc
+import importlib.util
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,12 +22,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+def _keep_byte_code() -> None:
+    """Byte code of TensorFlow is written here once if its own folder has none.
+
+    Some installers write none (uv), and some users let Python write none: then each process that imports TensorFlow
+    compiles it, which takes ten seconds of processor time, and tests start dozens of them.
+    """
+    found = importlib.util.find_spec("tensorflow")
+    if sys.pycache_prefix is not None or found is None or found.origin is None:
+        return
+    if not os.path.exists(importlib.util.cache_from_source(found.origin)):
+        folder = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
+        sys.pycache_prefix, sys.dont_write_bytecode = folder, False
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+_keep_byte_code()
 set_variables()  # the same kernels as in a run, whichever test imports TensorFlow first
 
 settings.register_profile(
     "ipucnn", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ipucnn")
+
+
+def pytest_collection_finish():
+    """Takes what the imports left out of the garbage collector's way.
+
+    TensorFlow and the tests are half a million objects, and Keras collects garbage whenever its session is cleared.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

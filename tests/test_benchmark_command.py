@@ -538,7 +538,7 @@ def test_mistakes_are_found_without_tensorflow(tmp_path):
         "codes = [cli.run(['benchmark', 'lenet', *a.split()]) for a in sys.argv[1:]]; "
         "assert 'tensorflow' not in sys.modules; print(codes)"
     )
-    mistakes = ["--loss bce_dice", "--baseline absent", "--precision 16.16", "--mode data --device-generated-data",
+    mistakes = ["--loss bce_dice", "--baseline absent", "--precision 16", "--mode data --device-generated-data",
                 "--mode datum", "--mode training --inference", "--mode data --compare-with keras"]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", program, *mistakes],

@@ -864,7 +864,7 @@ def test_the_steps_of_a_ladder_train():
     [
         ("num-epochs: 1", "the first epoch compiles"),
         ("engine: keras\n    num-replicas: 2", "no replicas"),
-        ("precision: 16.16", "16-bit"),
+        ("engine: keras\n    precision: 16.16", "32 bits"),
         ("model: unet\n    dataset: membranes\n    pad-dataset: True", "pad-dataset with the bce_dice"),
     ],
 )

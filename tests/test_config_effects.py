@@ -216,8 +216,8 @@ def test_a_sweep_is_accepted_with_one_warning(run):
 
 POPLAR_ONLY = {
     # What only Poplar has: how it compiles, exchanges, keeps memory and rounds, and how a process attaches to devices.
-    *("recomputation", "available-memory-proportion", "pipeline-validation-model", "on-demand", "select-ipu"),
-    *("stochastic-rounding", "fp-exceptions", "nanoo", "optimizer-state-offloading", "half-partials"),
+    *("available-memory-proportion", "pipeline-validation-model", "on-demand", "select-ipu"),
+    *("optimizer-state-offloading", "half-partials"),
     *(
         "internal-exchange-optimization-target",
         "max-cross-replica-buffer-size",

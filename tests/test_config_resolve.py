@@ -53,7 +53,7 @@ def preset_file(tmp_path):
         "  lr-schedule-params: {initial_learning_rate: 0.001, epochs_to_total_decay: 5}\n"
         "  pipeline-splits: [conv2_block2_out, conv3_block1_out]\n"
         "  device-mapping: [0, 1, 0]\n"
-        "  stochastic-rounding: 'ON'\n"
+        "  stable-norm: true\n"
     )
     return str(path)
 
@@ -67,8 +67,8 @@ def test_values_know_where_they_came_from(preset_file):
     assert resolved.record.name == "resnet50"
     assert resolved.preset == "mine"
     assert resolved.config.dataset == "digits"
-    assert resolved.without_effect == ("stochastic-rounding",)
-    assert "stochastic-rounding" in resolved.host_note()
+    assert resolved.without_effect == ("stable-norm",)
+    assert "stable-norm" in resolved.host_note()
 
 
 def test_the_model_s_own_preset_is_found():

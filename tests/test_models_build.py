@@ -46,6 +46,33 @@ def test_logits_of_small_inputs(name, channels):
     assert not np.allclose(logits.sum(axis=1), 1)
 
 
+def test_the_public_toy_with_batch_norm_in_numpy():
+    """4 filters of 3x3, pooling by 5, norm; 8 filters of 1x1, pooling by 5, norm; dense, without the softmax."""
+    model = build("toy_model_bn", size=(57, 32), classes=3)
+    weights = {name: variable.numpy() for name, variable in named_weights(model).items()}
+    assert (
+        sum(v.size for name, v in weights.items() if "moving" not in name)
+        == 3 * 3 * 3 * 4 + 4 + 8 + 40 + 16 + 51
+    )
+
+    def conv(x, name, size):
+        kernel = weights[f"{name}/kernel"].reshape(-1, weights[f"{name}/kernel"].shape[-1])
+        height, width = x.shape[1] - size + 1, x.shape[2] - size + 1
+        patches = [x[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
+        return np.maximum(np.concatenate(patches, axis=-1) @ kernel + weights[f"{name}/bias"], 0)
+
+    def pool_and_norm(x):
+        height, width = x.shape[1] // 5, x.shape[2] // 5
+        cut = x[:, : 5 * height, : 5 * width].reshape(len(x), height, 5, width, 5, -1)
+        return cut.max(axis=(2, 4)) / np.sqrt(1 + 1.001e-5)
+
+    batch = images(model)
+    x = pool_and_norm(conv(batch, "conv2d_0", 3))
+    x = pool_and_norm(conv(x, "conv2d_1", 1)).reshape(2, -1)
+    expected = x @ weights["dense/kernel"] + weights["dense/bias"]
+    np.testing.assert_allclose(model(batch, training=False).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_static_batch_and_shapes():
     model = build("cifar_resnet8", batch_size=4)
     assert model.input_shape == (4, 32, 32, 3)

@@ -21,13 +21,13 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.presets import built_in_names
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.models.blueprint import stages_by_layer
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, pipelining_options
-from ipucnn.sessions.poplar.model import stages_by_layer
 from ipucnn.sessions.poplar.validation import check_program
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings

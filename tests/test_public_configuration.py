@@ -198,6 +198,39 @@ def test_every_entry_plans_on_its_system(run, name):
         )
 
 
+EXAMPLES = """
+--model cifar_resnet8 --wandb --num-epochs 11 --precision 16.16 --micro-batch-size 32 --dataset-path /localdata/datasets/
+--model-name cifar_resnet8 --pipeline-splits conv2_block1_post_addition_relu conv3_block1_post_addition_relu conv4_block1_post_addition_relu --device-mapping 0 1 2 3 --gradient-accumulation-count 8 --recomputation True
+{base} --num-epochs 6 --logs-per-epoch 1
+{base} --num-epochs 6 --logs-per-epoch 2
+{base} --num-epochs 6 --logs-per-epoch 10
+{base} --num-epochs 6 --logs-per-epoch 0.5
+{base} --num-epochs 6 --logs-per-epoch 0.3333333333333333333
+{base} --num-epochs 5 --logs-per-epoch 0.5
+{base} --num-epochs 6 --logs-per-epoch 0
+--accelerator-side-preprocess True --eight-bit-transfer True
+--accelerator-side-preprocess False --dataset gc-imagenet --dataset-path /localdata/datasets/imagenet-data --gradient-accumulation-count 8 --micro-batch-size 8
+""".strip().format(  # noqa: E501
+    base="--model cifar_resnet8 --precision 16.16 --micro-batch-size 8 --validation False --half-partials True "
+    "--gradient-accumulation 8"
+)
+
+
+@pytest.mark.parametrize("line", EXAMPLES.splitlines())
+def test_the_described_command_lines_are_understood(run, line):
+    code, out, err = run("train", *line.split(), "--print-config", "--json")
+    assert code == 0, err
+    shown = {key: entry["value"] for key, entry in json.loads(out)["options"].items()}
+    words = line.split()
+    for option, value in zip(words, [*words[1:], "--"]):
+        if option.startswith("--"):
+            spec = find_spec(option[2:])
+            expected = spec.convert("True" if value.startswith("--") else value)
+            if spec.kind.is_list:
+                expected = [expected[0], *shown[spec.key][1:]]
+            assert shown[spec.key] == expected, option
+
+
 # --- what is contradictory
 
 
@@ -395,11 +428,14 @@ def test_a_run_is_the_same_whichever_side_prepares_its_pixels(run):
             "--image-size",
             10,
         )
-        options = (*options, "--overwrite", "--run-dir", "run", "--json", *flags)
+        options = (*options, "--normalise", "image", "--overwrite", "--run-dir", "run", "--json", *flags)
         code, out, err = run("train", "toy_model", *options)
         assert code == 0, err
         assert "without effect" not in err
         losses[flags] = json.loads(out)["validation"]["loss"]
+        code, out, err = run("evaluate", "run", "--json")
+        assert code == 0, err
+        assert json.loads(out)["measured"]["loss"] == pytest.approx(losses[flags], rel=1e-6)
     own, on_device, _ = losses.values()
     assert on_device == pytest.approx(own, rel=1e-5)
     # Bytes hold whole pixels, and those of 10x10 are interpolated.

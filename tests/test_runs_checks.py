@@ -10,20 +10,21 @@ from ipucnn.training.program import make_layout
 PIPELINE = {"ipus_per_replica": "2", "pipeline_splits": ["auto"], "gradient_accumulation_count": "4"}
 RECOMPUTING = {**PIPELINE, "recomputation": "true"}
 MODE = "RecomputeAndBackpropagateInterleaved"
-PLAIN_SGD = {
-    "optimizer_params": "{momentum: 0}",
-    "weight_decay": "0",
-    "lr_schedule": "const",
-    "lr_schedule_params": "{initial_learning_rate: 0.1}",
-    "lr_warmup_params": "none",
-}
 GROUP_NORM = {"norm_layer": "group_norm"}
 
 # option, value, a run in which it reaches nothing, what that run lacks, a run in which it does reach something
+PLAIN = {
+    "optimizer_params": "{momentum: 0}",
+    "lr_schedule": "const",
+    "lr_warmup_params": "none",
+    "weight_decay": "0",
+}
 CASES = [
     ("bn_momentum", "0.9", GROUP_NORM, "with norm-layer group_norm", {}),
     ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
-    ("auto_loss_scaling", "true", PLAIN_SGD, "--precision 32.32", {**PLAIN_SGD, "precision": "16.16"}),
+    ("stochastic_rounding", "ON", {}, "in 32 bits", {"precision": "16.32"}),
+    ("nanoo", "true", {}, "in 32 bits", {"precision": "16.16"}),
+    ("auto_loss_scaling", "true", PLAIN, "in 32 bits", {**PLAIN, "precision": "16.16"}),
     ("fused_preprocessing", "true", {}, "where the host preprocesses", {"eight_bit_transfer": "true"}),
     ("fused_preprocessing", "true", PIPELINE, "preprocesses", {"accelerator_side_preprocess": "true"}),
     ("offload_activations", "true", {}, "without a pipeline", PIPELINE),

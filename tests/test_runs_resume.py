@@ -98,14 +98,31 @@ def assert_same(folder, expected):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """Files and number of events of runs that were left alone."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
+def folders(tmp_path_factory):
+    """Where the runs lie that several tests read, or copy."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folders):
+    """Files and events of runs that were left alone."""
     results = {}
     for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "cifar_resnet8", PIPELINE)):
-        _, events = train(folder / name, model, options)
-        results[name] = files(folder / name), len(events)
+        _, events = train(folders / name, model, options)
+        results[name] = files(folders / name), events
     return results
+
+
+@pytest.fixture(scope="module")
+def cut_after_nine(folders):
+    assert cut(training(folders / "cut"), 9)
+    return folders / "cut"
+
+
+@pytest.fixture
+def cut_run(cut_after_nine, tmp_path):
+    """A run folder r, of a run that was ended after nine events."""
+    return shutil.copytree(str(cut_after_nine), str(tmp_path / "r"))
 
 
 @pytest.mark.parametrize(
@@ -113,9 +130,9 @@ def uninterrupted(tmp_path_factory):
     [(1, None), pytest.param(2, signal.SIGINT, marks=pytest.mark.slow), (3, signal.SIGTERM)],
 )
 def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, number):
-    expected, num_events = uninterrupted["plain"]
+    expected, events = uninterrupted["plain"]
     assert cut(training(tmp_path / "r"), start, number)
-    for after in range(2, num_events):
+    for after in range(2, len(events)):
         # Each process gets a little further than the one before.
         if not cut(training(tmp_path / "r", resume=True), after, number):
             break
@@ -201,7 +218,7 @@ def test_a_moved_run_folder_continues(uninterrupted, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_recognised_and_the_one_before_it_used(uninterrupted, tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), uninterrupted["plain"][1] - 3)
+    assert cut(training(tmp_path / "r"), len(uninterrupted["plain"][1]) - 3)
     checkpoints = tmp_path / "r" / "checkpoints"
     newest = max(checkpoints.glob("checkpoint-*.npz"))
     assert newest.samefile(checkpoints / "last.npz") and len(list(checkpoints.glob("checkpoint-*"))) >= 2
@@ -218,8 +235,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_it_used(uninterru
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
-def test_nothing_readable_is_an_error_and_changes_nothing(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_nothing_readable_is_an_error_and_changes_nothing(cut_run, tmp_path, capsys):
     for path in (tmp_path / "r" / "checkpoints").iterdir():
         path.write_bytes(b"PK damaged")
     before = files(tmp_path / "r")
@@ -229,8 +245,7 @@ def test_nothing_readable_is_an_error_and_changes_nothing(tmp_path, capsys):
     assert files(tmp_path / "r") == before
 
 
-def test_a_checkpoint_of_another_run_is_not_continued(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_a_checkpoint_of_another_run_is_not_continued(cut_run, tmp_path, capsys):
     train(tmp_path / "other", seed="6", num_epochs="1")
     for path in (tmp_path / "r" / "checkpoints").iterdir():
         path.unlink()
@@ -276,8 +291,7 @@ def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path,
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
 
 
-def test_print_config_shows_the_run_that_is_continued(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_print_config_shows_the_run_that_is_continued(cut_run, tmp_path, capsys):
     assert cli.run(["train", "--resume", "--run-dir", "r", "--print-config", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert "mnist_cnn" in json.dumps(printed) and "cosine" in json.dumps(printed)
@@ -293,8 +307,7 @@ def test_more_epochs_for_a_finished_run(tmp_path):
         assert found[name] == expected[name]
 
 
-def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, cut_run, tmp_path, capsys):
     train(tmp_path / "new", checkpoint_input_dir="r/checkpoints")
     expected = uninterrupted["plain"][0]
     found = files(tmp_path / "new")
@@ -376,37 +389,28 @@ def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path):
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)); "
-        "from ipucnn import cli; sys.exit(cli.run(sys.argv[1:]))"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    words = [
-        "train",
-        "mnist_cnn",
-        "--dataset",
-        "digits",
-        "--limit-train",
-        "160",
-        "--num-epochs",
-        "1",
-        "--run-dir",
-        "r",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=str(tmp_path), env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 3, done.stderr
-    assert "cannot be written: File too large" in done.stderr and "hint: free some space" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, capsys):
+    import resource
+
+    words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--num-epochs", "1",
+             "--run-dir", "r"]  # fmt: skip
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40000, before[1]))
+        code = cli.run(words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    err = capsys.readouterr().err
+    assert code == 3, err
+    assert "cannot be written: File too large" in err and "hint: free some space" in err
+    assert "Traceback" not in err
     assert not list((tmp_path / "r").rglob("*.tmp")) and not list((tmp_path / "r").rglob("*.npz"))
 
 
-def test_two_processes_cannot_write_one_run(tmp_path, capsys):
+def test_two_processes_cannot_write_one_run(cut_run, tmp_path, capsys):
     fcntl = pytest.importorskip("fcntl")
-    assert cut(training(tmp_path / "r"), 9)
     handle = os.open(str(tmp_path / "r"), os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -416,8 +420,7 @@ def test_two_processes_cannot_write_one_run(tmp_path, capsys):
         os.close(handle)
 
 
-def test_the_run_folder_says_where_its_result_comes_from(tmp_path):
-    assert cut(training(tmp_path / "r"), 9)
+def test_the_run_folder_says_where_its_result_comes_from(cut_run, tmp_path):
     train(tmp_path / "r", resume=True)
     processes = json.loads((tmp_path / "r" / "environment.json").read_text())
     assert [p["first_weight_update"] for p in processes] == [0, 5]
@@ -441,22 +444,20 @@ def test_the_run_folder_says_where_its_result_comes_from(tmp_path):
     assert len(processes[0]["git"]["ipucnn"]["sources_sha256"]) == 64
 
 
-def test_a_change_of_versions_is_told(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_a_change_of_versions_is_told(cut_run, tmp_path, capsys):
     path = tmp_path / "r" / "environment.json"
     path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
     assert cli.run(["train", "--resume", "--run-dir", "r"]) == 0
     assert f"warning: numpy 1.0 before, {np.__version__} now" in capsys.readouterr().err
 
 
-def test_events_are_those_a_consumer_expects(tmp_path):
-    _, events = train(tmp_path / "r")
+def test_events_are_those_a_consumer_expects(uninterrupted):
+    _, events = uninterrupted["plain"]
     assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
     assert sum(isinstance(e, Progress) for e in events) >= 4
 
 
-def test_a_run_from_other_checkpoints_continues_from_its_own(uninterrupted, tmp_path):
-    assert cut(training(tmp_path / "r"), 9)
+def test_a_run_from_other_checkpoints_continues_from_its_own(uninterrupted, cut_run, tmp_path):
     assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
     reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
     shutil.rmtree(str(tmp_path / "r"))
@@ -467,8 +468,7 @@ def test_a_run_from_other_checkpoints_continues_from_its_own(uninterrupted, tmp_
     )
 
 
-def test_checkpoints_looked_for_in_the_wrong_place_do_not_restart_the_run(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_checkpoints_looked_for_in_the_wrong_place_do_not_restart_the_run(cut_run, tmp_path, capsys):
     before = files(tmp_path / "r")
     assert cli.run(["train", "--resume", "--run-dir", "r", "--checkpoint-dir", "new"]) == 2
     assert "are in r/checkpoints, not in" in capsys.readouterr().err
@@ -484,9 +484,9 @@ def test_checkpoints_looked_for_in_the_wrong_place_do_not_restart_the_run(tmp_pa
     assert cli.run(["train", "--resume", "--run-dir", "s", "--checkpoint-dir", "moved"]) == 0
 
 
-def test_a_folder_that_another_run_took_meanwhile_is_kept(tmp_path):
+def test_a_folder_that_another_run_took_meanwhile_is_kept(uninterrupted, folders, tmp_path):
     late = training(tmp_path / "r", seed="8")
-    train(tmp_path / "r")
+    shutil.copytree(str(folders / "plain"), str(tmp_path / "r"))
     before = files(tmp_path / "r")
     with pytest.raises(Exception, match="written by another run meanwhile"):
         list(late.events())
@@ -541,8 +541,7 @@ def test_an_interrupted_finished_clean_run_is_cleaned_and_not_trained_on(tmp_pat
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"a": 1}'])
-def test_damaged_side_files_do_not_stop_a_run(uninterrupted, tmp_path, text):
-    assert cut(training(tmp_path / "r"), 9)
+def test_damaged_side_files_do_not_stop_a_run(uninterrupted, cut_run, tmp_path, text):
     (tmp_path / "r" / "environment.json").write_text(text)
     (tmp_path / "r" / "report.json").write_text(text)
     (tmp_path / "r" / "program.json").write_text(text)
@@ -550,8 +549,7 @@ def test_damaged_side_files_do_not_stop_a_run(uninterrupted, tmp_path, text):
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
-def test_a_damaged_configuration_is_an_error(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 9)
+def test_a_damaged_configuration_is_an_error(cut_run, tmp_path, capsys):
     (tmp_path / "r" / "config.yml").write_text("")
     assert cli.run(["train", "--resume", "--run-dir", "r"]) == 3
     assert "is damaged" in capsys.readouterr().err
@@ -596,12 +594,11 @@ def test_other_data_are_not_continued_with(tmp_path, capsys):
     assert "data sha256" in capsys.readouterr().err
 
 
-def test_absurd_names_and_checkpoints(tmp_path, capsys):
+def test_absurd_names_and_checkpoints(cut_run, tmp_path, capsys):
     from ipucnn.training.checkpoints import save_checkpoint
 
     assert cli.run(["train", "toy_model", "--run-dir", "x" * 300]) == 2
     assert "too long" in capsys.readouterr().err
-    assert cut(training(tmp_path / "r"), 9)
     last = tmp_path / "r" / "checkpoints" / "last.npz"
     good = load_checkpoint(last)
     slots = {k: v[..., None] for k, v in good.slots.items()}
@@ -615,10 +612,9 @@ def test_absurd_names_and_checkpoints(tmp_path, capsys):
     assert "has the position 3" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_another_model_is_validated_by_nobody(tmp_path, capsys):
-    train(tmp_path / "r", "cifar_resnet8", PIPELINE, num_epochs="1")
+def test_a_checkpoint_of_another_model_is_validated_by_nobody(uninterrupted, folders, tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--checkpoint-input-dir",
-             "r/checkpoints", "--run-dir", "v"]  # fmt: skip
+             str(folders / "pipeline" / "checkpoints"), "--run-dir", "v"]  # fmt: skip
     assert cli.run(words) == 3
     assert "another model" in capsys.readouterr().err and not (tmp_path / "v").exists()
 

@@ -73,6 +73,11 @@ class Fit:
                 "engine keras has no replicas, accumulation or stages: that is the session's",
                 "engine: session, or leave those options out",
             )
+        if engine == KERAS and config.precision != "32.32":
+            raise ConfigurationError(
+                f"engine keras with precision {config.precision}: Keras is measured in 32 bits",
+                "engine: session, or precision: 32.32",
+            )
         if config.seed is None:
             raise ValueError("a row needs a seed")
         self.seed: int = config.seed
@@ -99,6 +104,8 @@ class Fit:
         session = create_session(
             self.resolved.config.device, verbose=self.verbose, config=self.resolved.config
         )
+        if self.engine != KERAS:
+            self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.planning.search.smallest_change import would_fit
         from ipucnn.planning.splits import settle_splits
@@ -161,24 +168,8 @@ class Fit:
 
     def _dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
         """Infinite training batches from a weight update on."""
-        from ipucnn.datasets.pipeline import train_batches
-
-        config, p = self.resolved.config, self.program
-        epoch, update = divmod(first_update, p.weight_updates_per_epoch)
-        return train_batches(
-            self.setup.source,
-            batch_size=samples_per_element,
-            samples_per_epoch=p.samples_per_epoch + p.samples_padded_per_epoch,
-            weigh_padding=p.samples_padded_per_epoch > 0,
-            input_shape=self.setup.input_shape,
-            input_range=self.setup.input_range,
-            augment=config.augment,
-            seed=self.seed,
-            start_epoch=epoch,
-            start_sample=update * p.global_batch_size,
-            shuffle=config.shuffle,
-            num_parallel=config.pipeline_num_parallel,
-            output_shape=self.setup.output_shape,
+        return run_setup.training_batches(
+            self.setup, self.program, first_update, samples_per_element, shard=(1, 0)
         )
 
     def _session(self, session: Session, model: KerasModel, loss: LossFunction, report: Report) -> Trained:

@@ -45,7 +45,7 @@ class Wanted:
 def predict_columns(model: KerasModel, name: str, wanted: Wanted) -> List[Prediction]:
     """The predicted columns of a report: of the run's precision, and of 16.16.
 
-    IPUs are mostly used in 16 bits, which the host session does not do.
+    IPUs are mostly used in 16 bits.
 
     Raises:
         UserError: the network has no layer graph.

@@ -64,7 +64,6 @@ class Pipeline:
     recomputation: bool = option(
         False,
         "Recompute activations in the backward pass instead of stashing them; needs a pipeline.",
-        host_effect=False,
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),

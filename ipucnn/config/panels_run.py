@@ -426,19 +426,15 @@ class Training:
     )
     stochastic_rounding: str = option(
         "OFF",
-        "Stochastic rounding of 16-bit values: ON, OFF, or RI (the same in all replicas).",
+        "Stochastic rounding of 16-bit values: ON, OFF, or RI (only where all replicas compute the same).",
         parse=values.parse_rounding,
         metavar="ON|OFF|RI",
-        host_effect=False,
     )
     fp_exceptions: bool = option(
         False,
         "Stop at floating-point exceptions: invalid operations, division by zero, overflow.",
-        host_effect=False,
     )
-    nanoo: bool = option(
-        False, "A 16-bit overflow gives NaN; without it, it gives the largest number.", host_effect=False
-    )
+    nanoo: bool = option(False, "A 16-bit overflow gives NaN; without it, it gives the largest number.")
     loss: str = option(
         "auto",
         "Loss; auto is cross-entropy, with Dice for U-Net.",

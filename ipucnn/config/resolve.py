@@ -250,8 +250,6 @@ def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Opti
         raise TypeError("this command has --plan, and does not say how it is read")
     plan = read_plan(expand(path, "--plan"), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
-    # Precision is part of what is trained, not of how that is spread over IPUs.
-    del options["precision"]
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
     return plan, {**values, "model_name": plan.model}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor
 
@@ -164,6 +164,33 @@ def read_blueprint(model: KerasModel) -> Blueprint:
 def _channels(layer: KerasLayer) -> Optional[int]:
     output = layer.output[0] if isinstance(layer.output, list) else layer.output
     return output.shape[-1]
+
+
+def layer_order(model: KerasModel) -> List[str]:
+    """Names of the network's steps in order: what splits refer to."""
+    return [step.name for step in read_blueprint(model).steps]
+
+
+def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
+    """The stage of each layer of the network: a split opens the next one.
+
+    Args:
+        order: names of the layers in the order in which they run.
+        splits: layers that open stages 1, 2, ...
+
+    Raises:
+        ValueError: a split that is no layer of the network, or out of order.
+    """
+    stages, stage = {}, 0
+    remaining = list(splits)
+    for name in order:
+        if remaining and name == remaining[0]:
+            stage += 1
+            remaining.pop(0)
+        stages[name] = stage
+    if remaining:
+        raise ValueError(f"split {remaining[0]} is no layer of the network, or out of order")
+    return stages
 
 
 def assemble(blueprint: Blueprint, inputs: Tensor, name: str) -> KerasModel:

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 from ipucnn.benchmarking.baseline import QUIET_SHARE
 from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, block_length
 from ipucnn.reports import units
-from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
+from ipucnn.reports.console import (
+    BAR,
+    ELAPSED,
+    ProgressBar,
+    console,
+    fact_table,
+    note,
+    plain_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
     from ipucnn.benchmarking.records import (
         BenchmarkReport,
@@ -39,33 +46,15 @@ _CACHED = {
 _EVERY_S = 15.0
 
 
-class BenchmarkProgress:
+class BenchmarkProgress(ProgressBar):
     """A bar over the executions of a phase on a terminal; in a pipe a line now and then."""
 
     def __init__(self) -> None:
-        self._bar: Optional[Progress] = None
-        self._task: Optional[TaskID] = None
         self._said = time.monotonic()
 
     def __enter__(self) -> BenchmarkProgress:
-        if is_interactive(sys.stderr):
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}", markup=False),
-                TimeElapsedColumn(),
-                console=console(sys.stderr),
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=None, figures="")
-            self._bar.start()
+        self._start(("{task.description}", BAR, "{task.fields[figures]}", ELAPSED), None, figures="")
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def update(self, phase: str, done: int, of: int, figures: str) -> None:
         """Tells of progress.
@@ -86,9 +75,7 @@ class BenchmarkProgress:
                 self._bar.console.print(line, highlight=False)
             else:
                 note(line)
-        if self._bar is not None and self._task is not None:
-            total = of or None
-            self._bar.update(self._task, description=phase, completed=done, total=total, figures=figures)
+        self._update(description=phase, completed=done, total=of or None, figures=figures)
 
 
 def _interval(value: Interval) -> str:

@@ -8,7 +8,19 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Iterable, Optional, TextIO, Tuple, Union, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Optional,
+    Sequence,
+    TextIO,
+    Tuple,
+    Union,
+    cast,
+)
 
 from ipucnn.text import printable
 
@@ -82,46 +94,50 @@ def titled(title: str, table: Table) -> Group:
     return Group(Text(title, style="bold"), table)
 
 
-class ItemProgress:
-    """A bar on stderr that appears with the first :meth:`update` and is gone at the end; nothing in a pipe.
+class ProgressBar:
+    """A bar on stderr while a person watches; in a pipe there is none, and lines take its place.
 
-    Args:
-        what: what is done, before the bar.
+    A context manager, which takes the bar away at its end.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._bar: Optional[Progress] = None
-        self._task: Optional[TaskID] = None
-
-    def __enter__(self) -> ItemProgress:
-        return self
+    _bar: Optional[Progress] = None
+    _task: Optional[TaskID] = None
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def update(self, done: int, total: int) -> None:
-        """So many of all are done."""
+    def _start(self, columns: Sequence[str], total: Optional[int], **fields: Any) -> None:
+        """Shows the bar, if a person watches.
+
+        Args:
+            columns: BAR, COUNT, ELAPSED, LEFT, or what Rich formats as text.
+            total: None where it is not known yet.
+            fields: of the task, for the text.
+        """
         if not is_interactive(sys.stderr):
             return
-        if self._bar is None:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich import progress
 
-            self._bar = Progress(
-                TextColumn(self._what, markup=False),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(compact=True),
-                console=console(sys.stderr),
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=total)
-        assert self._task is not None
-        self._bar.update(self._task, completed=done)
+        known: Dict[str, Callable[[], progress.ProgressColumn]] = {
+            BAR: lambda: progress.BarColumn(bar_width=None),
+            SHORT_BAR: lambda: progress.BarColumn(bar_width=20),
+            COUNT: progress.MofNCompleteColumn,
+            ELAPSED: progress.TimeElapsedColumn,
+            LEFT: lambda: progress.TimeRemainingColumn(compact=True),
+        }
+        shown = [
+            known[text]() if text in known else progress.TextColumn(text, markup=False) for text in columns
+        ]
+        self._bar = progress.Progress(*shown, console=console(sys.stderr), transient=True)
+        self._task = self._bar.add_task("", total=total, **fields)
+        self._bar.start()
+
+    def _update(self, **details: Any) -> None:
+        """What Rich's ``update`` takes, for the bar if there is one."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, **details)
 
     def line(self, text: str) -> None:
         """A line on stderr, above the bar."""
@@ -131,3 +147,27 @@ class ItemProgress:
             self._bar.console.print(Text(printable(text)), soft_wrap=True)
         else:
             note(text)
+
+
+BAR, SHORT_BAR, COUNT, ELAPSED, LEFT = "(bar)", "(short bar)", "(count)", "(elapsed)", "(left)"
+"""Columns of a :class:`ProgressBar` that are no text."""
+
+
+class ItemProgress(ProgressBar):
+    """A bar that appears with the first :meth:`update` and is gone at the end.
+
+    Args:
+        what: what is done, before the bar.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> ItemProgress:
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        """So many of all are done."""
+        if self._bar is None:
+            self._start((self._what, BAR, COUNT, "left", LEFT), total)
+        self._update(completed=done)

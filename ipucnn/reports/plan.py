@@ -366,12 +366,9 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
     """The options to paste, on one line however narrow the terminal, and as YAML."""
     from rich.text import Text
 
-    options = train_options(plan)
+    options = plan.run_options()
     out.print(Text("to train with it (or --save plan.yml, and ipucnn train --plan plan.yml):", style="bold"))
     out.print(Text(command_line(plan)), soft_wrap=True)
-    if plan.settings.precision != "32.32":
-        note = f"(planned for --precision {plan.settings.precision}; a run without IPUs computes in 32.32)"
-        out.print(Text(note), soft_wrap=True)
     out.print()
     out.print(Text("as YAML:", style="bold"))
     out.print(Text(f"{plan.model}_plan:"), soft_wrap=True)
@@ -398,15 +395,10 @@ def proportion(proportions: Proportions) -> str:
     return text
 
 
-def train_options(plan: PipelinePlan) -> Dict[str, Any]:
-    """The options that train with a plan anywhere: without its precision, which the host does not have yet."""
-    return {name: value for name, value in plan.run_options().items() if name != "precision"}
-
-
 def command_line(plan: PipelinePlan) -> str:
     """The command that runs a plan, ready to paste."""
     words = ["ipucnn", "train", shlex.quote(plan.model)]
-    for name, value in train_options(plan).items():
+    for name, value in plan.run_options().items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue

@@ -8,12 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ipucnn.reports import units
-from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
+from ipucnn.reports.console import (
+    COUNT,
+    SHORT_BAR,
+    ProgressBar,
+    console,
+    fact_table,
+    plain_table,
+)
 from ipucnn.text import printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from ipucnn.benchmarking.records import Row, SuiteResult
     from ipucnn.benchmarking.suites.plan import SuitePlan
     from ipucnn.benchmarking.suites.result import Speedups
@@ -40,7 +45,7 @@ _GAP = 2
 _SHORT = {"inference": "infer", "training": "train", "fit": "fit"}
 
 
-class SuiteProgress:
+class SuiteProgress(ProgressBar):
     """A bar over rows on a terminal, with the time left; in a pipe a line for each finished row.
 
     Args:
@@ -50,47 +55,25 @@ class SuiteProgress:
     def __init__(self, done: int, total: int) -> None:
         self._done, self._first, self._total = done, done, total
         self._began = time.monotonic()
-        self._bar: Optional[Progress] = None
-        self._task: Optional[TaskID] = None
 
     def __enter__(self) -> SuiteProgress:
-        if is_interactive(sys.stderr) and self._done < self._total:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-            self._bar = Progress(
-                MofNCompleteColumn(),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[left]}", markup=False),
-                TextColumn("{task.description}", markup=False),
-                console=console(sys.stderr),
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=self._total, completed=self._done, left="")
-            self._bar.start()
+        if self._done < self._total:
+            columns = (COUNT, SHORT_BAR, "{task.fields[left]}", "{task.description}")
+            self._start(columns, self._total, completed=self._done, left="")
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
     def update(self, what: str, done: int, of: int, figures: str) -> None:
         """Progress within a row."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=printable(f"{what} {figures}"))
+        self._update(description=printable(f"{what} {figures}"))
 
     def row(self, done: int, total: int, row: Row) -> None:
         """A row has finished."""
         self._done = done
         left = self._left()
         line = f"[{done}/{total}] {row.id}: {_outcome(row)} ({units.duration(row.wall_s or 0.0)})"
-        if self._bar is not None and self._task is not None:
-            from rich.text import Text
-
-            self._bar.console.print(Text(printable(line)), soft_wrap=True)
-            self._bar.update(self._task, completed=done, left=left)
-        else:
-            note(line + (f", {left}" if left else ""))
+        # The bar itself says what is left.
+        self.line(line + (f", {left}" if left and self._bar is None else ""))
+        self._update(completed=done, left=left)
 
     def _left(self) -> str:
         finished = self._done - self._first

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import write_output
 from ipucnn.reports import units
-from ipucnn.reports.console import console, fact_table, is_interactive, note, plain_table
+from ipucnn.reports.console import (
+    BAR,
+    ELAPSED,
+    LEFT,
+    ProgressBar,
+    console,
+    fact_table,
+    note,
+    plain_table,
+)
 from ipucnn.text import printable
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
-
     from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
     from ipucnn.runs.recorder import RunEvent, Validated
     from ipucnn.runs.train import TrainingRun
@@ -49,53 +55,29 @@ def program_line(program: Program) -> str:
     return "; ".join(parts)
 
 
-class TrainProgress:
+class TrainProgress(ProgressBar):
     """A progress bar on a terminal; in a pipe one line per validation or execution."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._bar: Optional[Bar] = None
-        self._task: Optional[TaskID] = None
         self._execution = ""
-        if is_interactive(sys.stderr):
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}", markup=False),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(compact=True),
-                console=console(sys.stderr),
-                transient=True,
-            )
-            self._task = self._bar.add_task(
-                "", total=program.num_weight_updates, epoch="0", figures="compiling"
-            )
 
     def __enter__(self) -> TrainProgress:
-        if self._bar is not None:
-            self._bar.start()
+        columns = ("epoch {task.fields[epoch]}", BAR, "{task.fields[figures]}", ELAPSED, "left", LEFT)
+        self._start(columns, self._program.num_weight_updates, epoch="0", figures="compiling")
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def _epoch(self, weight_updates: int) -> str:
         return f"{weight_updates / self._program.weight_updates_per_epoch:.1f}/{self._program.num_epochs}"
 
     def progress(self, event: Progress) -> None:
         """Part of an execution is done."""
-        if self._bar is not None and self._task is not None:
-            speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
-            self._bar.update(
-                self._task,
-                completed=event.weight_updates,
-                epoch=self._epoch(event.weight_updates),
-                figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
-            )
+        speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
+        self._update(
+            completed=event.weight_updates,
+            epoch=self._epoch(event.weight_updates),
+            figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
+        )
 
     def execution(self, event: ExecutionFinished) -> None:
         """An execution is over; its line waits for a validation that may follow."""

@@ -15,7 +15,7 @@ from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
@@ -100,11 +100,6 @@ def check_supported(config: RunConfig) -> None:
     Raises:
         ConfigurationError: naming the option.
     """
-    if config.precision != "32.32" and not runs_on_ipus(config.device):
-        raise ConfigurationError(
-            f"--precision {config.precision}: 16-bit arithmetic is not built yet on the host",
-            "use --precision 32.32",
-        )
     for spec in SPECS:
         value = getattr(config, spec.name)
         if spec.refused and value != spec.default:
@@ -253,6 +248,7 @@ def network_options(
         ConfigurationError: an option the network can't have.
     """
     from ipucnn.models.build import BuildOptions, check_options
+    from ipucnn.planning.graphs.extract import check_weights_fit
 
     norm: Dict[str, Any] = dict(config.norm_layer)
     options = BuildOptions(
@@ -269,57 +265,8 @@ def network_options(
         seed=seed,
     )
     check_options(record, options)
-    _check_weights_fit(record, options)
+    check_weights_fit(record, options)
     return options
-
-
-def _check_weights_fit(record: ModelRecord, options: "BuildOptions") -> None:
-    """Refuses a network whose weights are more than the machine's memory, before anything is made of it.
-
-    How many weights there would be is estimated from the layer graph that is shipped: the weights of the last layer
-    grow with the number of classes, those of a layer that reads a flattened image with its area, and those of all
-    layers with the square of the base filters.
-
-    Raises:
-        InfeasibleError: naming both.
-    """
-    from ipucnn.models.build import BuildOptions
-
-    filters = (options.base_filters or 0) / record.builder_args.get("base_filters", 1)
-    pixels, own_pixels = (shape[0] * shape[1] for shape in (options.input_shape, record.input_shape))
-    if (
-        options.num_classes <= 10 * max(record.num_classes, 1000)
-        and filters <= 4
-        and pixels <= 16 * own_pixels
-    ):
-        return
-    from ipucnn.machine import host_memory_bytes
-    from ipucnn.planning.graphs.extract import known_graph
-
-    graph = known_graph(record, BuildOptions(record.input_shape, record.num_classes))
-    memory_bytes = host_memory_bytes()
-    if graph is None or not memory_bytes:
-        return
-    flattened = {layer.name for layer in graph.layers if layer.op_class == "reshape"}
-    last = [layer.name for layer in graph.layers if layer.num_parameters][-1]
-    num_weights = 0.0
-    for layer in graph.layers:
-        grown = max(1.0, filters) ** 2
-        if flattened & set(layer.inputs) and layer.op_class == "matmul":
-            grown *= pixels / own_pixels
-        if layer.name == last:
-            grown *= options.num_classes / record.num_classes
-        num_weights += grown * layer.num_parameters
-    # Four bytes each, and the network is made twice: as Keras has it, and with the layers exchanged.
-    needed_bytes = 8 * num_weights
-    if needed_bytes > memory_bytes:
-        height, width, channels = options.input_shape
-        raise InfeasibleError(
-            f"{record.name} for {options.num_classes} classes and images of {height}x{width}x{channels} has some "
-            f"{num_weights:.2g} weights, which take {needed_bytes / 2**30:.4g} GiB while it is made, and the machine "
-            f"has {memory_bytes / 2**30:.4g} GiB",
-            "lower the classes, --image-size or --base-filters",
-        )
 
 
 def learning_rates(config: RunConfig, program: Program) -> Callable[[np.ndarray], np.ndarray]:
@@ -516,8 +463,8 @@ def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
 
 
 def _half(config: RunConfig, layout: Layout) -> Lack:
-    # The SDK looks at gradients of 16 bits alone; without any it would double the scale up to its end.
-    return ("with --precision 32.32", "use --precision 16.16") if config.precision == "32.32" else None
+    # Nothing is rounded in 32 bits, and the SDK looks at gradients of 16 bits alone to find a loss scale.
+    return None if config.precision != "32.32" else ("in 32 bits", "use --precision 16.16 or 16.32")
 
 
 def _host_session(config: RunConfig, layout: Layout) -> Lack:
@@ -527,6 +474,8 @@ def _host_session(config: RunConfig, layout: Layout) -> Lack:
 RULES: Tuple[Rule, ...] = (
     Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
+    Rule("stochastic_rounding", _half, ipu_only=False),
+    Rule("nanoo", _half, ipu_only=False),
     Rule("auto_loss_scaling", _half, ipu_only=False),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),

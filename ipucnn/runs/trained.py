@@ -65,21 +65,19 @@ class TrainedSetup(Setup):
         fill: puts the weights into the built network.
         names: the names of the classes.  It may ask the network, and import TensorFlow.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
-        notes: how this machine computes otherwise than the one that trained the network, one line each.
     """
 
     summary: Dict[str, Any]
     fill: Callable[["KerasModel"], None]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
-    notes: Tuple[str, ...] = ()
 
     @property
     def warnings(self) -> List[str]:
         """What the user should know before the work begins, one line each."""
         from ipucnn.sessions.factory import device_warnings
 
-        return [*device_warnings(self.config.device), *self.source.info.warnings, *self.notes]
+        return [*device_warnings(self.config.device), *self.source.info.warnings]
 
     def build(self) -> "KerasModel":
         """The network with its weights (imports TensorFlow)."""
@@ -173,22 +171,17 @@ def _is_network(target: str) -> bool:
     return not exists(expand(target, "RUN")) and any(record.name == target for record in list_models())
 
 
-def _here(command: str, resolved: Resolved) -> Tuple[Resolved, Tuple[str, ...]]:
-    """The configuration as this machine runs it, checked, and a line for each thing that is not as in training."""
-    from ipucnn.sessions.factory import check_device, runs_on_ipus
+def _here(command: str, resolved: Resolved) -> Resolved:
+    """The configuration as this machine runs it, checked."""
+    from ipucnn.sessions.factory import check_device
 
-    config, notes = resolved.config, []
+    config = resolved.config
     if command == "infer":
         # A few images; how many replicas trained does not matter, and there may be fewer IPUs here.
         config = replace(config, num_replicas=1, validation_num_replicas=None)
-    saved = resolved.origins["precision"] != FLAG and config.precision != "32.32"
-    if saved and not runs_on_ipus(config.device):
-        # Weights in checkpoints are float32 in any case.
-        notes.append(f"--precision {config.precision} is for IPUs; computed in 32 bits here")
-        config = replace(config, precision="32.32")
     check_device(config.device)
     run_setup.check_supported(config)
-    return replace(resolved, config=config), tuple(notes)
+    return replace(resolved, config=config)
 
 
 def _refuse(flags: Mapping[str, Any], names: Tuple[str, ...], why: str, hint: str) -> None:
@@ -222,7 +215,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     if not reads_data:
         _refuse_data(flags)
     resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
-    resolved, notes = _here(command, resolved)
+    resolved = _here(command, resolved)
     seed = int(run.checkpoint.meta["seed"])
     if reads_data:
         setup, num_stored = _prepare(resolved, seed, run.input_shape)
@@ -241,7 +234,6 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         fill=run.fill,
         names=lambda: facts.class_names,
         num_stored=num_stored,
-        notes=notes,
     )
 
 
@@ -303,7 +295,7 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup
             f"{path} knows neither the names of its classes nor how its images were normalised",
             "name the data set it was trained on: --dataset mnist",
         )
-    resolved, notes = _here(named.command, resolve(named.command, named.flags, model=named.target))
+    resolved = _here(named.command, resolve(named.command, named.flags, model=named.target))
     setup, num_stored = _prepare(resolved, 0)
     run_setup.build_options(setup)
     return TrainedSetup(
@@ -312,7 +304,6 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup
         fill=lambda built: load_keras_weights(built, path),
         names=lambda: setup.source.info.class_names,
         num_stored=num_stored,
-        notes=notes,
     )
 
 
@@ -332,7 +323,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         # The weights are those of the network as published, whatever a preset trains.
         norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
-    resolved, notes = _here(command, resolved)
+    resolved = _here(command, resolved)
     if reads_data:
         setup, num_stored = _prepare(resolved, 0)
         _check_classes(
@@ -363,7 +354,6 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         fill=fill,
         names=class_names if not reads_data else lambda: setup.source.info.class_names,
         num_stored=num_stored,
-        notes=notes,
     )
 
 

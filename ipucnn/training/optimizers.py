@@ -9,7 +9,7 @@ state are rounded to 16 bits.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import Tensor, TfVariable
 from ipucnn.config.options import RunConfig
@@ -215,7 +215,11 @@ class Optimizer:
                 )
 
     def apply(
-        self, gradients: "Sequence[Tensor]", learning_rate: "Tensor", weight_update: "Tensor"
+        self,
+        gradients: "Sequence[Tensor]",
+        learning_rate: "Tensor",
+        weight_update: "Tensor",
+        rounded: "Optional[Callable[[List[Tensor]], List[Tensor]]]" = None,
     ) -> "List[Tensor]":
         """One weight update.
 
@@ -223,6 +227,8 @@ class Optimizer:
             gradients: one per variable, in their order.
             learning_rate: scalar float32 tensor.
             weight_update: scalar int tensor, updates done before this one (Adam's bias correction).
+            rounded: brings the new weights and state, float32, to the numbers that they are kept in; None: that is
+                float32.
 
         Returns:
             The operations, for control dependencies in graph mode.
@@ -231,6 +237,14 @@ class Optimizer:
 
         count = tf.cast(weight_update, tf.float32) + 1.0
         done: List[Tensor] = []
+        if rounded is not None:
+            found = [
+                pair
+                for index, gradient in enumerate(gradients)
+                for pair in self._new_values(index, gradient, learning_rate, count)
+            ]
+            values = rounded([value for _, value in found])
+            return [own.assign(value) for (own, _), value in zip(found, values)]
         for index, gradient in enumerate(gradients):
             done += self._apply(index, gradient, learning_rate, count)
         return done
@@ -359,6 +373,19 @@ class Optimizer:
         """:meth:`_apply` for a weight of 16 bits."""
         import tensorflow as tf
 
+        def rounded(value: "Tensor", dtype: "tf.DType") -> "Tensor":
+            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
+            return tf.cast(tf.clip_by_value(value, dtype.min, dtype.max), dtype)
+
+        found = self._new_values(index, gradient, learning_rate, count)
+        return [own.assign(rounded(value, own.dtype)) for own, value in found]
+
+    def _new_values(
+        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
+    ) -> "List[Tuple[TfVariable, Tensor]]":
+        """The state of a weight and the weight itself, each with what it becomes, computed in float32."""
+        import tensorflow as tf
+
         s, variable = self.settings, self._variables[index]
         weight, gradient, rate, count = (
             tf.cast(tf.convert_to_tensor(value), tf.float32)
@@ -369,13 +396,8 @@ class Optimizer:
         change, state = self._half_change(index, weight, gradient, rate, count)
         if s.weight_decay and s.name != "lars":
             change = change - rate * s.weight_decay * weight
-
-        def rounded(value: "Tensor", dtype: "tf.DType") -> "Tensor":
-            # What is too large becomes the largest number, as on IPUs without --fp-exceptions.
-            return tf.cast(tf.clip_by_value(value, dtype.min, dtype.max), dtype)
-
         slots = [(self.slots[f"{self._names[index]}/{slot}"], value) for slot, value in state.items()]
-        return [own.assign(rounded(value, own.dtype)) for own, value in [*slots, (variable, weight + change)]]
+        return [*slots, (variable, weight + change)]
 
     def _half_change(
         self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor", count: "Tensor"

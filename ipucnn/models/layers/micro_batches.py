@@ -14,7 +14,7 @@ norm's arithmetic.
 import contextlib
 import threading
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
@@ -51,6 +51,10 @@ class ExecutionContext:
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
     update_statistics: List[Tuple[KerasLayer, Tensor, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
+
+    def again(self) -> "ExecutionContext":
+        """The same pass from here on once more: the same random numbers, and statistics that count nowhere."""
+        return replace(self, batch_statistics=[], update_statistics=[], seed_slots=dict(self.seed_slots))
 
 
 _state = threading.local()
@@ -156,11 +160,16 @@ def _native_batch_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """One fused kernel per group, x (num_groups * b, h, w, channels)."""
-    parts = tf.split(x, num_groups) if num_groups > 1 else [x]
+    parts, gammas, betas = [x], [gamma], [beta]
+    if num_groups > 1:
+        # A copy of gamma and beta for each part: their gradients are then one sum over a stack.  Of a long sum of
+        # tensors TensorFlow's memory optimizer makes a temporary variable, which fails in a loop (AlreadyExistsError).
+        parts = tf.split(x, num_groups)
+        gammas, betas = (tf.unstack(tf.tile(v[tf.newaxis], [num_groups, 1])) for v in (gamma, beta))
     outputs, means, variances = [], [], []
-    for part in parts:
+    for part, own_gamma, own_beta in zip(parts, gammas, betas):
         y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            part, gamma, beta, epsilon=epsilon, is_training=True
+            part, own_gamma, own_beta, epsilon=epsilon, is_training=True
         )[:3]
         outputs.append(y)
         means.append(tf.stop_gradient(mean))

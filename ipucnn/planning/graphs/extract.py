@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 import ipucnn
-from ipucnn.errors import DataError, UserError
+from ipucnn.errors import DataError, InfeasibleError, UserError
 from ipucnn.filesystem import expand, make_folder, read_text, write_text
+from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
 from ipucnn.models.sources import code_digest
@@ -52,6 +53,50 @@ def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGra
     check_options(record, options)
     shipped = read_shipped(record, graph_key(record, options))
     return shipped if shipped is not None else _read_cached(record, options)
+
+
+def check_weights_fit(record: ModelRecord, options: BuildOptions) -> None:
+    """Refuses a network whose weights are more than the machine's memory, before anything is made of it.
+
+    How many weights there would be is estimated from the layer graph that is shipped: the weights of the last layer
+    grow with the number of classes, those of a layer that reads a flattened image with its area, and those of all
+    layers with the square of the base filters.
+
+    Raises:
+        InfeasibleError: naming both.
+    """
+    filters = (options.base_filters or 0) / record.builder_args.get("base_filters", 1)
+    pixels, own_pixels = (shape[0] * shape[1] for shape in (options.input_shape, record.input_shape))
+    if (
+        options.num_classes <= 10 * max(record.num_classes, 1000)
+        and filters <= 4
+        and pixels <= 16 * own_pixels
+    ):
+        return
+    graph = known_graph(record, BuildOptions(record.input_shape, record.num_classes))
+    memory_bytes = host_memory_bytes()
+    if graph is None or not memory_bytes:
+        return
+    flattened = {layer.name for layer in graph.layers if layer.op_class == "reshape"}
+    last = [layer.name for layer in graph.layers if layer.num_parameters][-1]
+    num_weights = 0.0
+    for layer in graph.layers:
+        grown = max(1.0, filters) ** 2
+        if flattened & set(layer.inputs) and layer.op_class == "matmul":
+            grown *= pixels / own_pixels
+        if layer.name == last:
+            grown *= options.num_classes / record.num_classes
+        num_weights += grown * layer.num_parameters
+    # Four bytes each, and the network is made twice: as Keras has it, and with the layers exchanged.
+    needed_bytes = 8 * num_weights
+    if needed_bytes > memory_bytes:
+        height, width, channels = options.input_shape
+        raise InfeasibleError(
+            f"{record.name} for {options.num_classes} classes and images of {height}x{width}x{channels} has some "
+            f"{num_weights:.2g} weights, which take {needed_bytes / 2**30:.4g} GiB while it is made, and the machine "
+            f"has {memory_bytes / 2**30:.4g} GiB",
+            "lower the classes, --image-size or --base-filters",
+        )
 
 
 def build_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:

@@ -7,6 +7,8 @@ from the infeed: accumulation step by accumulation step, replica by replica.  We
 TensorFlow function.
 """
 
+import contextlib
+import re
 import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
@@ -16,17 +18,18 @@ import tensorflow as tf
 
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable
-from ipucnn.compat import tf_variable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
-from ipucnn.models.names import named_weights
+from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
+from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
     DeviceInfo,
     MakeDataset,
+    NotFiniteError,
     Session,
     Stopped,
     TrainedPart,
@@ -114,9 +117,10 @@ class UpdateLoop:
     Args:
         model: functional Keras model with logits as output.
         program: batch arithmetic, with ``fused_micro_batches`` chosen.
-        optimizer: over ``trainable``.
+        optimizer: over the weights that are kept and trainable.
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
-        trainable: the tf.Variables the optimizer updates, in its order.
+        weights: the model's.
+        arithmetic: what is computed in.
         preprocessing: of the images that the iterator has.
 
     Attributes:
@@ -129,7 +133,8 @@ class UpdateLoop:
         program: Program,
         optimizer: Optimizer,
         loss: LossFunction,
-        trainable: Sequence[TfVariable],
+        weights: Weights,
+        arithmetic: Arithmetic,
         preprocessing: Preprocessing,
     ) -> None:
         self._model = model
@@ -137,19 +142,24 @@ class UpdateLoop:
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
-        self._trainable = list(trainable)
+        self._weights = weights
+        self._arithmetic = arithmetic
+        self._trainable = [weights.read[name] for name in weights.trainable]
+        recomputes = program.recomputation and program.num_stages > 1
+        self._network = None
+        if recomputes or not arithmetic.is_plain:
+            self._network = Network(model, program.pipeline_splits if recomputes else ())
         self._fused = program.fused_micro_batches
         self._chunks = program.num_micro_batches // self._fused
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
             self._scale = self.scaler.factor
-        weights = named_weights(model)
         norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
         moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
-                weights[f"{layer.name}/moving_mean"],
-                weights[f"{layer.name}/moving_variance"],
+                weights.kept[f"{layer.name}/moving_mean"],
+                weights.kept[f"{layer.name}/moving_variance"],
                 layer.momentum,
             )
             for layer in norms
@@ -200,8 +210,7 @@ class UpdateLoop:
         def body(c: Tensor, sums: List[List[Tensor]]) -> Tuple[Tensor, List[List[Tensor]]]:
             images = iterator.get_next()[0]
             context = self._context(c)
-            with execution_context(context):
-                self._model(self._unpack(images), training=True)
+            self._forward(self._unpack(images), context, Rounding(self._arithmetic))
             found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
             added = [
                 [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
@@ -233,16 +242,23 @@ class UpdateLoop:
     def _update(self, iterator: TfIterator, rate: Tensor, update: Tensor) -> Tuple[Tensor, Tensor]:
         """One weight update; returns its mean loss and accuracy."""
         total = float(self._program.num_micro_batches)
+        own = self._rounding_of_weights(update)
+        self._weights.copy(own)
         if self._chunks == 1:
             gradients, loss, hits = self._chunk(iterator, update, tf.constant(0, tf.int64))
         else:
             gradients, loss, hits = self._accumulate(iterator, update)
+        if not self._arithmetic.is_plain:
+            gradients = self._weights.round_gradients(gradients, self._rounding_of_gradients(update))
         if self.scaler is not None:
             gradients, beyond = self.scaler.unscaled(gradients)
             self.scaler.look(beyond, update)
         elif self._scale != 1.0:
             gradients = [g / self._scale for g in gradients]
-        self._optimizer.apply(gradients, rate, update)
+        rounded = None
+        if self._arithmetic.precision == "16.16":
+            rounded = lambda values: own.all(values, "the weights and the optimizer's state")  # noqa: E731
+        self._optimizer.apply(gradients, rate, update, rounded)
         return loss / total, hits / (total * self._program.micro_batch_size)
 
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
@@ -291,15 +307,20 @@ class UpdateLoop:
         context = self._context(update * self._chunks + chunk)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
-            with execution_context(context):
-                logits = self._model(images, training=True)
+            logits = self._forward(images, context, self._rounding_of_layers(update, chunk))
             losses = self._loss(logits, labels, self._fused, *weights)
-            objective = tf.reduce_sum(losses) * (self._gradient_weight() * self._scale)
+            share = self._gradient_weight()
+            # In 16 bits the gradients of layers must be those of a micro-batch, and a share of them would underflow.
+            objective = tf.reduce_sum(losses) * (
+                self._scale if self._arithmetic.is_half else share * self._scale
+            )
             if weights and self._program.gradient_accumulation_reduction_method == "sum":
                 objective = objective / self._padding_scale(update)
         gradients = tape.gradient(
             objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        if self._arithmetic.is_half:
+            gradients = [g * share for g in gradients]
         self._move_statistics(context, chunk)
         self._move_once(context, chunk)
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
@@ -307,6 +328,33 @@ class UpdateLoop:
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
         return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
+
+    def _forward(self, images: Tensor, context: ExecutionContext, rounding: Rounding) -> Tensor:
+        """The logits of a training pass."""
+        if self._network is not None:
+            return self._network(images, True, rounding, context)
+        with execution_context(context):
+            return self._model(images, training=True)
+
+    def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
+        """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
+        if self._arithmetic.stochastic_rounding != "ON":
+            return Rounding(self._arithmetic)
+        micro_batches = chunk * self._fused + tf.range(self._fused, dtype=tf.int64)
+        return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
+
+    def _rounding_of_gradients(self, update: Tensor) -> Rounding:
+        """That of the weights' gradients, which differ from replica to replica."""
+        if self._arithmetic.stochastic_rounding != "ON":
+            return Rounding(self._arithmetic)
+        return self._rounding_of_weights(update)
+
+    def _rounding_of_weights(self, update: Tensor) -> Rounding:
+        """That of what all replicas have in common: weights and the optimizer's state."""
+        if self._arithmetic.stochastic_rounding == "OFF":
+            return Rounding(self._arithmetic)
+        none_of_them = tf.constant([self._program.num_micro_batches], tf.int64)
+        return Rounding(self._arithmetic, streams(self._program.seed, update, none_of_them))
 
     def _padding_scale(self, update: Tensor) -> Tensor:
         """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
@@ -379,16 +427,28 @@ class UpdateLoop:
 class Evaluation:
     """``run(images, labels, weights)``: what one batch adds to the metrics; ``predict(images)``: logits."""
 
-    def __init__(self, model: KerasModel, loss: Optional[LossFunction], preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        model: KerasModel,
+        loss: Optional[LossFunction],
+        arithmetic: Arithmetic,
+        preprocessing: Preprocessing,
+    ) -> None:
+        network = None if arithmetic.is_plain else Network(model)
+
+        def forward(images: Tensor) -> Tensor:
+            images = preprocessing.unpack(images)
+            if network is None:
+                return model(images, training=False)
+            return network(images, False, Rounding(arithmetic))
+
         def sums(images: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
             assert loss is not None
-            logits = model(preprocessing.unpack(images), training=False)
+            logits = forward(images)
             return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
 
         self.run = tf.function(sums, autograph=False)
-        self.predict = tf.function(
-            lambda images: model(preprocessing.unpack(images), training=False), autograph=False
-        )
+        self.predict = tf.function(forward, autograph=False)
 
 
 class HostSession(Session):
@@ -405,6 +465,9 @@ class HostSession(Session):
         self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
+        self._arithmetic = Arithmetic.of(self._config)
+        self._precision = self._arithmetic.precision
+        self._weights: Optional[Weights] = None
         self.state = TrainState()
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
@@ -428,6 +491,8 @@ class HostSession(Session):
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
         """Chooses how many micro-batches to fuse, and makes the loop; with a data set it is traced as well."""
+        if program.precision != self._precision:
+            raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         if program.fused_micro_batches == 0:
             fused = choose_fused(
                 program.num_micro_batches,
@@ -440,16 +505,14 @@ class HostSession(Session):
         self.program = program
         self._schedule = schedule
         with tf.device(self.place):
-            weights = named_weights(model)
-            trained = {id(tf_variable(v)) for v in model.trainable_weights}
-            names = [name for name, v in weights.items() if id(v) in trained]
-            variables = [weights[name] for name in names]
-            opt = Optimizer(optimizer, variables, names)
-            self.state = TrainState(weights, opt.slots, 0)
-            self._loop = UpdateLoop(model, program, opt, loss, variables, self._preprocessing)
+            weights = self._weights = Weights(model, self._arithmetic)
+            names = weights.trainable
+            opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
+            self.state = TrainState(weights.kept, opt.slots, 0)
+            self._loop = UpdateLoop(model, program, opt, loss, weights, self._arithmetic, self._preprocessing)
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
-        self._evaluation = Evaluation(model, loss, self._preprocessing)
+        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
@@ -502,7 +565,7 @@ class HostSession(Session):
         rates = self._schedule(np.arange(first, first + num_weight_updates))
         started = time.perf_counter()
         try:
-            with tf.device(self.place):
+            with tf.device(self.place), _exceptions(first, first + num_weight_updates):
                 found = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
                 losses, hits = (values.numpy().tolist() for values in found)
         except tf.errors.ResourceExhaustedError:
@@ -521,14 +584,17 @@ class HostSession(Session):
 
     def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """A forward pass over the batches, in the loop that trains."""
-        assert self._loop is not None
+        assert self._loop is not None and self._weights is not None
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
-        with tf.device(self.place):
+        with tf.device(self.place), _exceptions():
+            self._weights.settle()
             self._loop.collect(iterator, tf.constant(num_updates))
+            self._weights.settle()
 
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
         """Traces the forward pass for batches of that shape."""
-        self._evaluation = Evaluation(model, None, self._preprocessing)
+        self.prepare_evaluation(model, None)
+        assert self._evaluation is not None
         started = time.perf_counter()
         images = tf.TensorSpec(batch_shape, self._preprocessing.transfer)
         with tf.device(self.place):
@@ -536,8 +602,10 @@ class HostSession(Session):
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Makes the functions that are traced in the first call."""
-        self._evaluation = Evaluation(model, loss, self._preprocessing)
+        """Makes the functions that are traced in the first call, and rounds the weights."""
+        with tf.device(self.place):
+            self._weights = Weights(model, self._arithmetic)
+        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing)
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
@@ -546,7 +614,8 @@ class HostSession(Session):
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
-        with tf.device(self.place):
+        with tf.device(self.place), _exceptions():
+            self._settle()
             for images, labels, weights in dataset:
                 interrupts.check()
                 if stop is not None and stop():
@@ -558,9 +627,35 @@ class HostSession(Session):
         """Logits of each element, computed as it is."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
-        with tf.device(self.place):
+        with tf.device(self.place), _exceptions():
+            self._settle()
             pack = self._preprocessing.pack
             return [self._evaluation.predict(pack(images)).numpy() for images in dataset]
+
+    def _settle(self) -> None:
+        """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""
+        assert self._weights is not None
+        self._weights.settle()
+
+
+@contextlib.contextmanager
+def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iterator[None]:
+    """Says where --fp-exceptions found one.
+
+    Args:
+        first, last: weight updates done before and after what runs; None: it is no training.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(rf"{EXCEPTION}(.*?) : Tensor had (\w+)", str(error))
+        if found is None:
+            raise
+        when = "" if last is None else f", in weight updates {(first or 0) + 1} to {last}"
+        raise NotFiniteError(
+            f"--fp-exceptions: {EXCEPTION}{found.group(1)}{when}: its result is too large, or no number",
+            "lower --loss-scaling or the learning rate, or drop --fp-exceptions; checkpoints written before are kept",
+        ) from None
 
 
 def _count_operations(graph: TfGraph) -> int:

@@ -23,7 +23,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models import layers as ours
-from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
+from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.names import INPUT_NAME, named_weights
 from ipucnn.sessions.poplar.device import Api, Preprocessing
 
@@ -437,34 +437,6 @@ def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariab
         value = source[name]
         value = value.numpy() if hasattr(value, "numpy") else value
         variable.assign(value.astype(variable.dtype.as_numpy_dtype))
-
-
-def layer_order(network: KerasModel) -> List[str]:
-    """Names of the network's steps in order: what splits refer to."""
-    blueprint: Blueprint = read_blueprint(network)
-    return [step.name for step in blueprint.steps]
-
-
-def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
-    """The stage of each layer of the network: a split opens the next one.
-
-    Args:
-        order: names of the layers in the order in which they run.
-        splits: layers that open stages 1, 2, ...
-
-    Raises:
-        ValueError: a split that is no layer of the network, or out of order.
-    """
-    stages, stage = {}, 0
-    remaining = list(splits)
-    for name in order:
-        if remaining and name == remaining[0]:
-            stage += 1
-            remaining.pop(0)
-        stages[name] = stage
-    if remaining:
-        raise ValueError(f"split {remaining[0]} is no layer of the network, or out of order")
-    return stages
 
 
 def assign_stages(model: KerasModel, order: Sequence[str], splits: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from ipucnn.aliases import KerasModel, Tensor, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
+from ipucnn.models.blueprint import layer_order
 from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
@@ -23,7 +24,6 @@ from ipucnn.sessions.poplar.model import (
     assign_stages,
     build_for_ipus,
     compute_type,
-    layer_order,
 )
 from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.poplar.validation import check_num_ipus, check_program, evaluation_replicas

@@ -1,0 +1,212 @@
+"""A network computed layer by layer, where a host does more than Keras' own forward pass, and its weights.
+
+- In 16 bits, what leaves a layer, and the gradient that comes back to it, is rounded; so is the image.
+- Under recomputation the activations of every pipeline stage but the last are forgotten, and computed again when the
+  gradient arrives (Chen et al. 2016, arXiv:1604.06174); the last stage's are still there, as on IPUs.
+
+A layer is one operation: its bias and its activation are computed before rounding.  Layers that move or drop numbers,
+or take the larger of them, leave float16's grid alone and are passed over; where several gradients meet they are added
+in float32 and rounded once.
+"""
+
+import contextlib
+import inspect
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.compat import tf_variable
+from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
+from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
+from ipucnn.models.names import named_weights
+from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
+
+_EXACT = (
+    "Concatenate", "Cropping2D", "Flatten", "GlobalMaxPooling2D", "MaxPooling2D", "Permute", "Reshape", "SubsamplePad",
+    "ZeroPadding2D",
+)  # fmt: skip
+
+
+def _is_exact(layer: KerasLayer) -> bool:
+    """Whether a layer gives numbers of float16's grid for numbers of that grid."""
+    kind, config = type(layer).__name__, layer.get_config()
+    if kind == "Activation":
+        return config["activation"] in ("linear", "relu")
+    if kind == "ReLU":
+        bound, slope, threshold = (config.get(k) or 0.0 for k in ("max_value", "negative_slope", "threshold"))
+        return not slope and all(float(np.float16(v)) == v for v in (bound, threshold))
+    if kind == "UpSampling2D":
+        return config["interpolation"] == "nearest"
+    return kind in _EXACT or (kind == "Dropout" and not config["rate"])
+
+
+class Network:
+    """A functional model of one input and one output.
+
+    Args:
+        model: whose layers are called.
+        splits: layers that open a stage whose forward pass is recomputed, but for the last; none: nothing is.
+    """
+
+    def __init__(self, model: KerasModel, splits: Sequence[str] = ()) -> None:
+        blueprint = read_blueprint(model)
+        self._input, self._output = blueprint.steps[0].name, blueprint.output
+        steps = blueprint.steps[1:]
+        stages = stages_by_layer([step.name for step in blueprint.steps], splits)
+        self._stages: List[List[Step]] = [[] for _ in range(len(splits) + 1)]
+        for step in steps:
+            self._stages[stages[step.name]].append(step)
+        self._layers = {step.name: model.get_layer(step.name) for step in steps}
+        self._exact = {name for name, layer in self._layers.items() if _is_exact(layer)}
+        self._takes_training = {
+            name
+            for name, layer in self._layers.items()
+            if "training" in inspect.signature(layer.call).parameters
+        }
+
+    def __call__(
+        self,
+        images: Tensor,
+        training: bool,
+        rounding: Rounding,
+        context: Optional[ExecutionContext] = None,
+    ) -> Tensor:
+        """The logits.
+
+        Args:
+            images: float32, in the network's range.
+            training: as Keras has it.
+            rounding: of what leaves each layer.
+            context: for layers that must know micro-batches.
+        """
+        # The host casts images before IPUs get them, always to nearest.
+        tensors = {self._input: rounding.images(images)}
+        for number, steps in enumerate(self._stages):
+            own = {step.name for step in steps}
+            sources = sorted({name for step in steps for name in step.inputs} - own)
+            later = {name for stage in self._stages[number + 1 :] for step in stage for name in step.inputs}
+            wanted = sorted(own & (later | {self._output}))
+
+            def stage(
+                inputs: Sequence[Tensor],
+                context: Optional[ExecutionContext],
+                steps: Sequence[Step] = steps,
+                sources: Sequence[str] = sources,
+                wanted: Sequence[str] = wanted,
+            ) -> List[Tensor]:
+                found = self._run(steps, dict(zip(sources, inputs)), training, rounding, context)
+                return [found[name] for name in wanted]
+
+            given = [tensors[name] for name in sources]
+            is_last = number == len(self._stages) - 1
+            outputs = stage(given, context) if is_last else _recomputed(stage, given, context)
+            tensors.update(zip(wanted, outputs))
+        return tensors[self._output]
+
+    def _run(
+        self,
+        steps: Sequence[Step],
+        tensors: Dict[str, Tensor],
+        training: bool,
+        rounding: Rounding,
+        context: Optional[ExecutionContext],
+    ) -> Dict[str, Tensor]:
+        """Adds the outputs of some layers to those of the layers before them."""
+        with contextlib.ExitStack() as stack:
+            if context is not None:
+                stack.enter_context(execution_context(context))
+            for step in steps:
+                inputs = [tensors[name] for name in step.inputs]
+                options = {"training": training} if step.name in self._takes_training else {}
+                output = self._layers[step.name](inputs[0] if len(inputs) == 1 else inputs, **options)
+                if step.name not in self._exact:
+                    output = rounding.layer_output(output, step.name)
+                tensors[step.name] = output
+        return tensors
+
+
+_Stage = Callable[[Sequence[Tensor], Optional[ExecutionContext]], List[Tensor]]
+
+
+def _recomputed(
+    stage: _Stage, inputs: Sequence[Tensor], context: Optional[ExecutionContext]
+) -> Sequence[Tensor]:
+    """The outputs of a stage, of which nothing but the inputs is kept for the backward pass."""
+    before = context.again() if context is not None else None
+
+    @tf.custom_gradient
+    def forget(*inputs: Tensor) -> Any:
+        def gradient(*upstream: Tensor, variables: Sequence[Any] = ()) -> Any:
+            # Not before the gradient is there; otherwise TensorFlow computes it at once, or merges it with the first.
+            with tf.control_dependencies(upstream):
+                again = [tf.identity(tensor) for tensor in inputs]
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch([*again, *variables])
+                    outputs = stage(again, before)
+                found = tape.gradient(
+                    outputs,
+                    [*again, *variables],
+                    output_gradients=list(upstream),
+                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                )
+            return found[: len(inputs)], found[len(inputs) :]
+
+        return stage(inputs, context), gradient
+
+    outputs = forget(*inputs)
+    return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+class Weights:
+    """A model's weights as the run keeps them, and as the layers read them.
+
+    They are the same variables, on float16's grid in 16.16.  In 16.32 the layers read a rounded copy of what is kept,
+    as on IPUs; but batch norm's, which its operation takes in float32.
+
+    Args:
+        model: with the initial weights.
+        arithmetic: of the session.
+    """
+
+    def __init__(self, model: KerasModel, arithmetic: Arithmetic) -> None:
+        read = named_weights(model)
+        norms = tuple(f"{x.name}/" for x in model.layers if isinstance(x, BatchNormalization))
+        self._precision = arithmetic.precision
+        # In the order of the network: of those that are rounded, which are read, and by name which are kept.
+        self.rounded = [
+            name
+            for name in read
+            if arithmetic.is_half and not (arithmetic.precision == "16.32" and name.startswith(norms))
+        ]
+        self._rounding = Rounding(arithmetic)
+        self.read = read
+        self.kept = dict(read)
+        if arithmetic.precision == "16.32":
+            self.kept.update({name: tf.Variable(read[name], trainable=False) for name in self.rounded})
+        trained = {id(tf_variable(v)) for v in model.trainable_weights}
+        self.trainable = [name for name, v in read.items() if id(v) in trained]
+        self.settle()
+
+    def settle(self) -> None:
+        """Rounds to nearest what the layers read: for whatever is no training."""
+        self._copy(self.rounded, self._rounding)
+
+    def copy(self, rounding: Rounding) -> None:
+        """Gives the layers what they read in one weight update, where that is not what is kept."""
+        if self._precision == "16.32":
+            self._copy([name for name in self.trainable if name in self.rounded], rounding)
+
+    def _copy(self, names: Sequence[str], rounding: Rounding) -> None:
+        kept = [tf.convert_to_tensor(self.kept[name]) for name in names]
+        for name, value in zip(names, rounding.all(kept, "the weights' copies")):
+            self.read[name].assign(value)
+
+    def round_gradients(self, gradients: Sequence[Tensor], rounding: Rounding) -> List[Tensor]:
+        """The gradients of the trainable weights, rounded where the weights that layers read are."""
+        chosen = [i for i, name in enumerate(self.trainable) if not self.rounded or name in self.rounded]
+        values = list(gradients)
+        for i, value in zip(chosen, rounding.all([values[i] for i in chosen], "the weights' gradients")):
+            values[i] = value
+        return values
