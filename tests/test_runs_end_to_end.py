@@ -274,7 +274,9 @@ def test_a_damaged_checkpoint_is_refused(trained, run, tmp_path):
     assert code == 3 and "damaged" in err
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code", [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, code):
     command = [
         sys.executable,
