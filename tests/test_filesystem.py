@@ -351,7 +351,7 @@ def test_names_of_streams_are_known_wherever_they_lead(here):
     for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "link", "second", f"/proc/{os.getpid()}/fd/1"):
         assert filesystem.is_written_to(here / name)
     (here / "file").write_text("a")
-    for name in ("file", "none", "/dev/stdoutx", f"/proc/{os.getppid()}/fdinfo/1"):
+    for name in ("file", "none", "/dev/stdoutx", f"/proc/{os.getpid()}/fdinfo/1"):
         assert not filesystem.is_written_to(here / name)
 
 
