@@ -106,8 +106,9 @@ def run(session, program, images, labels, rate=0.0, optimizer=("sgd", {"momentum
     return {name: value.numpy() for name, value in session.state.weights.items()}
 
 
-def on_host(program, images, labels, fused=0, **more):
-    return run(HostSession(CPU), program.with_fused(fused), images, labels, **more)
+def on_host(program, images, labels, fused=0, precision="32.32", **more):
+    config = dataclasses.replace(RunConfig(), precision=precision)
+    return run(HostSession(CPU, config=config), program.with_fused(fused), images, labels, **more)
 
 
 def on_ipus(program, images, labels, precision="32.32", **more):
@@ -198,11 +199,11 @@ def test_both_sessions_train_the_same_weights():
         np.testing.assert_allclose(ipus[name], host[name], rtol=0, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("precision", ["16.16", "16.32"])
-def test_statistics_of_16_bit_networks_are_kept_in_32_bits(precision):
+@pytest.mark.parametrize("session, precision", [(on_ipus, "16.16"), (on_ipus, "16.32"), (on_host, "16.16")])
+def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
     program = make_program(4, 2, 2, updates_per_epoch=UPDATES, precision=precision)
     images, labels = make_data(UPDATES * program.global_batch_size)
-    weights = on_ipus(program, images, labels, precision=precision)
+    weights = session(program, images, labels, precision=precision)
     assert_statistics(weights, numpy_loop(program, images, UPDATES), tolerance=2e-2)
     name = "norm0/moving_variance"
     assert np.any(weights[name] != weights[name].astype(np.float16))

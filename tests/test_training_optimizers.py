@@ -87,7 +87,7 @@ def test_the_loss_scale_is_that_of_a_numpy_loop(beyond, size):
 
 def session_on(name, program):
     if name == "host":
-        return HostSession(CPU)
+        return HostSession(CPU, config=dataclasses.replace(RunConfig(), precision=program.precision))
     config = dataclasses.replace(RunConfig(), num_replicas=program.num_replicas, precision=program.precision)
     return create_session("auto", config=config)
 
@@ -140,19 +140,28 @@ def test_both_sessions_scale_and_leave_no_update_out(name):
         np.testing.assert_array_equal(weights[key], expected[key], err_msg=key)
 
 
-def test_ipus_scale_in_16_bits():
-    program = scaled_program(8, precision="16.16")
+@pytest.mark.parametrize("name, precision", [("ipu", "16.16"), ("host", "16.16"), ("host", "16.32")])
+def test_the_scale_rises_in_16_bits(name, precision):
+    program = scaled_program(8, precision=precision)
     images, labels = data(8 * program.global_batch_size, 4)
     with installed():
-        weights, _, events = train(session_on("ipu", program), program, images, labels)
+        weights, _, events = train(session_on(name, program), program, images, labels)
     assert [event.loss_scaling for event in events] == [1, 2]
     assert all(np.isfinite(value).all() for value in weights.values())
 
 
-@pytest.mark.parametrize("name", ["host", pytest.param("ipu", marks=pytest.mark.slow)])
-def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name):
+@pytest.mark.parametrize(
+    "name, precision",
+    [
+        ("host", "16.32"),
+        pytest.param("host", "16.16", marks=pytest.mark.slow),
+        pytest.param("host", "32.32", marks=pytest.mark.slow),
+        pytest.param("ipu", "32.32", marks=pytest.mark.slow),
+    ],
+)
+def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name, precision):
     """Images so bright that gradients times 64 are beyond 2**13, times 16 no more."""
-    whole = scaled_program(24, replicas=1)
+    whole = scaled_program(24, replicas=1, precision=precision)
     images, labels = data(24 * whole.global_batch_size, 4)
     images = images * np.float32(40.0)
     start = make_model("none", 3)
@@ -163,7 +172,7 @@ def test_large_gradients_halve_the_scale_and_a_run_goes_on_with_it(name):
         scales = [event.loss_scaling for event in first[2]]
         assert scales[-1] < 4096 and scales[0] == 4096 and scales[1] == 2048
         # From the middle between two looks on.
-        part = scaled_program(12, replicas=1)
+        part = scaled_program(12, replicas=1, precision=precision)
         middle = train(session_on(name, part), part, images, labels, (weights, slots, 0))
         assert middle[1]["loss_scale/beyond"] > 0
         rest = train(session_on(name, whole), whole, images, labels, (*middle[:2], 12))

@@ -3,6 +3,7 @@
 from ipucnn.commands.run_arguments import read_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
+from ipucnn.errors import ConfigurationError
 
 
 def _settle(resolved: Resolved) -> Resolved:
@@ -19,10 +20,14 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     configuration, metrics, checkpoints and report.
     """
     from ipucnn.reports.console import note
-    from ipucnn.reports.train import FoldsDisplay, RunDisplay
+    from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
     from ipucnn.runs.start import is_cross_validation
 
     if is_cross_validation(resolved):
+        if resolved.config.dry_run:
+            raise ConfigurationError(
+                "--dry-run shows one run, and --kfold trains several", "drop --kfold and --fold"
+            )
         from ipucnn.runs.kfold import CrossValidation
 
         validation = CrossValidation(resolved, verbose, note)
@@ -34,6 +39,9 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.runs.train import TrainingRun
 
     run = TrainingRun(resolved, verbose)
+    if resolved.config.dry_run:
+        show_dry_run(run, json_output)
+        return
     with RunDisplay(run) as display:
         for event in run.events():
             display.show(event)

@@ -54,6 +54,20 @@ class General:
         None, "Run folder to create.", metavar="DIR", default_text="runs/MODEL-DATASET[-N]"
     )
     overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False)
+    dry_run: bool = option(
+        False,
+        "Check everything, print what the run would do, and end: nothing is trained, and there is no run folder.",
+        in_yaml=False,
+        commands=TRAIN,
+    )
+    plot_schedule: Optional[str] = option(
+        None,
+        "With --dry-run, a picture (.png or .svg) of the learning rate over weight updates and epochs.",
+        metavar="FILE",
+        in_yaml=False,
+        commands=TRAIN,
+        default_text="none",
+    )
     resume: bool = option(
         False,
         "Continue the run in --run-dir (else the latest of this model and data set) from its newest good "

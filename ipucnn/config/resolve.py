@@ -298,6 +298,8 @@ RESUMABLE = (
     "run_dir",
     "resume",
     "overwrite",
+    "dry_run",
+    "plot_schedule",
     "checkpoint_dir",
     "checkpoint_input_dir",
     "num_epochs",

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.config.resolve import RUN_ORIGIN
+from ipucnn.filesystem import write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -193,6 +194,31 @@ class RunDisplay:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
             print_report(report, folder, neighbours)
+
+
+def show_dry_run(run: TrainingRun, as_json: bool) -> None:
+    """What a run would do, and the picture of its learning rate if that was asked for.
+
+    Raises:
+        DataError: the picture cannot be written.
+    """
+    from ipucnn.reports.dry_run import draw_schedule, print_plan_of_run, save_schedule
+
+    if run.is_silent:
+        return
+    _introduce(run)
+    config, path = run.resolved.config, run.schedule_picture
+    report = run.plan_of_run()
+    if path is not None:
+        warmup = config.lr_warmup_params
+        ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epoch(s)" if warmup else ""
+        stairs = ", constant within an epoch" if config.lr_staircase else ""
+        title = f"{run.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
+        figure = draw_schedule(run.schedule, run.program, title)
+        suffix = path.suffix.lower() if path.suffix else ".png"
+        write_output(path, lambda temporary: save_schedule(figure, temporary, suffix))
+        note(f"picture of the learning rate: {path}")
+    print_plan_of_run(report, as_json)
 
 
 class FoldsDisplay:

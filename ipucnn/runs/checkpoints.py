@@ -18,14 +18,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, entries, exists, expand, is_file, is_folder, kind_of
 from ipucnn.models.registry import get_model
-from ipucnn.runs.folder import (
-    BEST,
-    CHECKPOINTS,
-    FOLDS,
-    LAST,
-    RunFolder,
-    is_checkpoint_name,
-)
+from ipucnn.runs.folder import BEST, CHECKPOINTS, FOLDS, LAST, RunFolder, is_checkpoint_name
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 from ipucnn.training.program import Program

@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
+import numpy as np
+
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import exists, expand
+from ipucnn.filesystem import check_output, exists, expand, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
@@ -117,12 +119,53 @@ class TrainingRun:
                 "`ipucnn models --json` lists keras_application for the networks that have them",
             )
         run_setup.check_compile_only(config)
+        self.schedule_picture = _schedule_picture(config)
         both = origins["ipus"] == "flag" == origins["num_replicas"]
         if both and make_layout(config).batching.num_replicas != config.num_replicas:
             raise ConfigurationError(
                 f"--ipus {config.ipus} and --num-replicas {config.num_replicas} contradict each other",
                 "give one of them",
             )
+
+    def plan_of_run(self) -> Dict[str, Any]:
+        """What the run would do, as plain values: network, data, device, folder, program, and learning rates.
+
+        Raises:
+            MissingError: the device is not here.
+        """
+        from ipucnn.sessions.factory import create_session, runs_on_ipus
+
+        p, config, settings = self.program, self.setup.config, self.optimizer
+        device = f"{p.num_ipus} IPU(s)"
+        if not runs_on_ipus(config.device):
+            found = create_session(config.device, verbose=self.verbose, config=config).device
+            device = f"{found.kind.upper()}: {found.name}"
+        rates = self.schedule(np.arange(p.num_weight_updates))
+        parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
+        decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
+        l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
+        return {
+            "model": self.setup.record.name,
+            "input_shape": list(self.setup.input_shape),
+            "dataset": {
+                "name": self.info.name,
+                "train": self.info.num_train,
+                "evaluation": self.info.num_eval,
+                "classes": self.info.num_classes,
+            },
+            "device": device,
+            "run_dir": str(self.folder.path),
+            "seed": self.seed,
+            "optimizer": f"{settings.name} ({parameters}){decay}{l2}",
+            "learning_rate": {
+                "schedule": config.lr_schedule,
+                "first": float(rates[0]),
+                "largest": float(rates.max()),
+                "last": float(rates[-1]),
+            },
+            "warnings": self.warnings,
+            "program": p.to_dict(),
+        }
 
     @property
     def is_silent(self) -> bool:
@@ -358,6 +401,32 @@ class TrainingRun:
             return
         path = expand(weights, "--weights")
         self.fresh_weights = len(checkpoints.load_starting_weights(model, path))
+
+
+def _schedule_picture(config: RunConfig) -> Optional[Path]:
+    """Where ``--plot-schedule`` goes.
+
+    Raises:
+        ConfigurationError: without ``--dry-run``, with ``--compile-only``, or a name of another kind.
+        DataError: nothing can be written there.
+    """
+    if config.dry_run and config.compile_only:
+        raise ConfigurationError("--dry-run compiles nothing, and --compile-only does", "drop one of them")
+    if config.plot_schedule is None:
+        return None
+    if not config.dry_run:
+        raise ConfigurationError(
+            "--plot-schedule draws the learning rate without training, and --dry-run is not given",
+            "add --dry-run",
+        )
+    path = expand(config.plot_schedule, "--plot-schedule")
+    if not is_written_to(path) and path.suffix.lower() not in (".png", ".svg"):
+        raise ConfigurationError(
+            f"--plot-schedule {config.plot_schedule} has no ending that tells of a picture",
+            "use a name that ends in .png or .svg",
+        )
+    check_output(path, "--plot-schedule")
+    return path
 
 
 def _own_folder(instances: Instances, folder: RunFolder) -> RunFolder:

@@ -1,0 +1,127 @@
+"""What ``ipucnn train --dry-run`` shows: what the run would do, and the curve of its learning rate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+import numpy as np
+
+from ipucnn.reports.console import console, fact_table, note
+from ipucnn.text import printable
+from ipucnn.training.program import Program
+from ipucnn.training.schedules import Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# A curve has at most about so many points: more than a picture has columns.
+_POINTS = 20_000
+# Up to so many points are drawn as such.
+_SEPARATE = 60
+
+
+def print_plan_of_run(report: Dict[str, Any], as_json: bool) -> None:
+    """What a run would do, on stdout.
+
+    Args:
+        report: ``TrainingRun.plan_of_run``.
+        as_json: as JSON.
+    """
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    rows = [(name, printable(value)) for name, value in _rows(report, Program.from_dict(report["program"]))]
+    console(sys.stdout).print(fact_table(rows))
+    note("nothing was trained or written: --dry-run")
+
+
+def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
+    data, rates = report["dataset"], report["learning_rate"]
+    size = "x".join(map(str, report["input_shape"]))
+    rows = [
+        ("network", f"{report['model']}, input {size}, {data['classes']} classes"),
+        ("data set", f"{data['name']}: {data['train']} train, {data['evaluation']} evaluation"),
+        ("device", report["device"]),
+        ("run folder", report["run_dir"]),
+        (
+            "global batch",
+            f"{p.global_batch_size} = micro-batch {p.micro_batch_size} x {p.gradient_accumulation_count} accumulated "
+            f"x {p.num_replicas} replica(s)",
+        ),
+        ("weight updates", f"{p.weight_updates_per_epoch} per epoch x {p.num_epochs} epoch(s)"),
+        ("executions", f"{p.num_executions} of {p.weight_updates_per_execution} weight update(s)"),
+        ("logs", f"after every {_times(p.executions_per_log)}"),
+        ("validation", _events(p.executions_per_validation)),
+        ("checkpoints", _events(p.executions_per_checkpoint)),
+    ]
+    if p.first_checkpoint_execution > 1 and p.executions_per_checkpoint:
+        rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution} on")
+    if p.num_stages > 1:
+        opened = ", ".join(p.pipeline_splits) or "layers that the planner chooses"
+        rows.append(("pipeline", f"{p.num_stages} stages ({p.pipeline_schedule}) opened by {opened}"))
+    if p.num_ipus > 1:
+        rows.append(("IPUs", f"{p.num_ipus}, {p.ipus_per_replica} for each replica"))
+    scale = f", loss scale {p.loss_scaling:g}" if p.loss_scaling else ""
+    rows += [
+        ("precision", p.precision + (", automatic loss scale" if p.auto_loss_scaling else scale)),
+        ("optimizer", report["optimizer"]),
+        (
+            "learning rate",
+            f"{rates['schedule']}: {rates['first']:.6g} at first, at most {rates['largest']:.6g}, {rates['last']:.6g} "
+            "at last",
+        ),
+    ]
+    return rows
+
+
+def _times(count: int) -> str:
+    return "execution" if count == 1 else f"{count} executions"
+
+
+def _events(executions: int) -> str:
+    return f"after every {_times(executions)}" if executions else "none"
+
+
+def schedule_curve(schedule: Schedule, num_weight_updates: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Weight updates (from 0) and their learning rates; of a long run some, evenly spaced, the last among them."""
+    points = min(num_weight_updates, _POINTS)
+    updates = np.unique(np.linspace(0, num_weight_updates - 1, points).round().astype(np.int64))
+    return updates, schedule(updates)
+
+
+def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
+    """The learning rate over weight updates, with epochs above."""
+    from ipucnn.sessions.host.environment import import_matplotlib
+
+    import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    updates, rates = schedule_curve(schedule, program.num_weight_updates)
+    figure = Figure(figsize=(8.0, 4.8), dpi=120)
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    few = len(updates) <= _SEPARATE
+    axis.plot(updates, rates, color="#0072b2", linewidth=1.8, marker="o" if few else None, markersize=4)
+    # Room at the sides, so that points at the edges are whole; from 0, so that heights can be compared.
+    margin = max(0.5, 0.01 * program.num_weight_updates)
+    axis.set_xlim(-margin, program.num_weight_updates - 1 + margin)
+    axis.set_ylim(0, 1.06 * float(np.max(rates)) or 1.0)
+    axis.set_xlabel(f"weight update (of {program.num_weight_updates:,})")
+    axis.set_ylabel("learning rate")
+    axis.grid(alpha=0.3)
+    per_epoch = float(program.weight_updates_per_epoch)
+    above = axis.secondary_xaxis("top", functions=(lambda x: x / per_epoch, lambda x: x * per_epoch))
+    above.set_xlabel("epoch")
+    axis.set_title(title.replace("$", r"\$"), fontsize=11)
+    figure.tight_layout()
+    return figure
+
+
+def save_schedule(figure: Figure, path: Path, suffix: str) -> None:
+    """Writes a figure as ``.png`` or ``.svg``, whatever the file's name."""
+    metadata = {"Date": None} if suffix == ".svg" else None
+    figure.savefig(str(path), format=suffix.lstrip("."), metadata=metadata)

@@ -1,0 +1,149 @@
+"""``ipucnn train --dry-run``: the program and the learning rate's curve; nothing is trained or left behind."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from ipucnn import cli
+from ipucnn.config.options import RunConfig
+from ipucnn.reports.dry_run import draw_schedule, schedule_curve
+from ipucnn.runs.setup import learning_rates
+from ipucnn.training.program import make_program
+
+DIGITS = ["lenet", "--dataset", "digits", "--device", "cpu", "--seed", "3", "--num-epochs", "2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", *DIGITS, *arguments])
+    return (ended.value.code or 0, *capsys.readouterr())
+
+
+def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
+    code, out, err = run(
+        capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "100", "--ckpts-per-epoch", "4"
+    )
+    assert code == 0, err
+    assert "run folder" in out and "runs/lenet-digits" in out.replace("\n", "")
+    assert "global batch" in out and "12 per epoch x 2 epoch(s)" in out
+    assert "8 of 3 weight update(s)" in out and "after every 4 executions" in out
+    assert "CPU" in out and "nothing was trained or written" in err
+    assert list(here.iterdir()) == []
+
+
+def test_the_program_is_that_of_the_run(capsys, here):
+    code, out, _ = run(capsys, "--dry-run", "--json", "--limit-train", "64", "--run-dir", "there")
+    report = json.loads(out)
+    assert code == 0 and report["run_dir"].endswith("there") and report["seed"] == 3
+    config = dataclasses.replace(RunConfig(), num_epochs=2)
+    assert report["program"]["num_epochs"] == make_program(config, 64, seed=3).num_epochs
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["--plot-schedule", "lr.png"], 2, "--dry-run is not given"),
+        (["--dry-run", "--plot-schedule", "lr.txt"], 2, "no ending that tells of a picture"),
+        (["--dry-run", "--plot-schedule", "absent/lr.png"], 3, "absent"),
+        (["--dry-run", "--kfold", "3"], 2, "--kfold trains several"),
+        (["--dry-run", "--micro-batch-size", "100000"], 2, "larger than the training set"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(capsys, here, arguments, code, message):
+    found, out, err = run(capsys, *arguments)
+    assert (found, out) == (code, "") and message in " ".join(err.split()) and "hint:" in err
+    assert list(here.iterdir()) == []
+
+
+def test_a_picture_and_nothing_else(capsys, here):
+    code, _, err = run(capsys, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
+    assert code == 0 and "lr.png" in err
+    (path,) = here.iterdir()
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+# --- values, in epochs of E weight updates, by the formulas alone
+
+
+E, EPOCHS, BATCH = 7, 6, 10
+
+
+def const(x):
+    return 0.2 + 0 * x
+
+
+def cosine(x):
+    return 0.2 * 0.5 * (1 + np.cos(np.pi * np.minimum(x, 4 * E) / (4 * E)))
+
+
+def polynomial(x):
+    left = 1 - np.minimum(x, 4 * E) / (4 * E)
+    return 0.02 + (0.2 - 0.02) * left**2
+
+
+def exponential(x):
+    return 0.2 * 0.5 ** (x / (2 * E))
+
+
+def stepped(x):
+    # The weight update of a boundary still has the value before it.
+    return np.where(x <= 2 * E, 0.3, np.where(x <= 4 * E, 0.1, 0.01))
+
+
+RATE = {"initial_learning_rate": 0.02}  # per sample
+SCHEDULES = {
+    "const": (RATE, const),
+    "cosine": ({**RATE, "epochs_to_total_decay": 4}, cosine),
+    "polynomial": (
+        {**RATE, "epochs_to_total_decay": 4, "end_learning_rate_ratio": 0.1, "power": 2},
+        polynomial,
+    ),
+    "exponential": ({**RATE, "epochs_to_decay": 2, "decay_rate": 0.5}, exponential),
+    "stepped": ({"boundaries": [2, 4], "values": [0.3, 0.1, 0.01]}, stepped),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("mode", [None, "shift", "mask"])
+@pytest.mark.parametrize("staircase", [False, True])
+def test_the_curve_is_the_closed_form(name, mode, staircase):
+    """What the line of the picture goes through, point by point."""
+    parameters, formula = SCHEDULES[name]
+    config = dataclasses.replace(
+        RunConfig(),
+        micro_batch_size=BATCH,
+        num_epochs=EPOCHS,
+        lr_schedule=name,
+        lr_schedule_params=parameters,
+        lr_warmup_params=mode and {"warmup_mode": mode, "warmup_epochs": 1.5},
+        lr_staircase=staircase,
+    )
+    program = make_program(config, E * BATCH, seed=0)
+    line = draw_schedule(learning_rates(config, program), program, "title").axes[0].get_lines()[0]
+    updates = np.arange(E * EPOCHS)
+    np.testing.assert_array_equal(line.get_xdata(), updates)
+    x = (updates // E * E if staircase else updates).astype(float)
+    ramp = int(1.5 * E) if mode else 0
+    rising = (x + 1) / (ramp + 1)
+    if mode == "shift":
+        expected = np.where(x < ramp, formula(0 * x) * rising, formula(np.maximum(x - ramp, 0)))
+    else:
+        expected = np.where(x < ramp, formula(x) * rising, formula(x))
+    np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_long_run_is_drawn_from_its_first_to_its_last_weight_update():
+    updates, rates = schedule_curve(lambda at: np.asarray(at) * 2.0, 1_000_000)
+    assert len(updates) <= 20_000 and (updates[0], updates[-1]) == (0, 999_999)
+    np.testing.assert_array_equal(rates, updates * 2.0)
