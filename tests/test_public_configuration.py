@@ -104,6 +104,7 @@ FURTHER = (
         "sweep",
     ),
     "target-accuracy",
+    "auto-loss-scaling",
 )
 
 
@@ -199,7 +200,7 @@ def test_every_entry_plans_on_its_system(run, name):
 
 
 EXAMPLES = """
---model cifar_resnet8 --wandb --num-epochs 11 --precision 16.16 --micro-batch-size 32 --dataset-path /localdata/datasets/
+--model cifar_resnet8 --wandb --num-epochs 11 --precision 16.16 --micro-batch-size 32 --dataset-path /data/
 --model-name cifar_resnet8 --pipeline-splits conv2_block1_post_addition_relu conv3_block1_post_addition_relu conv4_block1_post_addition_relu --device-mapping 0 1 2 3 --gradient-accumulation-count 8 --recomputation True
 {base} --num-epochs 6 --logs-per-epoch 1
 {base} --num-epochs 6 --logs-per-epoch 2
@@ -209,7 +210,7 @@ EXAMPLES = """
 {base} --num-epochs 5 --logs-per-epoch 0.5
 {base} --num-epochs 6 --logs-per-epoch 0
 --accelerator-side-preprocess True --eight-bit-transfer True
---accelerator-side-preprocess False --dataset gc-imagenet --dataset-path /localdata/datasets/imagenet-data --gradient-accumulation-count 8 --micro-batch-size 8
+--accelerator-side-preprocess False --dataset gc-imagenet --dataset-path /data/imagenet-data --gradient-accumulation-count 8 --micro-batch-size 8
 """.strip().format(  # noqa: E501
     base="--model cifar_resnet8 --precision 16.16 --micro-batch-size 8 --validation False --half-partials True "
     "--gradient-accumulation 8"

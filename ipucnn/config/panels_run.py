@@ -326,8 +326,9 @@ class Evaluation:
     )
     sweep: bool = option(
         False,
-        "Accepted for files of the public application, with a warning: what a sweep compares is in every report.json.",
+        "Accepted for files of the public application, with a warning.",
         commands=TRAIN,
+        warning="sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl",
     )
     wandb: bool = option(
         False,

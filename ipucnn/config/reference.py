@@ -37,6 +37,8 @@ def effects(spec: OptionSpec) -> Tuple[str, str]:
     """What a run on the host and one on IPUs make of an option, in a word or two."""
     if spec.refused is not None:
         return "refused", "refused"
+    if spec.warning:
+        return "a warning", "a warning"
     return "acts" if spec.host_effect else "none", "acts" if spec.ipu_effect else "none"
 
 

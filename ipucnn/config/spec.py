@@ -78,6 +78,7 @@ class OptionSpec:
         default_text: how the reference describes a default of None.
         refused: what this version does not do, and what there is instead, for an option of the public application that
             a configuration may hold and no run accepts; None for all others.
+        warning: all that a run makes of an option of that application, to be said once; "" for all others.
     """
 
     name: str
@@ -102,6 +103,7 @@ class OptionSpec:
     in_yaml: bool = True
     default_text: str = ""
     refused: Optional[Tuple[str, str]] = None
+    warning: str = ""
 
     def __post_init__(self) -> None:
         lower, upper = (self.minimum, self.above), (self.maximum, self.below)

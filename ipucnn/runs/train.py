@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
@@ -187,10 +187,9 @@ class TrainingRun:
         from ipucnn.sessions.factory import runs_on_ipus
 
         lines = [*self.info.warnings, *self.program.warnings]
-        if self.resolved.config.sweep:
-            lines.append(
-                "sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl"
-            )
+        lines += [
+            s.warning for s in SPECS if s.warning and getattr(self.resolved.config, s.name) != s.default
+        ]
         lines += plan_differences(self.resolved, self.program, self.setup.input_shape, self.info.num_classes)
         if self.program.samples_discarded_per_epoch:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
