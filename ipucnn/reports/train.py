@@ -45,7 +45,8 @@ def program_line(program: Program) -> str:
         f"global batch {program.global_batch_size} = micro-batch {program.micro_batch_size} x "
         f"{program.gradient_accumulation_count} accumulated x {program.num_replicas} replica(s)",
         f"{program.weight_updates_per_epoch} weight updates per epoch x {program.num_epochs} epoch(s)",
-        f"{program.num_executions} execution(s) of {program.weight_updates_per_execution}",
+        f"{program.num_executions} execution(s) of {program.weight_updates_per_execution}"
+        + (f", a log after every {program.executions_per_log}" if program.executions_per_log > 1 else ""),
     ]
     if program.num_stages > 1:
         opened = ", ".join(program.pipeline_splits) or "layers that the planner chooses"
