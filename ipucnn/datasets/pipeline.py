@@ -7,14 +7,14 @@ A run that was cut anywhere, or that changes how many micro-batches it fuses, se
 
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, read_file
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples
 from ipucnn.datasets.hashing import ORDER, chain, stream_state
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
 from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen
@@ -236,33 +236,6 @@ def eval_batches(
         batches = _map(batches, finish, parallel)
         batches = batches.apply(tf.data.experimental.assert_cardinality(num_batches))
     return batches.prefetch(_prefetch(batch_size, input_shape))
-
-
-def load_images(
-    paths: Sequence[str], info: DatasetInfo, *, input_shape: InputShape, input_range: str
-) -> np.ndarray:
-    """float32 [n, *input_shape]: image files as :func:`eval_batches` would deliver them.
-
-    For a set of one image size, a file of another size is brought to that size first (its centre, in the
-    set's aspect), as every image the network was trained on had it; a file of that size gives the same bytes
-    as the stored image.  For image folders the file goes through the same resize and centre crop.
-    EXIF orientation is applied.  Raises DataError for a file that is absent or no image.
-    """
-    if not paths:
-        return np.zeros((0, *input_shape), np.float32)
-    height, width, channels = info.image_shape
-    loaded = []
-    for path in paths:
-        data, origin = read_file(str(path)), f"image {path}"
-        if height is None or width is None:
-            image = image_files.decode_for_eval(
-                data, origin, input_shape[:2], channels, info.max_image_pixels
-            )
-        else:
-            image = image_files.decode_to_size(data, origin, (height, width), channels, info.max_image_pixels)
-        sized = prepare_size(image[np.newaxis], input_shape)
-        loaded.append(prepare_range(sized, input_shape, input_range, info).numpy()[0])
-    return np.stack(loaded)
 
 
 def constant_batch(batches: tf.data.Dataset) -> tf.data.Dataset:

@@ -197,7 +197,12 @@ def images_of_subset(
 def _reader(
     load: Callable[[], bytes], name: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
 ) -> Callable[[], np.ndarray]:
-    """Decodes as ``ipucnn.datasets.pipeline.load_images`` does."""
+    """Decodes a file as every image that the network was trained on was decoded.
+
+    For a set of one image size, a file of another size is brought to that size first (its centre, in the set's
+    aspect); a file of that size gives the same bytes as the stored image.  For image folders the file goes through the
+    same resize and centre crop.  EXIF orientation is applied.
+    """
     height, width, channels = info.image_shape
     origin = f"image {printable(name)}"
 

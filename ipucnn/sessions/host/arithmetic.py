@@ -20,7 +20,6 @@ import tensorflow as tf
 from ipucnn.aliases import Tensor
 from ipucnn.config.options import RunConfig
 
-MAX_FINITE = 65504.0
 # Bits of float32 numbers.
 _SIGN, _REST = -(2**31), 2**31 - 1
 _INFINITY, _NOT_A_NUMBER = 0x7F800000, 0x7FC00000
