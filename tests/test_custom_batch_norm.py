@@ -209,6 +209,19 @@ def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
     assert np.any(weights[name] != weights[name].astype(np.float16))
 
 
+def test_looking_at_a_network_leaves_its_statistics_as_they_are():
+    """Evaluation rounds what layers read; nothing measures these statistics anew, so they must not be rounded."""
+    config = dataclasses.replace(RunConfig(), precision="16.16", nanoo=True)
+    made = create_session("cpu", config=config)
+    model = make_model()
+    made.prepare_evaluation(model, None)
+    variance = named_weights(model)["norm0/moving_variance"]
+    value = np.full(variance.shape, 100_000.123, np.float32)
+    variance.assign(value)
+    made.predict([np.zeros((2, SIDE, SIDE, CHANNELS), np.float32)])
+    assert variance.numpy().tobytes() == value.tobytes()
+
+
 def test_outside_of_a_session_each_batch_is_a_weight_update():
     model = make_model()
     images, _ = make_data(4)

@@ -374,6 +374,13 @@ def test_exceptions_say_where(monkeypatch, tmp_path, capfd):
         train(session, *make_data(16))
 
 
+def test_weights_that_are_too_large_are_told_of_before_anything_is_computed():
+    model = make_model()
+    model.layers[-1].set_weights([weight * 0 + 1e6 for weight in model.layers[-1].get_weights()])
+    with pytest.raises(NotFiniteError, match="the weights as layers read them"):
+        session_of("16.16", fp_exceptions=True).prepare_evaluation(model, None)
+
+
 # --- recomputation
 
 

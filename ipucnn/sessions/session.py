@@ -226,7 +226,7 @@ class Session:
     state: TrainState
     # Whether each weight update has a loss of its own; on IPUs an execution has one for all of its weight updates.
     _has_loss_of_each_update: bool = True
-    # Of the weights on the device: the host keeps moving statistics in 32 bits whatever the option says.
+    # In 16.16 the device keeps batch norm's moving statistics in 16 bits, so that they are measured anew.
     _precision: str = "32.32"
     _schedule: Schedule
     first_update_s: float = 0.0
@@ -342,9 +342,11 @@ class Session:
         where = f"in the execution of weight updates {first + 1} to {last}"
         if self._has_loss_of_each_update:
             where = f"at weight update {first + bad[0] + 1}"
+        what = f"the learning rate (it was {self._rate(last - 1):.4g})"
+        if self._precision != "32.32":
+            what += " or --loss-scaling, or drop --nanoo, if they are given"
         raise NotFiniteError(
-            f"the loss became {losses[bad[0]]} {where}",
-            f"lower the learning rate (it was {self._rate(last - 1):.4g}); checkpoints written before are kept",
+            f"the loss became {losses[bad[0]]} {where}", f"lower {what}; checkpoints written before are kept"
         )
 
     def compile_ahead(

@@ -163,7 +163,8 @@ class Weights:
     """A model's weights as the run keeps them, and as the layers read them.
 
     They are the same variables, on float16's grid in 16.16.  In 16.32 the layers read a rounded copy of what is kept,
-    as on IPUs; but batch norm's, which its operation takes in float32.
+    as on IPUs; but batch norm's, which its operation takes in float32.  Moving statistics that move once per weight
+    update are float32 in every precision, as on IPUs: nothing measures them anew, so what rounding takes is lost.
 
     Args:
         model: with the initial weights.
@@ -172,14 +173,14 @@ class Weights:
 
     def __init__(self, model: KerasModel, arithmetic: Arithmetic) -> None:
         read = named_weights(model)
-        norms = tuple(f"{x.name}/" for x in model.layers if isinstance(x, BatchNormalization))
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization)]
+        if arithmetic.precision == "16.32":
+            wide = tuple(f"{norm.name}/" for norm in norms)
+        else:
+            wide = tuple(f"{norm.name}/moving_" for norm in norms if norm.moves_once)
         self._precision = arithmetic.precision
         # In the order of the network: of those that are rounded, which are read, and by name which are kept.
-        self.rounded = [
-            name
-            for name in read
-            if arithmetic.is_half and not (arithmetic.precision == "16.32" and name.startswith(norms))
-        ]
+        self.rounded = [name for name in read if arithmetic.is_half and not name.startswith(wide)]
         self._rounding = Rounding(arithmetic)
         self.read = read
         self.kept = dict(read)
@@ -200,7 +201,7 @@ class Weights:
 
     def _copy(self, names: Sequence[str], rounding: Rounding) -> None:
         kept = [tf.convert_to_tensor(self.kept[name]) for name in names]
-        for name, value in zip(names, rounding.all(kept, "the weights' copies")):
+        for name, value in zip(names, rounding.all(kept, "the weights as layers read them")):
             self.read[name].assign(value)
 
     def round_gradients(self, gradients: Sequence[Tensor], rounding: Rounding) -> List[Tensor]:

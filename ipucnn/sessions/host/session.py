@@ -504,7 +504,7 @@ class HostSession(Session):
             program = program.with_fused(fused)
         self.program = program
         self._schedule = schedule
-        with tf.device(self.place):
+        with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
@@ -603,7 +603,7 @@ class HostSession(Session):
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Makes the functions that are traced in the first call, and rounds the weights."""
-        with tf.device(self.place):
+        with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing)
 
