@@ -18,7 +18,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.layer_times import layer_times, program_times, stage_starts
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.graphs import extract
+from ipucnn.planning.graphs import extract, keras_graph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.request import make_request
 from ipucnn.planning.search import planner as planner_module
@@ -114,7 +114,7 @@ def test_every_command_asks_about_the_same_program(graph, own):
     program = make_program(config, 4096, seed=1)
     wanted = Wanted(resolved("benchmark").config, program, training=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extract, "graph_of", lambda model, name: graph)
+        patch.setattr(keras_graph, "graph_of", lambda model, name: graph)
         hinted = asked(patch, lambda: would_fit(None, MODEL, program, config)(None))
         measured = asked(patch, lambda: predict_ipu(graph, wanted, config.precision))
         found = {"hint": hinted, "benchmark": measured}

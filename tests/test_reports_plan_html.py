@@ -334,7 +334,7 @@ def test_the_command_is_one_that_train_takes():
     assert command_line(plan) == (
         f"ipucnn train chain --micro-batch-size 4 --gradient-accumulation-count 12 --num-replicas 1 "
         f"--pipeline-splits {plan.splits[0]} {plan.splits[1]} --pipeline-schedule Grouped --recomputation "
-        f"--available-memory-proportion 60"
+        f"--available-memory-proportion 60 --precision 16.16"
     )
 
 

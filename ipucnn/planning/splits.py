@@ -230,7 +230,7 @@ def choose_splits(
         ConfigurationError: more stages than the model can be cut into.
     """
     from ipucnn.hardware import smallest_system
-    from ipucnn.planning.graphs.extract import graph_of
+    from ipucnn.planning.graphs.keras_graph import graph_of
     from ipucnn.planning.search.planner import Planner
     from ipucnn.planning.settings import plan_settings
 

@@ -11,7 +11,7 @@ from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, smallest_system
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
-from ipucnn.planning.graphs.extract import graph_of
+from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, Proportions, percentages, plan_settings
@@ -335,7 +335,7 @@ def _asking(
         try:
             program = make()
             system = smallest_system(program.num_ipus)
-            graph = graph_of(model, name)
+            graph = keras_graph.graph_of(model, name)
             settings = plan_settings(config, program.layout, training)
             change = smallest_change(
                 graph, settings, program.pipeline_splits, system, overuse=overuse, only=only
