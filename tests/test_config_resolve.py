@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.resolve import resolve, resolve_saved
+from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
 from ipucnn.config.values import parse_fraction
 from ipucnn.errors import ConfigurationError
 
@@ -100,6 +100,25 @@ def test_learning_rate_replaces_the_preset_s_per_sample_rate(preset_file):
     flags = {"learning_rate": "0.1", "lr_schedule_params": '{"initial_learning_rate": 0.1}'}
     with pytest.raises(ConfigurationError, match="both given"):
         resolve("train", flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"gradient_accumulation_count": "4"}, {"learning_rate": "0.1"}, {"optimizer": "sgd"}]
+)
+def test_the_same_command_line_continues_a_run(tmp_path, preset_file, flags):
+    """What another option displaced is not held against the run."""
+    with open(preset_file, "a", encoding="utf-8") as file:
+        file.write("  deterministic: true\n  shuffle: true\n")
+
+    def again(**more):
+        return resolve("train", {**flags, **more}, config_name="mine", config_path=preset_file)
+
+    config = again().config
+    assert not config.shuffle
+    assert resolve_resumed(again(), config, "r").config == config
+    assert resolve_resumed(again(num_epochs="9"), config, "r").config.num_epochs == 9
+    with pytest.raises(ConfigurationError, match="--micro-batch-size 3: the run in r has"):
+        resolve_resumed(again(micro_batch_size="3"), config, "r")
 
 
 def test_parameters_of_another_optimizer_or_schedule_are_dropped(preset_file):

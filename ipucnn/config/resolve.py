@@ -20,6 +20,7 @@ DEFAULT = "default"
 FLAG = "flag"
 RUN_ORIGIN = "run"
 PUBLIC_ORIGIN = "public application"
+ORDER_ORIGIN = "deterministic"
 # What Graphcore's public application does to the training images of a data set, whatever its files say.
 _PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
     "cifar10": {"augment": True, "normalise": "image"},
@@ -72,7 +73,8 @@ class Resolved:
             commands that read no data set (infer, plan-splits).
         preset: the name of the preset that was applied, or None.
         without_effect: keys the user gave that only an IPU acts on, in order of declaration.
-        typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line.
+        typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line,
+            and nothing else displaced.
         plan: what ``--plan`` names, or None.
         config_path: the file of ``--config-path``, or None.
     """
@@ -191,6 +193,13 @@ def resolve(
     by_user = dict(in_file)
     for values in (*reversed(between), in_plan, given):
         by_user.update(values)
+    # What came of it: of an option that another one displaced nothing is left that a continued run could contradict.
+    by_user = {
+        name: settings[name]
+        for name in by_user
+        if origins[name] != ORDER_ORIGIN
+        and (origins[name] != DEFAULT or settings[name] != BY_NAME[name].default)
+    }
     return Resolved(
         command=command,
         config=config,
@@ -218,7 +227,7 @@ def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
             "--shuffle contradicts deterministic, which trains on the samples in their stored order",
             "drop --shuffle, or add --no-deterministic",
         )
-    settings["shuffle"], origins["shuffle"] = False, "deterministic"
+    settings["shuffle"], origins["shuffle"] = False, ORDER_ORIGIN
 
 
 def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
