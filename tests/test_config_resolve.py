@@ -36,6 +36,7 @@ def datasets_here(monkeypatch, tmp_path):
         return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits", like=None)
 
     module.choose_dataset = choose_dataset
+    module.canonical = module.known_as = lambda name: name
     monkeypatch.setitem(sys.modules, "ipucnn.datasets.registry", module)
     monkeypatch.setattr("ipucnn.datasets.registry", module, raising=False)
 
@@ -69,6 +70,17 @@ def test_values_know_where_they_came_from(preset_file):
     assert resolved.config.dataset == "digits"
     assert resolved.without_effect == ("stable-norm",)
     assert "stable-norm" in resolved.host_note()
+
+
+def test_what_finds_no_16_bits_is_told_of(tmp_path):
+    text = "nanoo: True\nauto-loss-scaling: True\nstochastic-rounding: RI\n"
+    for precision in ("32.32", "16.16"):
+        path = tmp_path / f"{precision}.yml"
+        path.write_text(f"{text}precision: {precision}\n", encoding="utf-8")
+        resolved = resolve("train", {}, model="lenet", config_path=str(path))
+        expected = [f"{key} (in 32.32)" for key in ("nanoo", "auto-loss-scaling", "stochastic-rounding")]
+        note = resolved.host_note() or ""
+        assert all((key in note) == (precision == "32.32") for key in expected)
 
 
 def test_the_model_s_own_preset_is_found():
