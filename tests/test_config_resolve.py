@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.resolve import resolve, resolve_saved
+from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
 from ipucnn.config.values import parse_fraction
 from ipucnn.errors import ConfigurationError
 
@@ -36,6 +36,7 @@ def datasets_here(monkeypatch, tmp_path):
         return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits", like=None)
 
     module.choose_dataset = choose_dataset
+    module.canonical = module.known_as = lambda name: name
     monkeypatch.setitem(sys.modules, "ipucnn.datasets.registry", module)
     monkeypatch.setattr("ipucnn.datasets.registry", module, raising=False)
 
@@ -71,6 +72,17 @@ def test_values_know_where_they_came_from(preset_file):
     assert "stable-norm" in resolved.host_note()
 
 
+def test_what_finds_no_16_bits_is_told_of(tmp_path):
+    text = "nanoo: True\nauto-loss-scaling: True\nstochastic-rounding: RI\n"
+    for precision in ("32.32", "16.16"):
+        path = tmp_path / f"{precision}.yml"
+        path.write_text(f"{text}precision: {precision}\n", encoding="utf-8")
+        resolved = resolve("train", {}, model="lenet", config_path=str(path))
+        expected = [f"{key} (in 32.32)" for key in ("nanoo", "auto-loss-scaling", "stochastic-rounding")]
+        note = resolved.host_note() or ""
+        assert all((key in note) == (precision == "32.32") for key in expected)
+
+
 def test_the_model_s_own_preset_is_found():
     resolved = resolve("train", {}, model="cifar-resnet8")
     assert resolved.preset == "cifar_resnet8"
@@ -100,6 +112,25 @@ def test_learning_rate_replaces_the_preset_s_per_sample_rate(preset_file):
     flags = {"learning_rate": "0.1", "lr_schedule_params": '{"initial_learning_rate": 0.1}'}
     with pytest.raises(ConfigurationError, match="both given"):
         resolve("train", flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"gradient_accumulation_count": "4"}, {"learning_rate": "0.1"}, {"optimizer": "sgd"}]
+)
+def test_the_same_command_line_continues_a_run(tmp_path, preset_file, flags):
+    """What another option displaced is not held against the run."""
+    with open(preset_file, "a", encoding="utf-8") as file:
+        file.write("  deterministic: true\n  shuffle: true\n")
+
+    def again(**more):
+        return resolve("train", {**flags, **more}, config_name="mine", config_path=preset_file)
+
+    config = again().config
+    assert not config.shuffle
+    assert resolve_resumed(again(), config, "r").config == config
+    assert resolve_resumed(again(num_epochs="9"), config, "r").config.num_epochs == 9
+    with pytest.raises(ConfigurationError, match="--micro-batch-size 3: the run in r has"):
+        resolve_resumed(again(micro_batch_size="3"), config, "r")
 
 
 def test_parameters_of_another_optimizer_or_schedule_are_dropped(preset_file):

@@ -311,6 +311,33 @@ def test_a_file_without_the_key_augments_as_the_application_does(tmp_path, datas
     assert _config(tmp_path, "  augment: True\n", dataset).config.normalise == "network"
 
 
+@pytest.mark.parametrize(
+    "written, known",
+    [
+        ("CIFAR-10", "cifar10"),
+        ("cifar_100", "cifar100"),
+        ("ImageNet", "imagenet"),
+        ("tfds:cifar10:3.0.2", None),
+    ],
+)
+@pytest.mark.parametrize("synthetic", [None, "host"])
+def test_the_application_s_augmentation_needs_neither_data_nor_spelling(tmp_path, written, known, synthetic):
+    flags = {} if synthetic is None else {"synthetic_data": synthetic}
+    found = _config(tmp_path, "", written, **flags)
+    assert found.config.dataset == (known or written)
+    assert found.config.augment and found.config.normalise == ("network" if known == "imagenet" else "image")
+
+
+def test_the_note_is_about_the_data_set_and_what_nobody_wrote(tmp_path):
+    note = _config(tmp_path, "  normalise: image\n", "imagenet").public_note()
+    assert "a random box of each" in note and "black" not in note and "--normalise" not in note
+    for normalise in ("image", "network"):
+        note = _config(tmp_path, f"  normalise: {normalise}\n", "cifar10").public_note()
+        assert "4 black pixels" in note and "standardised" not in note and "--normalise" not in note
+    # Noise in place of ImageNet is cropped like all small images.
+    assert "4 black pixels" in _config(tmp_path, "", "imagenet", synthetic_data="host").public_note()
+
+
 def test_a_saved_configuration_is_itself(tmp_path):
     config = resolve("train", {"dataset": "cifar10"}, model="cifar_resnet8", needs_data=False).config
     file = tmp_path / "config.yml"
@@ -468,6 +495,56 @@ def test_noise_stands_for_a_data_set_that_is_not_here(run, where):
     assert report["dataset"]["name"] == "random"
     config = yaml.safe_load(Path("run/config.yml").read_text(encoding="utf-8"))
     assert (config["dataset"], config["synthetic-data"]) == ("cifar100", where)
+
+
+@pytest.mark.parametrize("written", ["cifar100", "CIFAR-100", "cifar_100", "tfds:cifar100"])
+def test_noise_has_the_size_of_the_set_it_stands_for(tmp_path, monkeypatch, written):
+    from ipucnn.runs import setup as run_setup
+
+    monkeypatch.chdir(tmp_path)
+    setup = run_setup.prepare(
+        resolve("train", {"dataset": written, "synthetic_data": "host"}, model="lenet"), 1
+    )
+    assert (setup.input_shape, setup.source.info.num_classes) == ((32, 32, 1), 100)
+
+
+@pytest.mark.parametrize("written", ["nosuchset", "cifar1000"])
+def test_noise_in_place_of_an_unknown_set_is_refused(tmp_path, monkeypatch, written):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"data set '{written}' is unknown") as caught:
+        resolve("train", {"dataset": written, "synthetic_data": "host"}, model="lenet")
+    assert ("did you mean 'cifar100'" in caught.value.hint) == (written == "cifar1000")
+    Path("mine").mkdir()
+    for fine in ("tfds:svhn_cropped", "mine", "elsewhere/images"):
+        resolve("train", {"dataset": fine, "synthetic_data": "host"}, model="lenet")
+
+
+@pytest.mark.parametrize("written", ["CIFAR-10", "tfds:cifar10"])
+def test_planning_knows_a_set_by_any_spelling(run, written):
+    code, out, err = run("plan-splits", "toy_model", "--dataset", written, "--stages", 2)
+    assert code == 0 and "input 32x32x3" in " ".join((out + err).split()), err
+
+
+def test_checkpoints_of_all_instances_are_refused_in_a_sentence(run):
+    code, _, err = run("train", "lenet", "--dataset", "digits", "--ckpt-all-instances")
+    assert code == 2 and "a checkpoint of every instance is not available in this version" in " ".join(
+        err.split()
+    )
+
+
+def test_two_sources_of_data_are_refused():
+    flags = {"synthetic_data": "ipu", "host_generated_data": True}
+    with pytest.raises(
+        ConfigurationError, match="synthetic-data ipu and host-generated-data are two sources"
+    ):
+        resolve("train", flags, model="lenet")
+
+
+def test_noise_that_does_not_fit_is_refused_before_it_is_made(run):
+    size = ("--global-batch-size", 2_000_000_000, "--micro-batch-size", 8)
+    code, out, err = run("train", "lenet", "--synthetic-data", "host", *size, "--run-dir", "run")
+    assert (code, out) == (4, "") and not Path("run").exists()
+    assert "noise of 2000000256 images of 28x28x1 needs" in err and "hint: use smaller batches" in err
 
 
 def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):

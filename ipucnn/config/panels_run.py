@@ -307,7 +307,7 @@ class Evaluation:
         False,
         "Save a checkpoint of every instance of poprun.",
         commands=TRAIN,
-        refused=("checkpoints of every instance", "instance 0 saves them for all"),
+        refused=("a checkpoint of every instance", "instance 0 saves them for all"),
     )
     mlperf_logging: bool = option(
         False,

@@ -20,6 +20,9 @@ DEFAULT = "default"
 FLAG = "flag"
 RUN_ORIGIN = "run"
 PUBLIC_ORIGIN = "public application"
+OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
+"""Options that find nothing to act on in 32 bits, on whatever device."""
+ORDER_ORIGIN = "deterministic"
 # What Graphcore's public application does to the training images of a data set, whatever its files say.
 _PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
     "cifar10": {"augment": True, "normalise": "image"},
@@ -71,8 +74,9 @@ class Resolved:
         choice: the data set that was chosen; its ``message`` says which, and how to get another.  None for
             commands that read no data set (infer, plan-splits).
         preset: the name of the preset that was applied, or None.
-        without_effect: keys the user gave that only an IPU acts on, in order of declaration.
-        typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line.
+        without_effect: keys the user gave that only an IPU, or only 16 bits, act on, in order of declaration.
+        typed: field name -> value of what the user gave, by flag, in a plan or in a preset named on the command line,
+            and nothing else displaced.
         plan: what ``--plan`` names, or None.
         config_path: the file of ``--config-path``, or None.
     """
@@ -96,8 +100,15 @@ class Resolved:
         """The one line to print before a run that augments as the public application does, or None."""
         if self.origins.get("augment") != PUBLIC_ORIGIN:
             return None
-        what, off = "a random box of each is resized, and half of them are mirrored", "--no-augment turns"
-        if self.config.normalise == "image":
+        from ipucnn.datasets.registry import known_as
+
+        what, off = (
+            "padded by 4 black pixels, cropped at random, and half of them mirrored",
+            "--no-augment turns",
+        )
+        if known_as(str(self.config.dataset)) == "imagenet" and self.config.synthetic_data is None:
+            what = "a random box of each is resized, and half of them are mirrored"
+        elif self.origins["normalise"] == PUBLIC_ORIGIN:
             what = "padded by 4 black pixels, cropped at random, half of them mirrored, and standardised one by one"
             off = "--no-augment and --normalise network turn"
         return (
@@ -109,7 +120,8 @@ class Resolved:
         """The one line to print before a host run about options without effect there, or None."""
         if not self.without_effect:
             return None
-        return "note: recorded, but without effect on the host: " + ", ".join(self.without_effect)
+        keys = [key + " (in 32.32)" * BY_KEY[key].host_effect for key in self.without_effect]
+        return "note: recorded, but without effect on the host: " + ", ".join(keys)
 
 
 def resolve(
@@ -142,6 +154,7 @@ def resolve(
         DataError: if a data set that was asked for is not there.
     """
     from ipucnn.config import presets
+    from ipucnn.datasets.registry import known_as
     from ipucnn.models.registry import get_model
 
     given = convert_flags(flags)
@@ -163,16 +176,16 @@ def resolve(
         except DataError:
             if needs_data:
                 raise
-    dataset = choice.name if choice is not None else _first("dataset", given, in_file) or record.home_dataset
     # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
     named = choice.like or choice.name if choice is not None else _first("dataset", given, in_file)
+    dataset = named or record.home_dataset
     preset = chosen or presets.find_built_in(*presets.candidates(record.name, named))
     layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
     if config_path is not None and "augment" not in in_file:
         # A run's own config.yml has the key.
-        layers.insert(0, (PUBLIC_ORIGIN, _PUBLIC_AUGMENTATION.get(str(dataset).replace("tfds:", ""), {})))
+        layers.insert(0, (PUBLIC_ORIGIN, _PUBLIC_AUGMENTATION.get(str(known_as(dataset)), {})))
     if plan is not None:
         layers.insert(-1, (f"plan {given['plan']}", in_plan))
     settings, origins = overlay(layers)
@@ -181,6 +194,12 @@ def resolve(
         settings["host_generated_data"] or settings["device_generated_data"]
     ):
         settings["dataset"] = dataset
+    for name in ("host_generated_data", "device_generated_data"):
+        if settings["synthetic_data"] and settings[name]:
+            raise ConfigurationError(
+                f"synthetic-data {settings['synthetic_data']} and {BY_NAME[name].key} are two sources of the same data",
+                f"drop {BY_NAME[name].flag}: with --synthetic-data nothing is read",
+            )
     if origins["norm_layer"] == DEFAULT:
         settings["norm_layer"] = norm_layer_of(record.default_norm)
     _fix_order(settings, origins)
@@ -191,6 +210,13 @@ def resolve(
     by_user = dict(in_file)
     for values in (*reversed(between), in_plan, given):
         by_user.update(values)
+    # What came of it: of an option that another one displaced nothing is left that a continued run could contradict.
+    by_user = {
+        name: settings[name]
+        for name in by_user
+        if origins[name] != ORDER_ORIGIN
+        and (origins[name] != DEFAULT or settings[name] != BY_NAME[name].default)
+    }
     return Resolved(
         command=command,
         config=config,
@@ -218,7 +244,7 @@ def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
             "--shuffle contradicts deterministic, which trains on the samples in their stored order",
             "drop --shuffle, or add --no-deterministic",
         )
-    settings["shuffle"], origins["shuffle"] = False, "deterministic"
+    settings["shuffle"], origins["shuffle"] = False, ORDER_ORIGIN
 
 
 def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
@@ -468,10 +494,13 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
 
 
 def _without_effect(config: RunConfig, by_user: Mapping[str, Any]) -> Tuple[str, ...]:
+    idle = OF_16_BITS if config.precision == "32.32" else ()
     return tuple(
         spec.key
         for spec in SPECS
-        if not spec.host_effect and spec.name in by_user and getattr(config, spec.name) != spec.default
+        if (not spec.host_effect or spec.name in idle)
+        and spec.name in by_user
+        and getattr(config, spec.name) != spec.default
     )
 
 

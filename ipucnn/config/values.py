@@ -125,9 +125,14 @@ def parse_str(value: Any) -> str:
 
 
 def parse_dataset(value: Any) -> str:
-    """The name of a data set; ``gc-imagenet`` is what Graphcore's public application once called ``imagenet``."""
+    """The name of a data set, as it is registered where it is.
+
+    ``gc-imagenet`` is what Graphcore's public application once called ``imagenet``.
+    """
+    from ipucnn.datasets.registry import canonical
+
     name = parse_str(value)
-    return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else name
+    return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else canonical(name) or name
 
 
 def parse_fraction(value: Any) -> float:

@@ -217,11 +217,33 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
         like: its name, or None.
         task: the model's.
         where: "host" or "ipu", for the message.
+
+    Raises:
+        ConfigurationError: there is no such data set.
     """
+    if like is not None and known_as(like) is None and not _may_be_elsewhere(like):
+        raise _unknown(like)
     made = "made on the host" if where == "host" else "one batch, kept on the device"
     named = f", in place of {like}" if like is not None else ""
     return Choice(
         "random", None, f"synthetic data{named}: noise, {made}; nothing can be learned", task, like=like
+    )
+
+
+def _may_be_elsewhere(name: str) -> bool:
+    """Whether a name is that of a TFDS set, or of a folder, of which noise needs nothing to be here."""
+    return (
+        name.lower().startswith(TFDS_PREFIX)
+        or "/" in name
+        or is_folder(expand(name, "--dataset"), "--dataset")
+    )
+
+
+def _unknown(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"data set '{name}' is unknown",
+        did_you_mean(name, list(DATASETS))
+        or f"choose one of {', '.join(DATASETS)}, tfds:NAME, or a folder with train/ and val/",
     )
 
 
@@ -263,11 +285,7 @@ def choose_dataset(
                 _check_task(f"folder {folder}", "segmentation", task)
                 return _choose_imagemasks(folder)
             return _choose_imagefolder(folder)
-        raise ConfigurationError(
-            f"data set '{name}' is unknown",
-            did_you_mean(name, list(DATASETS))
-            or f"choose one of {', '.join(DATASETS)}, tfds:NAME, or a folder with train/ and val/",
-        )
+        raise _unknown(name)
     _check_task(f"data set {known}", DATASETS[known].task, task)
     if known == "imagefolder":
         return _choose_imagefolder(path)
@@ -443,6 +461,13 @@ def _fold(name: str) -> str:
 def canonical(name: str) -> Optional[str]:
     """The registered name that is meant, whatever the case, with ``-``, ``_`` or neither; None for no such set."""
     return next((known for known in DATASETS if _fold(known) == _fold(name)), None)
+
+
+def known_as(name: str) -> Optional[str]:
+    """The registered name of a set, in its own files or as tfds:NAME[/CONFIG][:VERSION]; None for no such set."""
+    if name.lower().startswith(TFDS_PREFIX):
+        name = name[len(TFDS_PREFIX) :].split("/")[0].split(":")[0]
+    return canonical(name)
 
 
 def _check_task(what: str, task: str, wanted: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
-from ipucnn.datasets.registry import DATASETS
+from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
@@ -131,7 +131,7 @@ def _input(
     """Shape of the network's input and number of classes; no data is looked at."""
     record, config = resolved.record, resolved.config
     name = config.dataset or record.home_dataset
-    known = DATASETS.get(name)
+    known = DATASETS.get(known_as(name) or "")
     own = name == record.home_dataset or config.host_generated_data
     if own:
         shape, number = record.input_shape, record.num_classes

@@ -12,7 +12,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import FLAG, Resolved
+from ipucnn.config.resolve import FLAG, OF_16_BITS, Resolved
 from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError
@@ -186,7 +186,7 @@ def prepare(
         ConfigurationError: an image size the network cannot take.
         DataError: files absent or damaged.
     """
-    from ipucnn.datasets.registry import DATASETS, open_dataset
+    from ipucnn.datasets.registry import DATASETS, known_as, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -199,7 +199,7 @@ def prepare(
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
             # The folds are those of the data set that the network was trained on: of another one all is taken.
             folded = False
-        known = DATASETS.get(resolved.choice.like or "")
+        known = DATASETS.get(known_as(resolved.choice.like or "") or "")
         source = open_dataset(
             resolved.choice,
             download=config.download,
@@ -474,9 +474,7 @@ def _host_session(config: RunConfig, layout: Layout) -> Lack:
 RULES: Tuple[Rule, ...] = (
     Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
-    Rule("stochastic_rounding", _half, ipu_only=False),
-    Rule("nanoo", _half, ipu_only=False),
-    Rule("auto_loss_scaling", _half, ipu_only=False),
+    *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),

@@ -9,7 +9,8 @@ from typing import Any, Optional
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, limit_source
-from ipucnn.errors import MissingError
+from ipucnn.datasets.limits import check_memory
+from ipucnn.errors import DataError, InfeasibleError, MissingError
 
 NUM_HELD_OUT = 360
 LOCATION = "embedded (scikit-learn)"
@@ -66,9 +67,22 @@ def open_random(
     """Training and evaluation images of uniform noise, a pure function of ``seed``, the sizes and the numbers.
 
     Labels are uniform over ``num_classes``: int32 per image, or per pixel as masks for segmentation.
+
+    Raises:
+        InfeasibleError: it takes more than half of the memory that is free.
     """
     random = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32])
     total = num_train + num_eval
+    # Labels are drawn in 8 bytes each, and kept in 1 per pixel, or 4 per image.
+    labels_bytes = 9 * height * width if task == "segmentation" else 12
+    try:
+        check_memory(
+            total * (height * width * channels + labels_bytes),
+            f"noise of {total} images of {height}x{width}x{channels}",
+            "use smaller batches or images: the noise is for one weight update at least",
+        )
+    except DataError as error:  # nothing is wrong with files
+        raise InfeasibleError(error.message, error.hint) from None
     images: Any = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
     images = images.reshape(total, height, width, channels)
     if task == "segmentation":
