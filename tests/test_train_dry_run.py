@@ -8,8 +8,10 @@ import pytest
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import resolve
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
 from ipucnn.runs.setup import learning_rates
+from ipucnn.runs.train import TrainingRun
 from ipucnn.training.program import make_program
 
 DIGITS = ["lenet", "--dataset", "digits", "--device", "cpu", "--seed", "3", "--num-epochs", "2"]
@@ -71,6 +73,20 @@ def test_a_picture_and_nothing_else(capsys, here):
     assert code == 0 and "lr.png" in err
     (path,) = here.iterdir()
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
+    """The largest rate of 3 million weight updates, which lies inside of a ramp under a falling schedule."""
+    flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}
+    flags.update(lr_warmup_params="{warmup_mode: mask, warmup_epochs: 60000}", dataset="digits", device="cpu")
+    plan = TrainingRun(resolve("train", flags, model="lenet"))
+    whole, asked = plan.schedule(np.arange(plan.program.num_weight_updates)), []
+    schedule = plan.schedule
+    plan.schedule = lambda updates: asked.append(len(updates)) or schedule(updates)
+    rates = plan.plan_of_run()["learning_rate"]
+    assert len(whole) == 3_200_000 and 0 < max(asked) <= 2**20
+    assert 1_100_000 < whole.argmax() < 60_000 * 32
+    assert (rates["first"], rates["largest"], rates["last"]) == (whole[0], whole.max(), whole[-1])
 
 
 # --- values, in epochs of E weight updates, by the formulas alone

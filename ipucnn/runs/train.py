@@ -38,6 +38,7 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
+from ipucnn.training.schedules import largest_rate
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import Picture
@@ -140,7 +141,7 @@ class TrainingRun:
         if not runs_on_ipus(config.device):
             found = create_session(config.device, verbose=self.verbose, config=config).device
             device = f"{found.kind.upper()}: {found.name}"
-        rates = self.schedule(np.arange(p.num_weight_updates))
+        first, last = self.schedule(np.array([0, p.num_weight_updates - 1]))
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
         l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
@@ -159,9 +160,9 @@ class TrainingRun:
             "optimizer": f"{settings.name} ({parameters}){decay}{l2}",
             "learning_rate": {
                 "schedule": config.lr_schedule,
-                "first": float(rates[0]),
-                "largest": float(rates.max()),
-                "last": float(rates[-1]),
+                "first": float(first),
+                "largest": largest_rate(self.schedule, p.num_weight_updates),
+                "last": float(last),
             },
             "warnings": self.warnings,
             "program": p.to_dict(),
