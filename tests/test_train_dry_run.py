@@ -75,6 +75,47 @@ def test_a_picture_and_nothing_else(capsys, here):
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two epochs of two weight updates each that has ended."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    flags = {"dataset": "digits", "device": "cpu", "seed": "3", "num_epochs": "2", "limit_train": "64"}
+    flags.update(limit_eval="8", run_dir=str(path))
+    for _ in TrainingRun(resolve("train", flags, model="lenet")).events():
+        pass
+    return path
+
+
+def resumed(capsys, path, *arguments):
+    files = sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--resume", "--run-dir", str(path), "--dry-run", *arguments])
+    assert sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*")) == files
+    return (ended.value.code or 0, *capsys.readouterr())
+
+
+def test_a_dry_run_says_where_a_run_goes_on(capsys, finished):
+    code, out, _ = resumed(capsys, finished, "--json")
+    report = json.loads(out)
+    assert (code, report["finished"], report["continues_after"]) == (0, True, 4)
+    code, out, _ = resumed(capsys, finished)
+    assert code == 0 and "the run is finished" in out
+    code, out, _ = resumed(capsys, finished, "--json", "--num-epochs", "3")
+    report = json.loads(out)
+    assert (code, report["finished"], report["continues_after"]) == (0, False, 4)
+    code, out, _ = resumed(capsys, finished, "--num-epochs", "3")
+    assert code == 0 and "after weight update 4 of 6" in out
+
+
+def test_a_dry_run_refuses_the_checkpoint_that_the_run_would(capsys, finished, monkeypatch):
+    code, out, err = resumed(capsys, finished, "--num-epochs", "1")
+    assert (code, out) == (2, "") and "--num-epochs 1 are 2 weight updates" in err
+    assert "hint: give more epochs" in err
+    monkeypatch.setattr("ipucnn.runs.train.fingerprint", lambda source: "of other images")
+    code, out, err = resumed(capsys, finished, "--num-epochs", "3")
+    assert (code, out) == (2, "") and "is of another run: data set's data sha256" in " ".join(err.split())
+
+
 def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
     """The largest rate of 3 million weight updates, which lies inside of a ramp under a falling schedule."""
     flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}

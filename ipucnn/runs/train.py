@@ -96,15 +96,29 @@ class TrainingRun:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
         elif start.checkpoint is not None:
             # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
-            fused = int(start.checkpoint.meta.get("program", {}).get("fused_micro_batches", 0))
+            fused = int((self._saved_program() or {}).get("fused_micro_batches", 0))
             self.program = self.program.with_fused(fused)
         self.data_sha256 = fingerprint(self.setup.source)
+        self._check_same_run()
         self.state = checkpoints.RunState([])
         self.final_report: Dict[str, Any] = {}
         self.pictures: List[Picture] = []
         self.fresh_weights = 0
         self.first_weight_update = 0
         self._former_rows = 0
+
+    def _saved_program(self) -> Optional[Dict[str, Any]]:
+        """The program of the checkpoint that the run goes on from; None where it begins."""
+        start = self.start
+        return None if start.checkpoint is None else dict(start.checkpoint.meta.get("program", {}))
+
+    def _check_same_run(self) -> None:
+        """Refuses a checkpoint of another run, before the network is built."""
+        program, saved = self.program, self._saved_program() or {}
+        if program.num_stages > 1 and not program.pipeline_splits:
+            # Splits that nobody names are those of the checkpoint.
+            program = replace(program, pipeline_splits=tuple(saved.get("pipeline_splits", ())))
+        check_same_run(self.start, self.saved_config(), program, self.info, self.data_sha256)
 
     def _check_flags(self) -> None:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
@@ -145,6 +159,8 @@ class TrainingRun:
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
         l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
+        checkpoint, is_finished = self.start.checkpoint, self.start.report is not None
+        done = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
         return {
             "model": self.setup.record.name,
             "input_shape": list(self.setup.input_shape),
@@ -156,6 +172,8 @@ class TrainingRun:
             },
             "device": device,
             "run_dir": str(self.folder.path),
+            "continues_after": p.num_weight_updates if is_finished else done,
+            "finished": is_finished,
             "seed": self.seed,
             "optimizer": f"{settings.name} ({parameters}){decay}{l2}",
             "learning_rate": {
@@ -273,9 +291,7 @@ class TrainingRun:
         timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
-        saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
-        self.program = settle_splits(self.program, model, self.resolved, saved)
-        check_same_run(self.start, self.saved_config(), self.program, self.info, self.data_sha256)
+        self.program = settle_splits(self.program, model, self.resolved, self._saved_program())
         session.would_fit = would_fit(model, self.setup.record.name, self.program, config)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():
