@@ -116,6 +116,28 @@ def test_a_dry_run_refuses_the_checkpoint_that_the_run_would(capsys, finished, m
     assert (code, out) == (2, "") and "is of another run: data set's data sha256" in " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    "model, arguments, message",
+    [
+        ("cifar_resnet8", ["--norm-layer", "{name: group_norm, num_groups: 7}"], "normalised in 7 groups"),
+        ("lenet", ["--dropout", "0.1"], "no dropout layer"),
+        ("mnist_cnn", ["--dropout", "0.1", "--pipeline-splits", "conv9"], "'conv9' is not a layer"),
+        (
+            "lenet",
+            ["--pipeline-splits", "auto", "--ipus-per-replica", "32"],
+            "32 stages, but lenet can be cut",
+        ),
+    ],
+)
+def test_a_dry_run_refuses_what_only_the_layers_refuse(capsys, here, model, arguments, message):
+    arguments += ["--gradient-accumulation-count", "64", "--micro-batch-size", "1"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", model, *DIGITS[1:], "--dry-run", *arguments])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "") and message in " ".join(err.split()) and "hint:" in err
+    assert list(here.iterdir()) == []
+
+
 def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
     """The largest rate of 3 million weight updates, which lies inside of a ramp under a falling schedule."""
     flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}

@@ -22,7 +22,13 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_output, exists, expand, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.planning.search.smallest_change import would_fit
-from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
+from ipucnn.planning.splits import (
+    check_named_splits,
+    check_splits,
+    check_stages,
+    plan_differences,
+    settle_splits,
+)
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import METRICS, RunFolder
@@ -146,10 +152,13 @@ class TrainingRun:
         """What the run would do, as plain values: network, data, device, folder, program, and learning rates.
 
         Raises:
-            MissingError: the device is not here.
+            ConfigurationError: the network cannot be built or cut so.
+            MissingError: the device is not here, or Keras lacks the network.
         """
         from ipucnn.sessions.factory import create_session, runs_on_ipus
 
+        if self.start.report is None:
+            self._check_network()
         p, config, settings = self.program, self.setup.config, self.optimizer
         device = f"{p.num_ipus} IPU(s)"
         if not runs_on_ipus(config.device):
@@ -185,6 +194,25 @@ class TrainingRun:
             "warnings": self.warnings,
             "program": p.to_dict(),
         }
+
+    def _check_network(self) -> None:
+        """Refuses what the network's layers refuse; it is built where they are not those of the shipped graph."""
+        from ipucnn.models.build import check_requirements
+        from ipucnn.models.names import canonical_names
+        from ipucnn.planning.graphs.extract import known_graph
+        from ipucnn.planning.graphs.keras_graph import graph_of
+
+        record, program = self.setup.record, self.program
+        check_requirements(record)
+        # Neither the input's size nor the number of classes changes which layers there are.
+        at_home = run_setup.network_options(record, self.setup.config, record.input_shape, record.num_classes)
+        graph = known_graph(record, at_home)
+        if graph is None:
+            model = run_setup.build(self.setup)
+            graph = graph_of(model, record.name)
+            check_splits(program.pipeline_splits, canonical_names(model))
+        if not program.pipeline_splits:
+            check_stages(program.num_stages, graph)
 
     @property
     def is_silent(self) -> bool:
