@@ -24,7 +24,7 @@ CASES = [
     ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
     ("stochastic_rounding", "ON", {}, "in 32 bits", {"precision": "16.32"}),
     ("nanoo", "true", {}, "in 32 bits", {"precision": "16.16"}),
-    ("auto_loss_scaling", "true", PLAIN, "in 32 bits", {**PLAIN, "precision": "16.16"}),
+    ("auto_loss_scaling", "true", {}, "in 32 bits", {**PLAIN, "precision": "16.16"}),
     ("fused_preprocessing", "true", {}, "where the host preprocesses", {"eight_bit_transfer": "true"}),
     ("fused_preprocessing", "true", PIPELINE, "preprocesses", {"accelerator_side_preprocess": "true"}),
     ("offload_activations", "true", {}, "without a pipeline", PIPELINE),

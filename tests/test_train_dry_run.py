@@ -8,8 +8,10 @@ import pytest
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import resolve
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
 from ipucnn.runs.setup import learning_rates
+from ipucnn.runs.train import TrainingRun
 from ipucnn.training.program import make_program
 
 DIGITS = ["lenet", "--dataset", "digits", "--device", "cpu", "--seed", "3", "--num-epochs", "2"]
@@ -71,6 +73,83 @@ def test_a_picture_and_nothing_else(capsys, here):
     assert code == 0 and "lr.png" in err
     (path,) = here.iterdir()
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two epochs of two weight updates each that has ended."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    flags = {"dataset": "digits", "device": "cpu", "seed": "3", "num_epochs": "2", "limit_train": "64"}
+    flags.update(limit_eval="8", run_dir=str(path))
+    for _ in TrainingRun(resolve("train", flags, model="lenet")).events():
+        pass
+    return path
+
+
+def resumed(capsys, path, *arguments):
+    files = sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--resume", "--run-dir", str(path), "--dry-run", *arguments])
+    assert sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*")) == files
+    return (ended.value.code or 0, *capsys.readouterr())
+
+
+def test_a_dry_run_says_where_a_run_goes_on(capsys, finished):
+    code, out, _ = resumed(capsys, finished, "--json")
+    report = json.loads(out)
+    assert (code, report["finished"], report["continues_after"]) == (0, True, 4)
+    code, out, _ = resumed(capsys, finished)
+    assert code == 0 and "the run is finished" in out
+    code, out, _ = resumed(capsys, finished, "--json", "--num-epochs", "3")
+    report = json.loads(out)
+    assert (code, report["finished"], report["continues_after"]) == (0, False, 4)
+    code, out, _ = resumed(capsys, finished, "--num-epochs", "3")
+    assert code == 0 and "after weight update 4 of 6" in out
+
+
+def test_a_dry_run_refuses_the_checkpoint_that_the_run_would(capsys, finished, monkeypatch):
+    code, out, err = resumed(capsys, finished, "--num-epochs", "1")
+    assert (code, out) == (2, "") and "--num-epochs 1 are 2 weight updates" in err
+    assert "hint: give more epochs" in err
+    monkeypatch.setattr("ipucnn.runs.train.fingerprint", lambda source: "of other images")
+    code, out, err = resumed(capsys, finished, "--num-epochs", "3")
+    assert (code, out) == (2, "") and "is of another run: data set's data sha256" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    "model, arguments, message",
+    [
+        ("cifar_resnet8", ["--norm-layer", "{name: group_norm, num_groups: 7}"], "normalised in 7 groups"),
+        ("lenet", ["--dropout", "0.1"], "no dropout layer"),
+        ("mnist_cnn", ["--dropout", "0.1", "--pipeline-splits", "conv9"], "'conv9' is not a layer"),
+        (
+            "lenet",
+            ["--pipeline-splits", "auto", "--ipus-per-replica", "32"],
+            "32 stages, but lenet can be cut",
+        ),
+    ],
+)
+def test_a_dry_run_refuses_what_only_the_layers_refuse(capsys, here, model, arguments, message):
+    arguments += ["--gradient-accumulation-count", "64", "--micro-batch-size", "1"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", model, *DIGITS[1:], "--dry-run", *arguments])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "") and message in " ".join(err.split()) and "hint:" in err
+    assert list(here.iterdir()) == []
+
+
+def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():
+    """The largest rate of 3 million weight updates, which lies inside of a ramp under a falling schedule."""
+    flags = {"limit_train": "32", "micro_batch_size": "1", "num_epochs": "100000", "learning_rate": "0.3"}
+    flags.update(lr_warmup_params="{warmup_mode: mask, warmup_epochs: 60000}", dataset="digits", device="cpu")
+    plan = TrainingRun(resolve("train", flags, model="lenet"))
+    whole, asked = plan.schedule(np.arange(plan.program.num_weight_updates)), []
+    schedule = plan.schedule
+    plan.schedule = lambda updates: asked.append(len(updates)) or schedule(updates)
+    rates = plan.plan_of_run()["learning_rate"]
+    assert len(whole) == 3_200_000 and 0 < max(asked) <= 2**20
+    assert 1_100_000 < whole.argmax() < 60_000 * 32
+    assert (rates["first"], rates["largest"], rates["last"]) == (whole[0], whole.max(), whole[-1])
 
 
 # --- values, in epochs of E weight updates, by the formulas alone

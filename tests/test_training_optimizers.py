@@ -210,6 +210,22 @@ def test_automatic_loss_scaling_is_for_plain_sgd(options, named):
     assert error.value.hint.startswith("use --")
 
 
+def test_the_hint_names_all_that_automatic_loss_scaling_does_not_go_with():
+    """Typing what the hint says is enough, whatever the preset has."""
+    given = {"auto_loss_scaling": True, "precision": "16.16", "dataset": "digits"}
+    others = {"weight_decay": "0.1", "lr_warmup_params": "{warmup_mode: shift, warmup_epochs: 1}"}
+    with pytest.raises(ConfigurationError) as error:
+        make_layout(resolve("train", {**given, **others}, model="toy_model").config)
+    assert error.value.message == (
+        "--auto-loss-scaling does not go with --optimizer adam, --weight-decay 0.1, --lr-schedule cosine, "
+        "--lr-warmup-params"
+    )
+    typed = error.value.hint.split("use ")[1].split(", or ")[0].split()
+    flags = {name[2:].replace("-", "_"): value for name, value in zip(typed[::2], typed[1::2])}
+    config = resolve("train", {**given, **others, **flags}, model="toy_model").config
+    assert program_of(config, 1000, seed=0).auto_loss_scaling
+
+
 def test_a_loss_scale_of_ones_own_is_not_used_beside_it():
     config = dataclasses.replace(RunConfig(), auto_loss_scaling=True, loss_scaling=128.0, precision="16.32")
     program = program_of(config, 1000, seed=0)

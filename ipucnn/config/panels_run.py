@@ -56,7 +56,8 @@ class General:
     overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False)
     dry_run: bool = option(
         False,
-        "Check everything, print what the run would do, and end: nothing is trained, and there is no run folder.",
+        "Check all but the file of --weights, print what the run would do, and end: nothing is trained, "
+        "and there is no run folder.",
         in_yaml=False,
         commands=TRAIN,
     )

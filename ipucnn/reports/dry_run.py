@@ -59,6 +59,12 @@ def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
     ]
     if p.first_checkpoint_execution > 1 and p.executions_per_checkpoint:
         rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution} on")
+    if report["finished"]:
+        rows.insert(4, ("starts", "not at all: the run is finished"))
+    elif report["continues_after"]:
+        rows.insert(
+            4, ("starts", f"after weight update {report['continues_after']} of {p.num_weight_updates}")
+        )
     if p.num_stages > 1:
         opened = ", ".join(p.pipeline_splits) or "layers that the planner chooses"
         rows.append(("pipeline", f"{p.num_stages} stages ({p.pipeline_schedule}) opened by {opened}"))

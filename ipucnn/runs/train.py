@@ -22,7 +22,13 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_output, exists, expand, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.planning.search.smallest_change import would_fit
-from ipucnn.planning.splits import check_named_splits, plan_differences, settle_splits
+from ipucnn.planning.splits import (
+    check_named_splits,
+    check_splits,
+    check_stages,
+    plan_differences,
+    settle_splits,
+)
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import METRICS, RunFolder
@@ -38,6 +44,7 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
+from ipucnn.training.schedules import largest_rate
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import Picture
@@ -95,15 +102,29 @@ class TrainingRun:
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
         elif start.checkpoint is not None:
             # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
-            fused = int(start.checkpoint.meta.get("program", {}).get("fused_micro_batches", 0))
+            fused = int((self._saved_program() or {}).get("fused_micro_batches", 0))
             self.program = self.program.with_fused(fused)
         self.data_sha256 = fingerprint(self.setup.source)
+        self._check_same_run()
         self.state = checkpoints.RunState([])
         self.final_report: Dict[str, Any] = {}
         self.pictures: List[Picture] = []
         self.fresh_weights = 0
         self.first_weight_update = 0
         self._former_rows = 0
+
+    def _saved_program(self) -> Optional[Dict[str, Any]]:
+        """The program of the checkpoint that the run goes on from; None where it begins."""
+        start = self.start
+        return None if start.checkpoint is None else dict(start.checkpoint.meta.get("program", {}))
+
+    def _check_same_run(self) -> None:
+        """Refuses a checkpoint of another run, before the network is built."""
+        program, saved = self.program, self._saved_program() or {}
+        if program.num_stages > 1 and not program.pipeline_splits:
+            # Splits that nobody names are those of the checkpoint.
+            program = replace(program, pipeline_splits=tuple(saved.get("pipeline_splits", ())))
+        check_same_run(self.start, self.saved_config(), program, self.info, self.data_sha256)
 
     def _check_flags(self) -> None:
         """What cannot be seen in the configuration alone: files, and flags that would have no effect."""
@@ -131,19 +152,24 @@ class TrainingRun:
         """What the run would do, as plain values: network, data, device, folder, program, and learning rates.
 
         Raises:
-            MissingError: the device is not here.
+            ConfigurationError: the network cannot be built or cut so.
+            MissingError: the device is not here, or Keras lacks the network.
         """
         from ipucnn.sessions.factory import create_session, runs_on_ipus
 
+        if self.start.report is None:
+            self._check_network()
         p, config, settings = self.program, self.setup.config, self.optimizer
         device = f"{p.num_ipus} IPU(s)"
         if not runs_on_ipus(config.device):
             found = create_session(config.device, verbose=self.verbose, config=config).device
             device = f"{found.kind.upper()}: {found.name}"
-        rates = self.schedule(np.arange(p.num_weight_updates))
+        first, last = self.schedule(np.array([0, p.num_weight_updates - 1]))
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
         l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
+        checkpoint, is_finished = self.start.checkpoint, self.start.report is not None
+        done = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
         return {
             "model": self.setup.record.name,
             "input_shape": list(self.setup.input_shape),
@@ -155,17 +181,38 @@ class TrainingRun:
             },
             "device": device,
             "run_dir": str(self.folder.path),
+            "continues_after": p.num_weight_updates if is_finished else done,
+            "finished": is_finished,
             "seed": self.seed,
             "optimizer": f"{settings.name} ({parameters}){decay}{l2}",
             "learning_rate": {
                 "schedule": config.lr_schedule,
-                "first": float(rates[0]),
-                "largest": float(rates.max()),
-                "last": float(rates[-1]),
+                "first": float(first),
+                "largest": largest_rate(self.schedule, p.num_weight_updates),
+                "last": float(last),
             },
             "warnings": self.warnings,
             "program": p.to_dict(),
         }
+
+    def _check_network(self) -> None:
+        """Refuses what the network's layers refuse; it is built where they are not those of the shipped graph."""
+        from ipucnn.models.build import check_requirements
+        from ipucnn.models.names import canonical_names
+        from ipucnn.planning.graphs.extract import known_graph
+        from ipucnn.planning.graphs.keras_graph import graph_of
+
+        record, program = self.setup.record, self.program
+        check_requirements(record)
+        # Neither the input's size nor the number of classes changes which layers there are.
+        at_home = run_setup.network_options(record, self.setup.config, record.input_shape, record.num_classes)
+        graph = known_graph(record, at_home)
+        if graph is None:
+            model = run_setup.build(self.setup)
+            graph = graph_of(model, record.name)
+            check_splits(program.pipeline_splits, canonical_names(model))
+        if not program.pipeline_splits:
+            check_stages(program.num_stages, graph)
 
     @property
     def is_silent(self) -> bool:
@@ -272,9 +319,7 @@ class TrainingRun:
         timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
-        saved = None if self.start.checkpoint is None else self.start.checkpoint.meta.get("program", {})
-        self.program = settle_splits(self.program, model, self.resolved, saved)
-        check_same_run(self.start, self.saved_config(), self.program, self.info, self.data_sha256)
+        self.program = settle_splits(self.program, model, self.resolved, self._saved_program())
         session.would_fit = would_fit(model, self.setup.record.name, self.program, config)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
         with data_errors():

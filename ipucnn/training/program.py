@@ -249,10 +249,10 @@ def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
     """Automatic loss scaling goes with plain SGD at one learning rate, as in the public application.
 
     Raises:
-        ConfigurationError: naming what it does not go with.
+        ConfigurationError: naming all that it does not go with.
     """
-    if not config.auto_loss_scaling:
-        return
+    if not config.auto_loss_scaling or config.precision == "32.32":
+        return  # it has no effect in 32 bits, where it is refused if it was typed
     momentum = config.optimizer_params.get("momentum")
     others = (
         (config.optimizer != "sgd", f"--optimizer {config.optimizer}", "--optimizer sgd"),
@@ -261,13 +261,14 @@ def _check_auto_loss_scaling(config: RunConfig, warn: Warn) -> None:
         (config.lr_schedule != "const", f"--lr-schedule {config.lr_schedule}", "--lr-schedule const"),
         (config.lr_warmup_params, "--lr-warmup-params", "--lr-warmup-params none"),
     )
-    for is_given, what, instead in others:
-        if is_given:
-            raise ConfigurationError(
-                f"--auto-loss-scaling does not go with {what}",
-                f"use {instead}, or a loss scale of your own: --loss-scaling 128 --no-auto-loss-scaling",
-            )
-    if config.loss_scaling and config.precision != "32.32":
+    found = [(what, instead) for is_given, what, instead in others if is_given]
+    if found:
+        named, changes = zip(*found)
+        raise ConfigurationError(
+            f"--auto-loss-scaling does not go with {', '.join(named)}",
+            f"use {' '.join(changes)}, or a loss scale of your own: --loss-scaling 128 --no-auto-loss-scaling",
+        )
+    if config.loss_scaling:
         warn(f"--loss-scaling {config.loss_scaling:g} is not used: --auto-loss-scaling finds the loss scale")
 
 

@@ -13,6 +13,9 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 Schedule = Callable[[np.ndarray], np.ndarray]
 """Weight updates (int array) -> learning rates."""
 
+# Weight updates whose rates are computed at once where those of a whole run are looked at.
+PIECE = 2**20
+
 _REQUIRED: Dict[str, Sequence[str]] = {
     "const": ("initial_learning_rate",),
     "cosine": ("initial_learning_rate", "epochs_to_total_decay"),
@@ -20,6 +23,14 @@ _REQUIRED: Dict[str, Sequence[str]] = {
     "polynomial": ("initial_learning_rate", "epochs_to_total_decay", "end_learning_rate_ratio", "power"),
     "exponential": ("initial_learning_rate", "epochs_to_decay", "decay_rate"),
 }
+
+
+def largest_rate(schedule: Schedule, num_weight_updates: int) -> float:
+    """The largest learning rate of a run of any length, in the memory that :data:`PIECE` weight updates take."""
+    pieces = range(0, num_weight_updates, PIECE)
+    return max(
+        float(schedule(np.arange(first, min(first + PIECE, num_weight_updates))).max()) for first in pieces
+    )
 
 
 def _check_keys(what: str, params: Mapping[str, Any], required: Sequence[str]) -> None:
