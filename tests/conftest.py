@@ -22,6 +22,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
 
 def _keep_byte_code() -> None:
     """Byte code of TensorFlow is written here once if its own folder has none.
@@ -67,6 +69,13 @@ def graph_cache(tmp_path_factory):
         del os.environ["IPUCNN_CACHE_DIR"]
     else:
         os.environ["IPUCNN_CACHE_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def signals_as_at_first():
+    """A command that ended in this process may have left signals ignored, as it does before a process ends."""
+    for number, handler in _HANDLERS.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
