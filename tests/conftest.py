@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ipucnn import interrupts
 from ipucnn.sessions.host.environment import set_variables
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -73,7 +74,8 @@ def graph_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def signals_as_at_first():
-    """A command that ended in this process may have left signals ignored, as it does before a process ends."""
+    """A command that ended in this process, or a test of one, may have left signals ignored or noted."""
+    interrupts._state.__dict__.clear()
     for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
 

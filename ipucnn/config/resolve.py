@@ -154,7 +154,6 @@ def resolve(
         DataError: if a data set that was asked for is not there.
     """
     from ipucnn.config import presets
-    from ipucnn.datasets.registry import known_as
     from ipucnn.models.registry import get_model
 
     given = convert_flags(flags)
@@ -184,6 +183,8 @@ def resolve(
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))
     if config_path is not None and "augment" not in in_file:
+        from ipucnn.datasets.registry import known_as
+
         # A run's own config.yml has the key.
         layers.insert(0, (PUBLIC_ORIGIN, _PUBLIC_AUGMENTATION.get(str(known_as(dataset)), {})))
     if plan is not None:
