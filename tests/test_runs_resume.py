@@ -127,7 +127,11 @@ def cut_run(cut_after_nine, tmp_path):
 
 @pytest.mark.parametrize(
     "start, number",
-    [(1, None), pytest.param(2, signal.SIGINT, marks=pytest.mark.slow), (3, signal.SIGTERM)],
+    [
+        (1, None),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, number):
     expected, events = uninterrupted["plain"]
