@@ -148,7 +148,7 @@ def test_tile_sizes_that_the_network_cannot_take(size, hint):
     check_tile_size(get_model("unet"), None)
 
 
-@pytest.mark.parametrize("views", [2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("views", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_views_are_averaged_as_probabilities(trained, views):
     image = draw(37, 24)
     every = [(flip, turns) for turns in (0, 2, 1, 3) for flip in (False, True)]
