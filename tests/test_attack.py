@@ -108,7 +108,7 @@ def place(tmp_path, monkeypatch):
     attack.remove(tmp_path / "case")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(number=st.integers(0, 2**32))
 def test_no_command_line_ends_badly(place, monkeypatch, number):
     """One to eight options of any command with legal, borderline and absurd values, judged as the campaign does."""

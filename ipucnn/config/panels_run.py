@@ -7,6 +7,9 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 from ipucnn.config import bounds, values
 from ipucnn.config.spec import DATA, DEVICE, NETWORK, PLAN, RUN, TRAIN, option
 
+# What the options of Weights & Biases would do, and what does it now.
+_WANDB = ("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard")
+
 
 @dataclasses.dataclass(frozen=True)
 class General:
@@ -335,7 +338,7 @@ class Evaluation:
         False,
         "Log to Weights & Biases too.",
         commands=TRAIN,
-        refused=("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard"),
+        refused=_WANDB,
     )
     wandb_run_name: Optional[str] = option(
         None,
@@ -343,14 +346,14 @@ class Evaluation:
         metavar="NAME",
         commands=TRAIN,
         default_text="none",
-        refused=("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard"),
+        refused=_WANDB,
     )
     wandb_tags: Tuple[str, ...] = option(
         (),
         "Tags of the run at Weights & Biases.",
         metavar="TAG...",
         commands=TRAIN,
-        refused=("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard"),
+        refused=_WANDB,
     )
 
 
