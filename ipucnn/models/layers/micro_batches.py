@@ -15,7 +15,7 @@ import contextlib
 import threading
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from tensorflow import keras
@@ -154,6 +154,10 @@ def ghost_batch_norm(
     if len(x.shape) == 4 and (num_groups == 1 or large) and epsilon >= 1.001e-5:
         return _native_batch_norm(x, gamma, beta, epsilon, num_groups)
     return _grouped_batch_norm(x, gamma, beta, epsilon, num_groups)
+
+
+# (x, gamma, beta, epsilon, number of groups) -> (y, mean, unbiased variance)
+GhostNorm = Callable[[Tensor, Tensor, Tensor, float, int], Tuple[Tensor, Tensor, Tensor]]
 
 
 def _native_batch_norm(
@@ -320,27 +324,35 @@ class BatchNormalization(keras.layers.Layer):
         )
         super().build(input_shape)
 
-    def _affine(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        factor = tf.math.rsqrt(variance + self.epsilon)
+    def affine(self) -> Tuple[Tensor, Tensor]:
+        """What evaluation does to each channel, by the moving statistics: factor and offset."""
+        factor = tf.math.rsqrt(tf.convert_to_tensor(self.moving_variance) + self.epsilon)
         if self.gamma is not None:
             factor = factor * tf.convert_to_tensor(self.gamma)
-        offset = -mean * factor
+        offset = -tf.convert_to_tensor(self.moving_mean) * factor
         if self.beta is not None:
             offset = offset + tf.convert_to_tensor(self.beta)
-        return x * factor + offset
+        return factor, offset
 
     def call(self, inputs: Tensor, training: Optional[bool] = None, mask: Optional[Tensor] = None) -> Tensor:
         if not training:
-            return self._affine(
-                inputs, tf.convert_to_tensor(self.moving_mean), tf.convert_to_tensor(self.moving_variance)
-            )
+            factor, offset = self.affine()
+            return inputs * factor + offset
+        return self.normalised(inputs, ghost_batch_norm)
+
+    def normalised(self, inputs: Tensor, ghost_norm: GhostNorm) -> Tensor:
+        """The layer in training; what it found goes to the context.
+
+        Args:
+            ghost_norm: computes what :func:`ghost_batch_norm` does.
+        """
         context = current_context()
         groups = context.num_groups if context is not None else 1
         dtype = inputs.dtype
         channels = inputs.shape[-1]
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
-        outputs, mean, unbiased = ghost_batch_norm(inputs, gamma, beta, self.epsilon, groups)
+        outputs, mean, unbiased = ghost_norm(inputs, gamma, beta, self.epsilon, groups)
         if context is not None and self.moves_once:
             numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
             together = numbers * (context.num_micro_batches // groups)

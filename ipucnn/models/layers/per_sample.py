@@ -24,7 +24,7 @@ from ipucnn.models.custom_ops import crop_library
 MAX_TAP_SUM_PIXELS = 16
 
 
-def _padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int]:
+def padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int]:
     """(output size, zeros before the first pixel) of one dimension, as TensorFlow pads."""
     if padding == "VALID":
         return (size - kernel) // stride + 1, 0
@@ -34,7 +34,7 @@ def _padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[
 
 def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[int, int, int, int]]:
     """For each tap that meets the image in one dimension: (tap, first output, one past the last, first input)."""
-    output, before = _padding_before(size, kernel, stride, padding)
+    output, before = padding_before(size, kernel, stride, padding)
     ranges = []
     for tap in range(kernel):
         inside = [o for o in range(output) if 0 <= o * stride + tap - before < size]
@@ -134,8 +134,8 @@ class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
     def _output_pixels(self, height: int, width: int) -> int:
         padding = self.padding.upper()
         return (
-            _padding_before(height, self.kernel_size[0], self.strides[0], padding)[0]
-            * _padding_before(width, self.kernel_size[1], self.strides[1], padding)[0]
+            padding_before(height, self.kernel_size[0], self.strides[0], padding)[0]
+            * padding_before(width, self.kernel_size[1], self.strides[1], padding)[0]
         )
 
 

@@ -180,14 +180,41 @@ def import_matplotlib() -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    exists = os.path.exists
-    if "matplotlib" not in sys.modules:
-        os.path.exists = lambda path: path != "matplotlibrc" and exists(path)  # type: ignore[assignment]
-    try:
+    with _unseen("matplotlib", "matplotlibrc"):
         import matplotlib
+    return matplotlib
+
+
+def import_numba() -> Any:
+    """Numba, without the settings it would take from a ``.numba_config.yaml`` in the current folder.
+
+    Such a file is anybody's, and could name a folder from which compiled code is loaded.
+
+    Raises:
+        MissingError: it cannot be imported.
+    """
+    try:
+        with _unseen("numba", ".numba_config.yaml"):
+            import numba
+            from numba.core import config
+    except ImportError as error:
+        raise MissingError(
+            f"Numba cannot be imported: {error}", "install it with: python -m pip install numba"
+        ) from None
+    config._HAVE_YAML = False  # Its compiler would look for the file again before each function.
+    return numba
+
+
+@contextlib.contextmanager
+def _unseen(module: str, name: str) -> Iterator[None]:
+    """While a module is imported for the first time, a file of this name in the current folder is not there."""
+    exists = os.path.exists
+    if module not in sys.modules:
+        os.path.exists = lambda path: path != name and exists(path)  # type: ignore[assignment]
+    try:
+        yield
     finally:
         os.path.exists = exists
-    return matplotlib
 
 
 def _quiet_import() -> Any:

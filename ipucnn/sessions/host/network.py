@@ -1,5 +1,6 @@
-"""A network computed layer by layer, where a host does more than Keras' own forward pass, and its weights.
+"""A network computed layer by layer, for a host does it otherwise than Keras' own forward pass, and its weights.
 
+- On a CPU many layers are computed by faster operations (``fast_layers.py``).
 - In 16 bits, what leaves a layer, and the gradient that comes back to it, is rounded; so is the image.
 - Under recomputation the activations of every pipeline stage but the last are forgotten, and computed again when the
   gradient arrives (Chen et al. 2016, arXiv:1604.06174); the last stage's are still there, as on IPUs.
@@ -22,6 +23,7 @@ from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
+from ipucnn.sessions.host.fast_layers import FastLayers, find_fast_layers
 
 _EXACT = (
     "Concatenate", "Cropping2D", "Flatten", "GlobalMaxPooling2D", "MaxPooling2D", "Permute", "Reshape", "SubsamplePad",
@@ -48,9 +50,11 @@ class Network:
     Args:
         model: whose layers are called.
         splits: layers that open a stage whose forward pass is recomputed, but for the last; none: nothing is.
+        on_cpu: layers may be computed by other operations than Keras' (``fast_layers.py``).
+        alone: what leaves each layer is needed, for it is rounded or looked at.
     """
 
-    def __init__(self, model: KerasModel, splits: Sequence[str] = ()) -> None:
+    def __init__(self, model: KerasModel, splits: Sequence[str] = (), *, on_cpu: bool, alone: bool) -> None:
         blueprint = read_blueprint(model)
         self._input, self._output = blueprint.steps[0].name, blueprint.output
         steps = blueprint.steps[1:]
@@ -65,6 +69,16 @@ class Network:
             for name, layer in self._layers.items()
             if "training" in inspect.signature(layer.call).parameters
         }
+
+        self._fast = [FastLayers() for _ in self._stages]
+        for number, stage in enumerate(self._stages if on_cpu else ()):
+            self._fast[number] = find_fast_layers(stage, self._layers, self._leaving(number), alone)
+
+    def _leaving(self, number: int) -> List[str]:
+        """The layers of a stage whose outputs are read by later stages, or are the network's."""
+        own = {step.name for step in self._stages[number]}
+        later = {name for stage in self._stages[number + 1 :] for step in stage for name in step.inputs}
+        return sorted(own & (later | {self._output}))
 
     def __call__(
         self,
@@ -86,17 +100,16 @@ class Network:
         for number, steps in enumerate(self._stages):
             own = {step.name for step in steps}
             sources = sorted({name for step in steps for name in step.inputs} - own)
-            later = {name for stage in self._stages[number + 1 :] for step in stage for name in step.inputs}
-            wanted = sorted(own & (later | {self._output}))
+            wanted = self._leaving(number)
 
             def stage(
                 inputs: Sequence[Tensor],
                 context: Optional[ExecutionContext],
-                steps: Sequence[Step] = steps,
+                number: int = number,
                 sources: Sequence[str] = sources,
                 wanted: Sequence[str] = wanted,
             ) -> List[Tensor]:
-                found = self._run(steps, dict(zip(sources, inputs)), training, rounding, context)
+                found = self._run(number, dict(zip(sources, inputs)), training, rounding, context)
                 return [found[name] for name in wanted]
 
             given = [tensors[name] for name in sources]
@@ -107,20 +120,28 @@ class Network:
 
     def _run(
         self,
-        steps: Sequence[Step],
+        number: int,
         tensors: Dict[str, Tensor],
         training: bool,
         rounding: Rounding,
         context: Optional[ExecutionContext],
     ) -> Dict[str, Tensor]:
-        """Adds the outputs of some layers to those of the layers before them."""
+        """Adds the outputs of a stage's layers to those of the layers before them."""
+        fast = self._fast[number]
+        computes = fast.training if training else fast.inference
+        done_before = fast.done_before if training else fast.folded
         with contextlib.ExitStack() as stack:
             if context is not None:
                 stack.enter_context(execution_context(context))
-            for step in steps:
+            for step in self._stages[number]:
                 inputs = [tensors[name] for name in step.inputs]
-                options = {"training": training} if step.name in self._takes_training else {}
-                output = self._layers[step.name](inputs[0] if len(inputs) == 1 else inputs, **options)
+                if step.name in done_before:
+                    output = inputs[0]
+                elif step.name in computes:
+                    output = computes[step.name](inputs[0])
+                else:
+                    options = {"training": training} if step.name in self._takes_training else {}
+                    output = self._layers[step.name](inputs[0] if len(inputs) == 1 else inputs, **options)
                 if step.name not in self._exact:
                     output = rounding.layer_output(output, step.name)
                 tensors[step.name] = output

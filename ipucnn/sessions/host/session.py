@@ -21,7 +21,7 @@ from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, T
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
+from ipucnn.models.layers import BatchNormalization, ExecutionContext
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import (
@@ -122,6 +122,7 @@ class UpdateLoop:
         weights: the model's.
         arithmetic: what is computed in.
         preprocessing: of the images that the iterator has.
+        on_cpu: whether it runs on a CPU.
 
     Attributes:
         scaler: finds the loss scale, if the program leaves it to it.
@@ -136,8 +137,8 @@ class UpdateLoop:
         weights: Weights,
         arithmetic: Arithmetic,
         preprocessing: Preprocessing,
+        on_cpu: bool,
     ) -> None:
-        self._model = model
         self._unpack = preprocessing.unpack
         self._program = program
         self._optimizer = optimizer
@@ -146,9 +147,8 @@ class UpdateLoop:
         self._arithmetic = arithmetic
         self._trainable = [weights.read[name] for name in weights.trainable]
         recomputes = program.recomputation and program.num_stages > 1
-        self._network = None
-        if recomputes or not arithmetic.is_plain:
-            self._network = Network(model, program.pipeline_splits if recomputes else ())
+        splits = program.pipeline_splits if recomputes else ()
+        self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
         self._fused = program.fused_micro_batches
         self._chunks = program.num_micro_batches // self._fused
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
@@ -210,7 +210,7 @@ class UpdateLoop:
         def body(c: Tensor, sums: List[List[Tensor]]) -> Tuple[Tensor, List[List[Tensor]]]:
             images = iterator.get_next()[0]
             context = self._context(c)
-            self._forward(self._unpack(images), context, Rounding(self._arithmetic))
+            self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
             found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
             added = [
                 [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
@@ -307,7 +307,7 @@ class UpdateLoop:
         context = self._context(update * self._chunks + chunk)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
-            logits = self._forward(images, context, self._rounding_of_layers(update, chunk))
+            logits = self._network(images, True, self._rounding_of_layers(update, chunk), context)
             losses = self._loss(logits, labels, self._fused, *weights)
             share = self._gradient_weight()
             # In 16 bits the gradients of layers must be those of a micro-batch, and a share of them would underflow.
@@ -328,13 +328,6 @@ class UpdateLoop:
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
         return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
-
-    def _forward(self, images: Tensor, context: ExecutionContext, rounding: Rounding) -> Tensor:
-        """The logits of a training pass."""
-        if self._network is not None:
-            return self._network(images, True, rounding, context)
-        with execution_context(context):
-            return self._model(images, training=True)
 
     def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
         """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
@@ -433,14 +426,12 @@ class Evaluation:
         loss: Optional[LossFunction],
         arithmetic: Arithmetic,
         preprocessing: Preprocessing,
+        on_cpu: bool,
     ) -> None:
-        network = None if arithmetic.is_plain else Network(model)
+        network = Network(model, on_cpu=on_cpu, alone=not arithmetic.is_plain)
 
         def forward(images: Tensor) -> Tensor:
-            images = preprocessing.unpack(images)
-            if network is None:
-                return model(images, training=False)
-            return network(images, False, Rounding(arithmetic))
+            return network(preprocessing.unpack(images), False, Rounding(arithmetic))
 
         def sums(images: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
             assert loss is not None
@@ -465,6 +456,7 @@ class HostSession(Session):
         self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
+        self._on_cpu = device.kind == "cpu"
         self._arithmetic = Arithmetic.of(self._config)
         self._precision = self._arithmetic.precision
         self._weights: Optional[Weights] = None
@@ -509,10 +501,12 @@ class HostSession(Session):
             names = weights.trainable
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
             self.state = TrainState(weights.kept, opt.slots, 0)
-            self._loop = UpdateLoop(model, program, opt, loss, weights, self._arithmetic, self._preprocessing)
+            self._loop = UpdateLoop(
+                model, program, opt, loss, weights, self._arithmetic, self._preprocessing, self._on_cpu
+            )
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
-        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing)
+        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
@@ -605,7 +599,7 @@ class HostSession(Session):
         """Makes the functions that are traced in the first call, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
-        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing)
+        self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None

@@ -1,0 +1,362 @@
+"""Layers as the host computes them on a CPU, where that is faster than what Keras' layers do.
+
+Weights, names and results are those of the layers; results differ by the order of sums.  Which layers are computed
+otherwise follows from the network and its shapes alone:
+
+- A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
+  convolutions lose to a plain product at the sizes of small images, and the ones without oneDNN lose by more.
+- In training, batch norm and group norm with the activation after them, and the weight gradient of depthwise
+  convolutions, are compiled by Numba (``kernels.py``).
+- In evaluation, batch norm is folded into the convolution before it.
+- Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
+
+``benchmarks/fast_layers.py`` prints what each gains.  GPUs and IPUs compute the layers as they are.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+from tensorflow import keras
+
+from ipucnn.aliases import KerasLayer, Tensor
+from ipucnn.machine import num_cores
+from ipucnn.models.blueprint import Step
+from ipucnn.models.layers import BatchNormalization, GroupNormalization, SubsamplePad
+from ipucnn.models.layers.micro_batches import ghost_batch_norm
+from ipucnn.models.layers.per_sample import padding_before, tap_ranges
+
+# A layer: its output of its input.
+Compute = Callable[[Tensor], Tensor]
+# A convolution without its bias: of its input and its kernel.
+Convolve = Callable[[Tensor, Tensor], Tensor]
+
+# Channels that a thread takes at least of a part of the batch: a line of the cache.
+THREAD_CHANNELS = 16
+
+
+@dataclass
+class FastLayers:
+    """What is computed otherwise than the layers do, by the layers' names.
+
+    Attributes:
+        training, inference: how.
+        done_before: in training, activations that the normalisation before them computes already.
+        folded: in inference, batch norms that the convolution before them computes already.
+    """
+
+    training: Dict[str, Compute] = field(default_factory=dict)
+    inference: Dict[str, Compute] = field(default_factory=dict)
+    done_before: List[str] = field(default_factory=list)
+    folded: List[str] = field(default_factory=list)
+
+
+def find_fast_layers(
+    steps: Sequence[Step], layers: Dict[str, KerasLayer], needed: Sequence[str], alone: bool
+) -> FastLayers:
+    """
+    Args:
+        steps: of one pipeline stage, in order.
+        layers: of all steps, by name.
+        needed: layers whose output leaves the stage.
+        alone: what leaves each layer is needed, so none may be computed with another.
+    """
+    found = FastLayers()
+    readers: Dict[str, List[str]] = {}
+    for step in steps:
+        for name in step.inputs:
+            readers.setdefault(name, []).append(step.name)
+
+    def next_of(name: str) -> Optional[KerasLayer]:
+        """The one layer that reads this one's output, if they may be computed together."""
+        following = readers.get(name, [])
+        return None if alone or name in needed or len(following) != 1 else layers[following[0]]
+
+    for name in (step.name for step in steps):
+        layer, following = layers[name], next_of(name)
+        if isinstance(layer, (BatchNormalization, GroupNormalization)):
+            activation = "linear" if following is None else _activation(following)
+            if following is not None and activation != "linear":
+                found.done_before.append(following.name)
+            found.training[name] = _normalisation(layer, activation)
+        elif isinstance(layer, SubsamplePad):
+            subsample = _subsample_pad(layer)
+            if subsample is not None:
+                found.training[name] = found.inference[name] = subsample
+        else:
+            convolve = _convolution(layer)
+            if convolve is None:
+                continue
+            if convolve.is_faster:
+                found.training[name] = _layer(layer, convolve.convolve)
+                found.inference[name] = found.training[name]
+            if isinstance(following, BatchNormalization) and _is_linear(layer):
+                found.folded.append(following.name)
+                found.inference[name] = _folded(layer, convolve.convolve, following)
+    return found
+
+
+def _activation(layer: KerasLayer) -> str:
+    """The kernels' name of an activation layer; "linear" of whatever they do not know."""
+    config = layer.get_config()
+    if type(layer) is keras.layers.Activation:
+        return {"relu": "relu", "relu6": "relu6", "swish": "swish", "silu": "swish"}.get(
+            config["activation"], "linear"
+        )
+    if type(layer) is keras.layers.ReLU and not (config.get("negative_slope") or config.get("threshold")):
+        return {None: "relu", 6.0: "relu6"}.get(config["max_value"], "linear")
+    return "linear"
+
+
+def _is_linear(layer: KerasLayer) -> bool:
+    return layer.get_config()["activation"] == "linear"
+
+
+# What is compiled.
+
+
+def _numpy(function: Callable[..., Any], inputs: Sequence[Tensor], shapes: Sequence[Any]) -> List[Tensor]:
+    """What a function of float32 arrays returns, of these static shapes; it has no side effects."""
+    outputs = tf.compat.v1.py_func(function, inputs, [tf.float32] * len(shapes), stateful=False)
+    for output, shape in zip(outputs, shapes):
+        output.set_shape(shape)
+    return list(outputs)
+
+
+def normalise(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, channel_groups: int, activation: str
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """``kernels.forward`` with its gradient; mean and biased variance have none."""
+    from ipucnn.sessions.host import kernels
+
+    channels = int(x.shape[-1])
+    forward = functools.partial(
+        kernels.forward, epsilon=epsilon, parts=parts, channel_groups=channel_groups, activation=activation
+    )
+    backward = functools.partial(
+        kernels.backward, epsilon=epsilon, channel_groups=channel_groups, activation=activation
+    )
+
+    @tf.custom_gradient
+    def compute(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
+        y, mean, variance = _numpy(forward, [x, gamma, beta], [x.shape, [parts, channels], [parts, channels]])
+
+        def gradient(dy: Tensor, *_: Any) -> Any:
+            return _numpy(backward, [dy, x, gamma, beta, mean, variance], [x.shape, [channels], [channels]])
+
+        return (y, tf.stop_gradient(mean), tf.stop_gradient(variance)), gradient
+
+    return compute(x, gamma, beta)
+
+
+def _normalisation(layer: KerasLayer, activation: str) -> Compute:
+    """Batch norm or group norm in training, with the activation after it."""
+    activate = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}[
+        activation
+    ]
+
+    def is_worth_it(x: Tensor, parts: int, channel_groups: int) -> bool:
+        """Whether there is work for all cores; TensorFlow's kernels share the rows of a part, too."""
+        if x.shape.num_elements() is None:
+            return False
+        return parts * min(channel_groups, max(1, int(x.shape[-1]) // THREAD_CHANNELS)) >= num_cores()
+
+    def of_batch(inputs: Tensor) -> Tensor:
+        is_activated = False
+
+        def ghost_norm(
+            x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
+        ) -> Tuple[Tensor, Tensor, Tensor]:
+            nonlocal is_activated
+            channels = int(x.shape[-1])
+            if not is_worth_it(x, num_groups, channels):
+                return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
+            is_activated = True
+            y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, channels, activation)
+            rows = x.shape.num_elements() // (num_groups * channels)
+            return y, mean, variance * (rows / max(rows - 1.0, 1.0))
+
+        outputs = layer.normalised(inputs, ghost_norm)
+        return outputs if is_activated else activate(outputs)
+
+    def of_samples(inputs: Tensor) -> Tensor:
+        samples = inputs.shape[0]
+        if samples is None or not is_worth_it(inputs, int(samples), layer.groups):
+            return activate(layer(inputs))
+        gamma, beta = tf.convert_to_tensor(layer.gamma), tf.convert_to_tensor(layer.beta)
+        return normalise(inputs, gamma, beta, layer.epsilon, int(samples), layer.groups, activation)[0]
+
+    return of_samples if isinstance(layer, GroupNormalization) else of_batch
+
+
+# Convolutions.
+
+
+class _Convolution(NamedTuple):
+    """A convolution as a function of its kernel, and whether that is faster than the layer."""
+
+    convolve: Convolve
+    is_faster: bool
+
+
+def _convolution(layer: KerasLayer) -> Optional[_Convolution]:
+    """None of what is no convolution, or one of a kind that is left alone."""
+    if isinstance(layer, keras.layers.DepthwiseConv2D):
+        find: Callable[[KerasLayer], Optional[_Convolution]] = _depthwise
+    elif type(layer) is keras.layers.Conv2D and layer.groups == 1:
+        find = _dense
+    else:
+        return None
+    known = None not in tuple(layer.input.shape)[1:]
+    return find(layer) if known and layer.data_format == "channels_last" else None
+
+
+def _kernel(layer: KerasLayer) -> Tensor:
+    """A convolution's kernel; Keras 2.6 has another name for a depthwise one."""
+    return tf.convert_to_tensor(
+        layer.depthwise_kernel if hasattr(layer, "depthwise_kernel") else layer.kernel
+    )
+
+
+def _layer(layer: KerasLayer, convolve: Convolve) -> Compute:
+    """The convolution with bias and activation."""
+
+    def compute(x: Tensor) -> Tensor:
+        y = convolve(x, _kernel(layer))
+        if layer.use_bias:
+            y = tf.nn.bias_add(y, tf.convert_to_tensor(layer.bias))
+        return y if _is_linear(layer) else layer.activation(y)
+
+    return compute
+
+
+def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
+    """The convolution with the batch norm after it, by the moving statistics."""
+
+    def compute(x: Tensor) -> Tensor:
+        factor, offset = norm.affine()
+        kernel = _kernel(layer)
+        depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+        y = convolve(x, kernel * (tf.reshape(factor, kernel.shape[-2:]) if depthwise else factor))
+        return tf.nn.bias_add(
+            y, offset + factor * tf.convert_to_tensor(layer.bias) if layer.use_bias else offset
+        )
+
+    return compute
+
+
+class _Window(NamedTuple):
+    """The taps of a kernel that meet the image, and the pixels they meet, where the output is one pixel."""
+
+    taps: Tuple[slice, slice]
+    pixels: Tuple[slice, slice]
+
+    def of_image(self, x: Tensor) -> Tensor:
+        if all(pixels == slice(0, size) for pixels, size in zip(self.pixels, x.shape[1:3])):
+            return x
+        return x[:, self.pixels[0], self.pixels[1]]
+
+
+def _window(layer: KerasLayer) -> Optional[_Window]:
+    """None where the output has more pixels than one, or the kernel is spread."""
+    if tuple(layer.dilation_rate) != (1, 1):
+        return None
+    rows, columns = (
+        tap_ranges(layer.input.shape[k + 1], layer.kernel_size[k], layer.strides[k], layer.padding.upper())
+        for k in range(2)
+    )
+    if any(last != 1 for _, _, last, _ in (*rows, *columns)):
+        return None
+    return _Window(
+        (slice(rows[0][0], rows[-1][0] + 1), slice(columns[0][0], columns[-1][0] + 1)),
+        (slice(rows[0][3], rows[-1][3] + 1), slice(columns[0][3], columns[-1][3] + 1)),
+    )
+
+
+def _dense(layer: KerasLayer) -> _Convolution:
+    """A convolution over all channels: a matrix product, if it is one."""
+    window = _window(layer)
+    is_pointwise = tuple(layer.kernel_size) == tuple(layer.strides) == (1, 1)
+    options = {
+        "strides": list(layer.strides),
+        "padding": layer.padding.upper(),
+        "dilations": list(layer.dilation_rate),
+    }
+
+    def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+        if is_pointwise:
+            pixels = x.shape[1:3]
+        elif window is not None:
+            x, kernel, pixels = window.of_image(x), kernel[window.taps], [1, 1]
+        else:
+            return tf.nn.conv2d(x, kernel, **options)
+        outputs = int(kernel.shape[-1])
+        inputs = kernel.shape.num_elements() // outputs
+        y = tf.matmul(tf.reshape(x, [-1, inputs]), tf.reshape(kernel, [inputs, outputs]))
+        return tf.reshape(y, [-1, *pixels, outputs])
+
+    return _Convolution(convolve, is_pointwise or window is not None)
+
+
+def _depthwise(layer: KerasLayer) -> Optional[_Convolution]:
+    """A depthwise convolution with multiplier 1 and one stride."""
+    if (
+        layer.depth_multiplier != 1
+        or layer.strides[0] != layer.strides[1]
+        or tuple(layer.dilation_rate) != (1, 1)
+    ):
+        return None
+    window = _window(layer)
+    stride, padding = layer.strides[0], layer.padding.upper()
+
+    def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+        if window is None:
+            return depthwise(x, kernel, stride, padding)
+        products = window.of_image(x) * kernel[window.taps][..., 0]
+        if tuple(products.shape[1:3]) == (1, 1):
+            return products
+        return tf.reduce_sum(products, axis=[1, 2], keepdims=True)
+
+    return _Convolution(convolve, True)
+
+
+def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
+    """``tf.nn.depthwise_conv2d`` (multiplier 1, static sizes) with the weight gradient of the kernels."""
+    from ipucnn.sessions.host import kernels
+
+    strides = [1, stride, stride, 1]
+    size = (int(kernel.shape[0]), int(kernel.shape[1]))
+    top, left = (padding_before(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
+    weight_gradient = functools.partial(
+        kernels.depthwise_filter, kernel=size, stride=stride, before=(top, left)
+    )
+
+    @tf.custom_gradient
+    def convolve(x: Tensor, kernel: Tensor) -> Any:
+        y = tf.raw_ops.DepthwiseConv2dNative(input=x, filter=kernel, strides=strides, padding=padding)
+
+        def gradient(dy: Tensor) -> Any:
+            dx = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
+                input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, strides=strides, padding=padding
+            )
+            return [dx, *_numpy(weight_gradient, [x, dy], [kernel.shape])]
+
+        return y, gradient
+
+    return convolve(x, kernel)
+
+
+def _subsample_pad(layer: KerasLayer) -> Optional[Compute]:
+    """None of images of odd sizes, or of unknown ones."""
+    _, height, width, channels = layer.input.shape
+    if height is None or width is None or height % 2 or width % 2:
+        return None
+
+    def compute(x: Tensor) -> Tensor:
+        rows = tf.slice(tf.reshape(x, [-1, 2 * width * channels]), [0, 0], [-1, width * channels])
+        pixels = tf.slice(tf.reshape(rows, [-1, 2 * channels]), [0, 0], [-1, channels])
+        pixels = tf.reshape(pixels, [-1, height // 2, width // 2, channels])
+        return tf.pad(pixels, [[0, 0], [0, 0], [0, 0], [0, layer.channels - channels]])
+
+    return compute
