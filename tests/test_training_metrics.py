@@ -1,4 +1,4 @@
-"""Losses and metrics against NumPy, and the depthwise weight gradient against TensorFlow's."""
+"""Losses and metrics against NumPy."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.models.layers.per_sample import depthwise_conv2d, tap_ranges
 from ipucnn.training.losses import cross_entropy_per_sample, make_loss
 from ipucnn.training.metrics import MetricTotals, batch_sums
 
@@ -84,46 +83,6 @@ def test_segmentation_metrics():
     assert result["accuracy"] == pytest.approx((predicted == truth).mean())
     assert result["dice"] == pytest.approx(2 * both / (predicted.sum() + truth.sum()))
     assert result["iou"] == pytest.approx(both / (predicted | truth).sum())
-
-
-@pytest.mark.parametrize("size, kernel, stride, padding", [
-    (4, 5, 2, "SAME"), (5, 5, 2, "VALID"), (7, 5, 2, "VALID"), (3, 3, 1, "SAME"), (1, 5, 1, "SAME"),
-    (2, 5, 1, "SAME"), (4, 3, 2, "SAME"), (5, 3, 2, "SAME"), (9, 3, 2, "VALID"), (6, 3, 3, "SAME"),
-])  # fmt: skip
-def test_the_depthwise_gradients_are_tensorflows(size, kernel, stride, padding):
-    rng = np.random.default_rng(0)
-    x = tf.constant(rng.normal(size=(3, size, size, 6)).astype(np.float32))
-    w = tf.constant(rng.normal(size=(kernel, kernel, 6, 1)).astype(np.float32))
-    results = []
-    for function in (
-        lambda: tf.nn.depthwise_conv2d(x, w, [1, stride, stride, 1], padding),
-        lambda: depthwise_conv2d(x, w, stride, padding),
-    ):
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = function()
-            loss = tf.reduce_sum(tf.sin(y))
-        results.append([y, *tape.gradient(loss, [x, w])])
-    for native, ours in zip(*results):
-        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-5, atol=1e-5)
-
-
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))
-def test_tap_ranges_name_the_pixels_a_tap_meets(size, kernel, stride, padding):
-    if padding == "VALID" and kernel > size:
-        return
-    output = -(-size // stride) if padding == "SAME" else (size - kernel) // stride + 1
-    before = max((output - 1) * stride + kernel - size, 0) // 2 if padding == "SAME" else 0
-    met = {}
-    for o in range(output):
-        for tap in range(kernel):
-            pixel = o * stride + tap - before
-            if 0 <= pixel < size:
-                met.setdefault(tap, []).append((o, pixel))
-    assert {
-        t: list(zip(range(a, b), range(x, size, stride)))
-        for t, a, b, x in tap_ranges(size, kernel, stride, padding)
-    } == met
 
 
 def test_a_network_that_says_nothing_is_not_right():

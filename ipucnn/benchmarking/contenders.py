@@ -206,8 +206,6 @@ def stock_copy(model: KerasModel) -> KerasModel:
             )
         if isinstance(layer, layers.Dropout):
             return keras.layers.Dropout(config["rate"], config["noise_shape"], name=layer.name)
-        if isinstance(layer, layers.DepthwiseConv2D):
-            return keras.layers.DepthwiseConv2D.from_config(config)
         if isinstance(layer, GroupedConv2D):
             return keras.layers.Conv2D.from_config(config)
         return type(layer).from_config(config)

@@ -148,6 +148,5 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     else:
         editing.remove_norm(blueprint)
     editing.set_dropout(blueprint, options.dropout)
-    editing.set_depthwise(blueprint)
     editing.seed_weights(blueprint, options.seed)
     return assemble(blueprint, images(), record.name)

@@ -18,7 +18,6 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Blueprint, Step
 from ipucnn.models.layers import (
     BatchNormalization,
-    DepthwiseConv2D,
     Dropout,
     GroupedConv2D,
     GroupNormalization,
@@ -223,13 +222,6 @@ def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
             bias_initializer=own["bias_initializer"],
         )
         replace_layer(step, GroupedConv2D, config)
-
-
-def set_depthwise(blueprint: Blueprint) -> None:
-    """Replaces Keras' depthwise convolution by this package's, whose weight gradient is faster on CPUs."""
-    for step in blueprint.steps:
-        if step.kind == "DepthwiseConv2D":
-            replace_layer(step, DepthwiseConv2D, step.config)
 
 
 def seed_weights(blueprint: Blueprint, seed: int) -> None:

@@ -13,7 +13,6 @@ from ipucnn.models.layers.micro_batches import (
 )
 from ipucnn.models.layers.per_sample import (
     Cropping2D,
-    DepthwiseConv2D,
     GroupedConv2D,
     HardSigmoid,
     HardSwish,
@@ -23,7 +22,6 @@ from ipucnn.models.layers.per_sample import (
 __all__ = [
     "BatchNormalization",
     "Cropping2D",
-    "DepthwiseConv2D",
     "Dropout",
     "ExecutionContext",
     "GroupNormalization",

@@ -133,7 +133,7 @@ def import_tensorflow(verbose: bool = False) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
     - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
-      once depthwise weight gradients are computed otherwise (``ipucnn.models.layers.per_sample``).
+      once depthwise weight gradients are computed otherwise (``fast_layers.py``).
     - Operations are asked to be deterministic.
     - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
       ``verbose`` or the import fails.

@@ -25,7 +25,6 @@ from ipucnn.machine import num_cores
 from ipucnn.models.blueprint import Step
 from ipucnn.models.layers import BatchNormalization, GroupNormalization, SubsamplePad
 from ipucnn.models.layers.micro_batches import ghost_batch_norm
-from ipucnn.models.layers.per_sample import padding_before, tap_ranges
 
 # A layer: its output of its input.
 Compute = Callable[[Tensor], Tensor]
@@ -119,9 +118,10 @@ def _is_linear(layer: KerasLayer) -> bool:
 def _numpy(function: Callable[..., Any], inputs: Sequence[Tensor], shapes: Sequence[Any]) -> List[Tensor]:
     """What a function of float32 arrays returns, of these static shapes; it has no side effects."""
     outputs = tf.compat.v1.py_func(function, inputs, [tf.float32] * len(shapes), stateful=False)
+    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     for output, shape in zip(outputs, shapes):
         output.set_shape(shape)
-    return list(outputs)
+    return outputs
 
 
 def normalise(
@@ -246,6 +246,25 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
     return compute
 
 
+def _padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int]:
+    """(output size, zeros before the first pixel) of one dimension, as TensorFlow pads."""
+    if padding == "VALID":
+        return (size - kernel) // stride + 1, 0
+    output = -(-size // stride)
+    return output, max((output - 1) * stride + kernel - size, 0) // 2
+
+
+def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[int, int, int, int]]:
+    """For each tap that meets the image in one dimension: (tap, first output, one past the last, first input)."""
+    output, before = _padding_before(size, kernel, stride, padding)
+    ranges = []
+    for tap in range(kernel):
+        inside = [o for o in range(output) if 0 <= o * stride + tap - before < size]
+        if inside:
+            ranges.append((tap, inside[0], inside[-1] + 1, inside[0] * stride + tap - before))
+    return ranges
+
+
 class _Window(NamedTuple):
     """The taps of a kernel that meet the image, and the pixels they meet, where the output is one pixel."""
 
@@ -327,7 +346,7 @@ def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
 
     strides = [1, stride, stride, 1]
     size = (int(kernel.shape[0]), int(kernel.shape[1]))
-    top, left = (padding_before(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
+    top, left = (_padding_before(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
     weight_gradient = functools.partial(
         kernels.depthwise_filter, kernel=size, stride=stride, before=(top, left)
     )

@@ -48,12 +48,12 @@ _INT = numba.int64
 def _jit(*signature: Any, **more: Any) -> Callable[..., Any]:
     """Compiles for these arguments, without the interpreter's lock.
 
-    Sums within a block may be in any order, so that they use the vectors of the CPU; not-a-number and infinities stay.
+    A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
     """
     options = {
         "nogil": True,
         "error_model": "numpy",
-        "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+        "fastmath": {"contract"},
         **more,
     }
     signatures = [numba.void(*signature)] if signature else []
@@ -131,12 +131,14 @@ def _forward(x, gamma, beta, epsilon, activation, per_group, y, mean, variance, 
                 for c in range(width):
                     y_[c] = x_[c] * factor[c] + offset[c]
             elif activation == _RELU:
+                # Comparisons in this direction let not-a-number pass.
                 for c in range(width):
-                    y_[c] = max(x_[c] * factor[c] + offset[c], _ZERO)
+                    z = x_[c] * factor[c] + offset[c]
+                    y_[c] = _ZERO if z < _ZERO else z
             elif activation == _RELU6:
                 for c in range(width):
                     z = x_[c] * factor[c] + offset[c]
-                    y_[c] = min(max(z, _ZERO), _SIX)
+                    y_[c] = _ZERO if z < _ZERO else (_SIX if z > _SIX else z)
             else:
                 for c in range(width):
                     e, n = _exponential(-(x_[c] * factor[c] + offset[c]))

@@ -331,8 +331,6 @@ class _Builder:
             return made(inputs)
         if kind is ours.Dropout:
             return self._dropped(step, inputs, common)
-        if kind is ours.DepthwiseConv2D:
-            return _plain(keras.layers.DepthwiseConv2D, step, common)(inputs)
         return _plain(kind, step, common)(inputs)
 
     def _normalised(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:

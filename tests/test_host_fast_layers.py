@@ -1,0 +1,315 @@
+"""What the host computes otherwise than Keras' layers, against those layers and against loops in NumPy."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow import keras
+
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.layers import (
+    BatchNormalization,
+    ExecutionContext,
+    GroupNormalization,
+    SubsamplePad,
+    execution_context,
+)
+from ipucnn.models.registry import get_model
+from ipucnn.sessions.host import fast_layers, kernels
+from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
+from ipucnn.sessions.host.network import Network
+
+PLAIN = Rounding(Arithmetic("32.32"))
+ACTIVATIONS = {
+    "linear": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "relu6": lambda z: np.clip(z, 0, 6),
+    "swish": lambda z: z / (1 + np.exp(-z)),
+}
+
+
+def naive_forward(x, gamma, beta, epsilon, parts, channel_groups):
+    """(y before the activation, mean, variance) in float64, part by part and group by group."""
+    channels = x.shape[-1]
+    size = channels // channel_groups
+    rows = x.astype(np.float64).reshape(parts, -1, channels)
+    y, mean, variance = np.empty(rows.shape), np.empty((parts, channels)), np.empty((parts, channels))
+    for part in range(parts):
+        for first in range(0, channels, size):
+            own = slice(first, first + size)
+            numbers = rows[part, :, own]
+            mean[part, own], variance[part, own] = numbers.mean(), numbers.var()
+            y[part, :, own] = (numbers - numbers.mean()) / np.sqrt(numbers.var() + epsilon)
+    return (y * gamma + beta).reshape(x.shape), mean, variance
+
+
+@st.composite
+def normalisations(draw):
+    groups = draw(st.integers(1, 5))
+    return (
+        draw(st.integers(1, 5)),
+        draw(st.sampled_from([1, 2, 3, 63, 64, 65, 200])),
+        groups,
+        groups * draw(st.sampled_from([1, 1, 2, 7, 20])),
+        draw(st.sampled_from(sorted(ACTIVATIONS))),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+@given(normalisations())
+@settings(max_examples=60, deadline=None)
+def test_normalisation_is_the_naive_one(case):
+    parts, rows, channel_groups, channels, activation, seed = case
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(parts * rows, 1, 1, channels)) * 3 + rng.normal(size=channels) * 5).astype(
+        np.float32
+    )
+    gamma, beta = (rng.normal(size=channels).astype(np.float32) for _ in range(2))
+    y, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, channel_groups, activation)
+    z, naive_mean, naive_variance = naive_forward(x, gamma, beta, 1e-3, parts, channel_groups)
+    np.testing.assert_allclose(mean, naive_mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(variance, naive_variance, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, ACTIVATIONS[activation](z), rtol=1e-4, atol=1e-4)
+
+
+@given(normalisations())
+@settings(max_examples=25, deadline=None)
+def test_its_gradients_are_those_of_the_formula(case):
+    """Against automatic differentiation in float64."""
+    parts, rows, channel_groups, channels, activation, seed = case
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(parts * rows, 1, 1, channels)).astype(np.float32)
+    dy = rng.normal(size=x.shape).astype(np.float32)
+    gamma, beta = (rng.normal(size=channels).astype(np.float32) for _ in range(2))
+    wide = [tf.constant(v.astype(np.float64)) for v in (x, gamma, beta)]
+    functions = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}
+    with tf.GradientTape() as tape:
+        tape.watch(wide)
+        grouped = tf.reshape(wide[0], [parts, rows, channel_groups, -1])
+        mean, variance = tf.nn.moments(grouped, axes=[1, 3], keepdims=True)
+        normal = tf.reshape((grouped - mean) / tf.sqrt(variance + 1e-3), x.shape)
+        z = normal * wide[1] + wide[2]
+        loss = tf.reduce_sum(functions[activation](z) * dy)
+    expected = tape.gradient(loss, wide)
+    _, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, channel_groups, activation)
+    found = kernels.backward(dy, x, gamma, beta, mean, variance, 1e-3, channel_groups, activation)
+    # Where an activation bends, rounding decides; those numbers are left out, and seldom there are any.
+    bends = np.minimum(np.abs(z), np.abs(z - 6)) < 1e-5
+    if activation in ("linear", "swish") or not bends.any():
+        for ours, theirs in zip(found, expected):
+            scale = max(1.0, np.abs(theirs).max())
+            np.testing.assert_allclose(ours / scale, theirs / scale, atol=2e-5)
+
+
+def test_swish_is_right_far_from_zero():
+    z = np.array([-1e4, -200, -88, -87, -20, -1e-3, 0, 1e-3, 20, 87, 88, 200, 1e4], np.float32)
+    # Normalisation without effect: one group of mean 0 and variance 1.
+    x = np.stack([np.ones_like(z), -np.ones_like(z)])[:, None, None, :]
+    y, _, _ = kernels.forward(x, z, np.zeros_like(z), 0.0, 1, len(z), "swish")
+    wide = z.astype(np.float64)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(y[0, 0, 0], wide / (1 + np.exp(-wide)), rtol=1e-6, atol=1e-30)
+
+
+def test_not_a_number_stays_one():
+    x = np.ones((4, 1, 1, 3), np.float32)
+    x[2, 0, 0, 1] = np.nan
+    for activation in ACTIVATIONS:
+        y = kernels.forward(x, np.ones(3, np.float32), np.zeros(3, np.float32), 1e-3, 2, 3, activation)[0]
+        assert np.isnan(y[2:, ..., 1]).all()
+        assert np.isfinite(y[:2]).all() and np.isfinite(y[..., [0, 2]]).all()
+
+
+def test_the_number_of_threads_changes_no_byte(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(12, 8, 8, 64)).astype(np.float32) for _ in range(2))
+    gamma, beta = (rng.normal(size=64).astype(np.float32) for _ in range(2))
+    found = []
+    for cores in (1, 2, 3, 16):
+        monkeypatch.setattr(kernels, "num_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
+        arrays = []
+        for parts, groups in ((3, 64), (12, 4), (1, 64)):
+            forward = kernels.forward(x, gamma, beta, 1e-3, parts, groups, "swish")
+            arrays += forward
+            arrays += kernels.backward(dy, x, gamma, beta, *forward[1:], 1e-3, groups, "swish")
+        arrays.append(kernels.depthwise_filter(x, dy, (3, 3), 1, (1, 1)))
+        found.append(b"".join(array.tobytes() for array in arrays))
+    assert len(set(found)) == 1
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
+       st.sampled_from(["SAME", "VALID"]), st.integers(1, 20))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_depthwise_convolutions_are_tensorflows(height, width, kernel, stride, padding, samples):
+    if padding == "VALID" and kernel > min(height, width):
+        return
+    rng = np.random.default_rng(height * 10 + width)
+    x = tf.constant(rng.normal(size=(samples, height, width, 3)).astype(np.float32))
+    w = tf.constant(rng.normal(size=(kernel, kernel, 3, 1)).astype(np.float32))
+    results = []
+    for convolve in (
+        lambda: tf.nn.depthwise_conv2d(x, w, [1, stride, stride, 1], padding),
+        lambda: fast_layers.depthwise(x, w, stride, padding),
+    ):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = convolve()
+            loss = tf.reduce_sum(tf.sin(y))
+        results.append([y, *tape.gradient(loss, [x, w])])
+    for native, ours in zip(*results):
+        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))
+def test_tap_ranges_name_the_pixels_a_tap_meets(size, kernel, stride, padding):
+    if padding == "VALID" and kernel > size:
+        return
+    output = -(-size // stride) if padding == "SAME" else (size - kernel) // stride + 1
+    before = max((output - 1) * stride + kernel - size, 0) // 2 if padding == "SAME" else 0
+    met = {}
+    for o in range(output):
+        for tap in range(kernel):
+            pixel = o * stride + tap - before
+            if 0 <= pixel < size:
+                met.setdefault(tap, []).append((o, pixel))
+    assert {
+        t: list(zip(range(a, b), range(x, size, stride)))
+        for t, a, b, x in fast_layers.tap_ranges(size, kernel, stride, padding)
+    } == met
+
+
+def small_network(size, layer, norm, activation, channels=4):
+    keras.backend.clear_session()
+    inputs = keras.Input((*size, channels))
+    x = layer(inputs)
+    x = {"batch": BatchNormalization, "group": lambda **k: GroupNormalization(2, **k)}[norm](name="norm")(x)
+    x = keras.layers.Activation(activation, name="activation")(x)
+    model = keras.Model(inputs, keras.layers.Flatten(name="flat")(x))
+    rng = np.random.default_rng(1)
+    for weight in model.weights:
+        low = 0.5 if "moving_variance" in weight.name else -1.0
+        weight.assign(rng.uniform(low, 1.0, weight.shape))
+    return model
+
+
+def both(model, images, training):
+    """Outputs and gradients of the trainable weights: of Keras' forward pass and of the host's network."""
+    weights = [
+        getattr(w, "value", w) if not isinstance(w, tf.Variable) else w for w in model.trainable_weights
+    ]
+    network = Network(model, on_cpu=True, alone=False)
+    found = []
+    for forward in (lambda: model(images, training=training), None):
+        context = ExecutionContext(2, tf.zeros([2, 2], tf.int32), 2)
+        with tf.GradientTape() as tape:
+            if forward is None:
+                y = network(images, training, PLAIN, context)
+            else:
+                with execution_context(context):
+                    y = forward()
+            loss = tf.reduce_sum(tf.sin(y))
+        # TensorFlow 2.6 has no gradient of a spread kernel on a CPU.
+        spread = any(getattr(layer, "dilation_rate", (1, 1)) != (1, 1) for layer in model.layers)
+        learnt = [] if spread else weights
+        gradients = tape.gradient(loss, learnt, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        statistics = [s for _, *pair in context.batch_statistics for s in pair]
+        found.append([y, *gradients, *statistics])
+    return zip(*found)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (5, 4), (1, 6)])
+@pytest.mark.parametrize("layer", [
+    lambda: keras.layers.Conv2D(6, 1, use_bias=False),
+    lambda: keras.layers.Conv2D(6, 1, strides=2, activation="relu"),
+    lambda: keras.layers.Conv2D(6, 3, padding="same"),
+    lambda: keras.layers.Conv2D(6, 3, padding="same", strides=2, use_bias=False),
+    lambda: keras.layers.Conv2D(6, 3, padding="same", dilation_rate=2),
+    lambda: keras.layers.DepthwiseConv2D(3, padding="same", use_bias=False),
+    lambda: keras.layers.DepthwiseConv2D(5, padding="same", strides=2),
+    lambda: keras.layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2),
+])  # fmt: skip
+@pytest.mark.parametrize("norm, activation", [("batch", "relu"), ("group", "swish")])
+def test_convolution_norm_and_activation_are_keras(size, layer, norm, activation):
+    model = small_network(size, layer(), norm, activation)
+    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
+    for training in (True, False):
+        for keras_s, ours in both(model, images, training):
+            np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
+    """A skip from before the activation, and --precision 16.16 or --fp-exceptions, which need each layer's output."""
+    keras.backend.clear_session()
+    inputs = keras.Input((4, 4, 3))
+    x = keras.layers.Conv2D(4, 1, name="conv")(inputs)
+    normal = BatchNormalization(name="norm")(x)
+    y = keras.layers.Activation("relu", name="relu")(normal)
+    model = keras.Model(inputs, keras.layers.Add(name="add")([normal, y]))
+    network = Network(model, on_cpu=True, alone=False)
+    assert network._fast[0].done_before == [] and network._fast[0].folded == ["norm"]
+    images = tf.random.stateless_normal([6, 4, 4, 3], [0, 1])
+    for training in (True, False):
+        for keras_s, ours in both(model, images, training):
+            np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
+    model = keras.Model(inputs, y)
+    assert Network(model, on_cpu=True, alone=False)._fast[0].done_before == ["relu"]
+    alone = Network(model, on_cpu=True, alone=True)._fast[0]
+    assert alone.done_before == alone.folded == []
+    nothing = Network(model, on_cpu=False, alone=False)._fast[0]
+    assert not nothing.training and not nothing.inference
+
+
+@pytest.mark.parametrize("size", [(4, 4), (5, 4), (2, 6)])
+def test_every_second_pixel(size):
+    keras.backend.clear_session()
+    inputs = keras.Input((*size, 3))
+    model = keras.Model(inputs, SubsamplePad(5, name="skip")(inputs))
+    images = tf.constant(np.random.default_rng(0).normal(size=(3, *size, 3)).astype(np.float32))
+    found = Network(model, on_cpu=True, alone=False)(images, True, PLAIN)
+    np.testing.assert_array_equal(found[..., :3], images[:, ::2, ::2])
+    assert found.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(found[..., 3:])
+
+
+@pytest.mark.parametrize("name", ["efficientnet-b0", "cifar_resnet8"])
+def test_whole_networks_are_keras(name):
+    model = build_model(get_model(name), BuildOptions((64, 64, 3), 5, seed=1, dropout=0.0))
+    images = tf.random.stateless_normal([16, 64, 64, 3], [1, 1])
+    for training in (True, False):
+        keras_s, ours = next(iter(both(model, images, training)))
+        np.testing.assert_allclose(
+            ours, keras_s, rtol=1e-3, atol=1e-3 * float(tf.reduce_max(tf.abs(keras_s)))
+        )
+
+
+def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
+    """They could name a folder of compiled code, which would be loaded."""
+    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path}/trap\ndisable_jit: 1\n")
+    program = (
+        "from ipucnn.sessions.host import kernels; import numba, numpy as np; numba.config.reload_config();"
+        "numba.njit(lambda x: x + 1)(1);"
+        "print(numba.config.CACHE_DIR == '', numba.config.DISABLE_JIT)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if os.path.isabs(p))}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.split() == ["True", "0"], done.stderr
+    assert not (tmp_path / "trap").exists()
+
+
+def test_without_a_folder_for_its_cache_numba_compiles_all_the_same(monkeypatch):
+    def njit(*signatures, **options):
+        if options.pop("cache", False):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: (function, signatures, options["nogil"])
+
+    monkeypatch.setattr(kernels.numba, "njit", njit)
+    function, signatures, nogil = kernels._jit(kernels.numba.int64)(len)
+    assert function is len and len(signatures) == 1 and nogil is True
