@@ -216,8 +216,8 @@ def both(model, images, training):
             loss = tf.reduce_sum(tf.sin(y))
         # TensorFlow 2.6 has no gradient of a spread kernel on a CPU.
         spread = any(getattr(layer, "dilation_rate", (1, 1)) != (1, 1) for layer in model.layers)
-        learnt = [] if spread else weights
-        gradients = tape.gradient(loss, learnt, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        unconnected = tf.UnconnectedGradients.ZERO
+        gradients = [] if spread else tape.gradient(loss, weights, unconnected_gradients=unconnected)
         statistics = [s for _, *pair in context.batch_statistics for s in pair]
         found.append([y, *gradients, *statistics])
     return zip(*found)
