@@ -20,10 +20,16 @@ from ipucnn.models.layers import (
     execution_context,
 )
 from ipucnn.models.registry import get_model
-from ipucnn.sessions.host import fast_layers, kernels
+from ipucnn.sessions.host import fast_layers
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.network import Network
 
+if fast_layers.HAS_KERNELS:
+    from ipucnn.sessions.host import kernels
+
+compiled = pytest.mark.skipif(
+    not fast_layers.HAS_KERNELS, reason="Numba for Python 3.8 is slower than TensorFlow"
+)
 PLAIN = Rounding(Arithmetic("32.32"))
 ACTIVATIONS = {
     "linear": lambda z: z,
@@ -61,6 +67,7 @@ def normalisations(draw):
     )
 
 
+@compiled
 @given(normalisations())
 @settings(max_examples=60, deadline=None)
 def test_normalisation_is_the_naive_one(case):
@@ -77,6 +84,7 @@ def test_normalisation_is_the_naive_one(case):
     np.testing.assert_allclose(y, ACTIVATIONS[activation](z), rtol=1e-4, atol=1e-4)
 
 
+@compiled
 @given(normalisations())
 @settings(max_examples=25, deadline=None)
 def test_its_gradients_are_those_of_the_formula(case):
@@ -106,6 +114,7 @@ def test_its_gradients_are_those_of_the_formula(case):
             np.testing.assert_allclose(ours / scale, theirs / scale, atol=2e-5)
 
 
+@compiled
 def test_swish_is_right_far_from_zero():
     z = np.array([-1e4, -200, -88, -87, -20, -1e-3, 0, 1e-3, 20, 87, 88, 200, 1e4], np.float32)
     # Normalisation without effect: one group of mean 0 and variance 1.
@@ -116,6 +125,7 @@ def test_swish_is_right_far_from_zero():
         np.testing.assert_allclose(y[0, 0, 0], wide / (1 + np.exp(-wide)), rtol=1e-6, atol=1e-30)
 
 
+@compiled
 def test_not_a_number_stays_one():
     x = np.ones((4, 1, 1, 3), np.float32)
     x[2, 0, 0, 1] = np.nan
@@ -125,6 +135,7 @@ def test_not_a_number_stays_one():
         assert np.isfinite(y[:2]).all() and np.isfinite(y[..., [0, 2]]).all()
 
 
+@compiled
 def test_the_number_of_threads_changes_no_byte(monkeypatch):
     rng = np.random.default_rng(0)
     x, dy = (rng.normal(size=(12, 8, 8, 64)).astype(np.float32) for _ in range(2))
@@ -143,6 +154,7 @@ def test_the_number_of_threads_changes_no_byte(monkeypatch):
     assert len(set(found)) == 1
 
 
+@compiled
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
        st.sampled_from(["SAME", "VALID"]), st.integers(1, 20))  # fmt: skip
 @settings(max_examples=60, deadline=None)
@@ -258,7 +270,7 @@ def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
         for keras_s, ours in both(model, images, training):
             np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
     model = keras.Model(inputs, y)
-    assert Network(model, on_cpu=True, alone=False)._fast[0].done_before == ["relu"]
+    assert Network(model, on_cpu=True, alone=False)._fast[0].done_before == ["relu"] * fast_layers.HAS_KERNELS
     alone = Network(model, on_cpu=True, alone=True)._fast[0]
     assert alone.done_before == alone.folded == []
     nothing = Network(model, on_cpu=False, alone=False)._fast[0]
@@ -287,6 +299,7 @@ def test_whole_networks_are_keras(name):
         )
 
 
+@compiled
 def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     """They could name a folder of compiled code, which would be loaded."""
     (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path}/trap\ndisable_jit: 1\n")
@@ -304,6 +317,7 @@ def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     assert not (tmp_path / "trap").exists()
 
 
+@compiled
 def test_without_a_folder_for_its_cache_numba_compiles_all_the_same(monkeypatch):
     def njit(*signatures, **options):
         if options.pop("cache", False):

@@ -6,7 +6,7 @@ otherwise follows from the network and its shapes alone:
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions lose to a plain product at the sizes of small images, and the ones without oneDNN lose by more.
 - In training, batch norm and group norm with the activation after them, and the weight gradient of depthwise
-  convolutions, are compiled by Numba (``kernels.py``).
+  convolutions on small images, are compiled by Numba (``kernels.py``), from Python 3.9 on.
 - In evaluation, batch norm is folded into the convolution before it.
 - Every second pixel, which the skips of CIFAR's ResNets take, is two plain slices: a strided one is many times slower.
 
@@ -14,6 +14,7 @@ otherwise follows from the network and its shapes alone:
 """
 
 import functools
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -31,6 +32,10 @@ Compute = Callable[[Tensor], Tensor]
 # A convolution without its bias: of its input and its kernel.
 Convolve = Callable[[Tensor, Tensor], Tensor]
 
+# The last Numba for Python 3.8 makes no use of the vectors of a CPU: its code takes twice as long as TensorFlow's.
+HAS_KERNELS = sys.version_info >= (3, 9)
+# Depthwise convolutions of more output pixels leave their weight gradient to TensorFlow.
+MAX_KERNEL_PIXELS = 16
 # Channels that a thread takes at least of a part of the batch: a line of the cache.
 THREAD_CHANNELS = 16
 
@@ -76,9 +81,10 @@ def find_fast_layers(
         layer, following = layers[name], next_of(name)
         if isinstance(layer, (BatchNormalization, GroupNormalization)):
             activation = "linear" if following is None else _activation(following)
-            if following is not None and activation != "linear":
+            if HAS_KERNELS and following is not None and activation != "linear":
                 found.done_before.append(following.name)
-            found.training[name] = _normalisation(layer, activation)
+            if HAS_KERNELS:
+                found.training[name] = _normalisation(layer, activation)
         elif isinstance(layer, SubsamplePad):
             subsample = _subsample_pad(layer)
             if subsample is not None:
@@ -328,16 +334,20 @@ def _depthwise(layer: KerasLayer) -> Optional[_Convolution]:
         return None
     window = _window(layer)
     stride, padding = layer.strides[0], layer.padding.upper()
+    _, height, width, _ = layer.output.shape
+    is_small = HAS_KERNELS and height * width <= MAX_KERNEL_PIXELS
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
-        if window is None:
+        if window is None and is_small:
             return depthwise(x, kernel, stride, padding)
+        if window is None:
+            return tf.nn.depthwise_conv2d(x, kernel, [1, stride, stride, 1], padding)
         products = window.of_image(x) * kernel[window.taps][..., 0]
         if tuple(products.shape[1:3]) == (1, 1):
             return products
         return tf.reduce_sum(products, axis=[1, 2], keepdims=True)
 
-    return _Convolution(convolve, True)
+    return _Convolution(convolve, is_small or window is not None)
 
 
 def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
