@@ -14,7 +14,7 @@ from test_host_session import CPU, make_program
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError, InfeasibleError
+from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, Dropout
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.factory import create_session
@@ -177,12 +177,6 @@ def test_which_images_are_measured():
     assert batches_of(precise_batch_norm="2000")[1:] == (1, 1437)
     assert batches_of(precise_batch_norm="1200")[1:] == (1, 1200)
     assert batches_of(precise_batch_norm="64", limit_train="150")[1:] == (2, 64)
-
-
-def test_one_image_is_no_batch():
-    with pytest.raises(ConfigurationError, match="no batch") as error:
-        resolve("train", {"precise_batch_norm": "1"}, model="cifar_resnet8", reads_data=False)
-    assert "2" in error.value.hint
 
 
 def test_a_run_trains_as_without_it_and_is_judged_by_what_it_measured(tmp_path, monkeypatch, capsys):

@@ -45,6 +45,7 @@ PIPELINE = {
     "gradient_accumulation_count": "4",
     "optimizer": "sgd",
     "optimizer_params": "{momentum: 0.9}",
+    "precise_batch_norm": "0",
 }
 PIPELINE.pop("dropout")
 PRECISE = {**RUN, "precise_batch_norm": "32"}

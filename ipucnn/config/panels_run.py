@@ -208,10 +208,8 @@ class Model:
         "Validate and save with batch norm's statistics measured over training images in batches of so many: 1024 "
         "images, or one batch, or all there are; the same ones each time, not augmented, without dropout. Training and "
         "IPUs alone keep running statistics, and so do runs that go on. 0 is off.",
-        parse=values.parse_large_batch,
         minimum=0,
         maximum=bounds.MAX_MICRO_BATCH,
-        metavar="INT",
         commands=TRAIN,
     )
     dropout: Optional[float] = option(

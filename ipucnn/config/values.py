@@ -170,14 +170,6 @@ def parse_updates(value: Any) -> int:
     return number
 
 
-def parse_large_batch(value: Any) -> int:
-    """Samples that have a variance; 0 is none."""
-    number = parse_int(value)
-    if number == 1:
-        raise BadValue("is one image, which is no batch; give at least 2, or 0 for none", nearest=2)
-    return number
-
-
 def parse_percent(value: Any) -> float:
     """A percentage in [1, 100]; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
     number = parse_float(value)
