@@ -22,6 +22,15 @@ PLAIN = {
 CASES = [
     ("bn_momentum", "0.9", GROUP_NORM, "with norm-layer group_norm", {}),
     ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
+    ("precise_batch_norm", "64", GROUP_NORM, "with norm-layer group_norm", {}),
+    ("precise_batch_norm", "64", {"training": "false"}, "with --no-training", {}),
+    (
+        "precise_batch_norm",
+        "64",
+        {"validation": "false", "checkpoints": "false"},
+        "without validation and checkpoints",
+        {"validation": "false"},
+    ),
     ("stochastic_rounding", "ON", {}, "in 32 bits", {"precision": "16.32"}),
     ("nanoo", "true", {}, "in 32 bits", {"precision": "16.16"}),
     ("auto_loss_scaling", "true", {}, "in 32 bits", {**PLAIN, "precision": "16.16"}),

@@ -45,8 +45,11 @@ PIPELINE = {
     "gradient_accumulation_count": "4",
     "optimizer": "sgd",
     "optimizer_params": "{momentum: 0.9}",
+    "precise_batch_norm": "0",
 }
 PIPELINE.pop("dropout")
+PRECISE = {**RUN, "precise_batch_norm": "32"}
+PRECISE.pop("dropout")
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +155,17 @@ def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, 
     assert cut(training(tmp_path / "r", "cifar_resnet8", PIPELINE), after, number)
     train(tmp_path / "r", "cifar_resnet8", PIPELINE, resume=True)
     assert_same(tmp_path / "r", expected)
+
+
+@pytest.mark.parametrize(
+    "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
+)
+def test_running_statistics_go_on_where_measured_ones_are_saved(tmp_path, after, number):
+    _, events = train(tmp_path / "whole", "cifar_resnet8", PRECISE)
+    assert len(events) > after
+    assert cut(training(tmp_path / "r", "cifar_resnet8", PRECISE), after, number)
+    train(tmp_path / "r", "cifar_resnet8", PRECISE, resume=True)
+    assert_same(tmp_path / "r", files(tmp_path / "whole"))
 
 
 def test_the_middle_of_an_execution_and_of_a_validation(uninterrupted, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from which a run goes on.  The file itself is ``training/checkpoints.py``.  Noth
 weights to fill gets a built network.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -22,6 +22,9 @@ from ipucnn.runs.folder import BEST, CHECKPOINTS, FOLDS, LAST, RunFolder, is_che
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 from ipucnn.training.program import Program
+
+RUNNING = "/running"
+"""Ends the names of running statistics, which are among the slots where a checkpoint's weights have measured ones."""
 
 
 @dataclass
@@ -82,6 +85,11 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     Raises:
         DataError: it is of another model or optimizer.
     """
+    running = {name for name in checkpoint.slots if name.endswith(RUNNING)}
+    if running:
+        kept = {name[: -len(RUNNING)]: checkpoint.slots[name] for name in running}
+        slots = {name: value for name, value in checkpoint.slots.items() if name not in running}
+        checkpoint = replace(checkpoint, weights={**checkpoint.weights, **kept}, slots=slots)
     assign_weights(state.weights, checkpoint, what=what)
     missing = sorted(set(state.slots) ^ set(checkpoint.slots))
     if missing:

@@ -172,7 +172,7 @@ class Recorder:
         self._timer = timer
         self._settled_at = -1
         self._saved_at = -1
-        self._statistics_updates = 0
+        self._statistics = "running"
         self._environment: Dict[str, Any] = {}
         self._processes: List[Dict[str, Any]] = []
         self.report: Dict[str, Any] = {}
@@ -262,7 +262,8 @@ class Recorder:
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
         batches = run_setup.evaluation_batches(training.setup, batch)
         try:
-            metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
+            with self._session.measured_statistics():
+                metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
             # Not counted as done: a continued run validates here.
             self._interrupt()
@@ -296,11 +297,21 @@ class Recorder:
             yield from self.handle(ValidationDue(updates, 0))
 
     def _settle_statistics(self) -> None:
-        """Recomputes the moving statistics of a pipelined batch norm, once per position."""
-        position = self._session.state.weight_updates
-        if self._config.training and position != self._settled_at:
-            self._statistics_updates = self._session.recompute_statistics(self._training.batches)
-            self._settled_at = position
+        """Measures batch norm's statistics where the run or its pipeline wants it, once per position."""
+        session = self._session
+        position = session.state.weight_updates
+        if not self._config.training or position == self._settled_at:
+            return
+        if self._config.precise_batch_norm:
+            batches, count, size = run_setup.statistics_batches(self._training.setup)
+            session.measure_statistics(batches)
+            if session.measured:
+                self._statistics = f"measured over {count} batches of {size} training images"
+        else:
+            updates = session.recompute_statistics(self._training.batches)
+            if updates:
+                self._statistics = f"recomputed over {updates} weight updates' batches"
+        self._settled_at = position
 
     def _save(self, name: str) -> Path:
         """Writes a checkpoint."""
@@ -322,7 +333,10 @@ class Recorder:
             **checkpoints.position(state, self._state),
         }
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
-        weights, slots = (checkpoints.arrays(values, rate) for values in (state.weights, state.slots))
+        with self._session.measured_statistics():
+            weights = checkpoints.arrays(state.weights, rate)
+        running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.measured}
+        slots = checkpoints.arrays({**state.slots, **running}, rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
 
     def _interrupt(self) -> None:
@@ -390,11 +404,7 @@ class Recorder:
                 "wall_s": time.perf_counter() - timer.started,
                 "first_weight_update": training.first_weight_update,
             },
-            "moving_statistics": (
-                f"recomputed over {self._statistics_updates} weight updates' batches"
-                if self._statistics_updates
-                else "running"
-            ),
+            "moving_statistics": self._statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,
             "trained_samples": training.program.samples_before(session.state.weight_updates),

@@ -357,6 +357,39 @@ def training_batches(
     return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 
 
+# Training images that --precise-batch-norm measures over, where one batch is not more.
+STATISTICS_SAMPLES = 1024
+
+
+def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
+    """The training images that batch norm's statistics are measured over: the same ones each time, drawn with the seed.
+
+    Returns:
+        The batches, how many there are, and of how many images each.
+
+    Raises:
+        ConfigurationError: one batch alone is too much for the host's memory.
+    """
+    from ipucnn.datasets.pipeline import train_batches
+
+    num_images = len(setup.source.train)
+    size = min(setup.config.precise_batch_norm, num_images)
+    _check_fits(size, setup.input_shape, "--precise-batch-norm")
+    count = max(1, min(num_images, STATISTICS_SAMPLES) // size)
+    batches = train_batches(
+        setup.source,
+        batch_size=size,
+        samples_per_epoch=size * count,
+        input_shape=setup.input_shape,
+        input_range=setup.input_range,
+        augment=False,
+        seed=setup.seed,
+        num_parallel=setup.config.pipeline_num_parallel,
+        output_shape=setup.output_shape,
+    )
+    return batches.take(count), count, size
+
+
 def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
 
@@ -365,7 +398,7 @@ def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
     """
     from ipucnn.datasets.pipeline import eval_batches
 
-    _check_fits(batch_size, setup.input_shape)
+    _check_fits(batch_size, setup.input_shape, "--validation-micro-batch-size")
     pixels = setup.input_shape[0] * setup.input_shape[1]
     wanted = max(1, min(128, 128 * 64 * 64 // pixels, len(setup.source.eval)))
     return eval_batches(
@@ -380,7 +413,7 @@ def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
     )
 
 
-def _check_fits(batch_size: int, input_shape: InputShape) -> None:
+def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
     """Refuses batches that surely do not fit, rather than making them smaller: an IPU is to run what was asked for."""
     from ipucnn.machine import host_memory_bytes
 
@@ -392,7 +425,7 @@ def _check_fits(batch_size: int, input_shape: InputShape) -> None:
         raise ConfigurationError(
             f"batches of {batch_size} images need {needed_bytes / 2**30:.4g} GiB, and the machine has "
             f"{memory_bytes / 2**30:.4g} GiB",
-            f"lower --validation-micro-batch-size; at the very most {memory_bytes // sample_bytes} images fit",
+            f"lower {flag}; at the very most {memory_bytes // sample_bytes} images fit",
         )
 
 
@@ -462,6 +495,13 @@ def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
     return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
 
 
+def _precise_batch_norm(config: RunConfig, layout: Layout) -> Lack:
+    if not config.training:
+        return "with --no-training: checkpoints have the statistics that are evaluated", ""
+    is_seen = config.validation or config.checkpoints
+    return _batch_norm(config, layout) if is_seen else ("without validation and checkpoints", "")
+
+
 def _half(config: RunConfig, layout: Layout) -> Lack:
     # Nothing is rounded in 32 bits, and the SDK looks at gradients of 16 bits alone to find a loss scale.
     return None if config.precision != "32.32" else ("in 32 bits", "use --precision 16.16 or 16.32")
@@ -474,6 +514,7 @@ def _host_session(config: RunConfig, layout: Layout) -> Lack:
 RULES: Tuple[Rule, ...] = (
     Rule("bn_momentum", _batch_norm, ipu_only=False, has_off=False),
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
+    Rule("precise_batch_norm", _precise_batch_norm, ipu_only=False),
     *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),

@@ -258,6 +258,7 @@ class TrainingRun:
         precision = self.setup.config.precision
         if (
             recomputes_statistics(self.program, precision)
+            and not self.setup.config.precise_batch_norm
             and norm_of(layer) == "batch"
             and not moves_once(layer)
         ):
@@ -363,7 +364,8 @@ class TrainingRun:
             if self.setup.record.task == "segmentation" and config.training:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
-                self.pictures = predicted_pictures(self.setup, session)
+                with session.measured_statistics():
+                    self.pictures = predicted_pictures(self.setup, session)
 
     def _settled(self, compilation: CompilationReport) -> Training:
         """What the recorder works on, once nothing of it changes any more."""

@@ -3,6 +3,7 @@
 The training loop stands here, once; a session gives it what runs the next weight updates (:meth:`Session._start`).
 """
 
+import contextlib
 from dataclasses import asdict, dataclass, field
 from typing import (
     TYPE_CHECKING,
@@ -215,6 +216,7 @@ class Session:
         state: everything a weight update changes.
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
         compilation: the latest report, with what only the first execution told.
+        measured: what :meth:`measure_statistics` found last, by the names of the moving statistics.
         would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
             needed; see ``planning.search.smallest_change``; set before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
@@ -231,6 +233,7 @@ class Session:
     _schedule: Schedule
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
+    measured: Mapping[str, np.ndarray] = {}
     would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
@@ -441,6 +444,33 @@ class Session:
     def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """Sets the moving statistics to means over the batches of so many weight updates."""
         raise NotImplementedError
+
+    def measure_statistics(self, batches: "TfDataset") -> None:
+        """Measures batch norm's statistics over large batches of training images, into ``measured``.
+
+        The moving statistics stay as they are, for training to go on from; see :meth:`measured_statistics` and
+        :mod:`ipucnn.sessions.host.large_batches`.  A network without batch norm has nothing to measure.
+
+        Args:
+            batches: (images, ...), images as :meth:`compile` was promised them.
+
+        Raises:
+            InfeasibleError: the host's memory does not hold the pass.
+        """
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def measured_statistics(self) -> Iterator[None]:
+        """Inside it the network has the statistics in ``measured``, for evaluation and checkpoints."""
+        weights = self.state.weights
+        running = {name: weights[name].numpy() for name in self.measured}
+        try:
+            for name, value in self.measured.items():
+                weights[name].assign(value)
+            yield
+        finally:
+            for name, value in running.items():
+                weights[name].assign(value)
 
     def prepare_evaluation(self, model: "KerasModel", loss: Optional[LossFunction]) -> None:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.

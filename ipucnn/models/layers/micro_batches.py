@@ -43,6 +43,8 @@ class ExecutionContext:
         update_statistics: filled by the batch norms that move once per weight update: (layer, mean, variance, numbers
             that a micro-batch has of each channel); the variance without the correction.
         seed_slots: how many times each layer has drawn random numbers from this context.
+        measures: batch norms normalise by the batch's own statistics although nothing is trained, and all of them fill
+            ``update_statistics``.
     """
 
     num_groups: int
@@ -51,6 +53,7 @@ class ExecutionContext:
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
     update_statistics: List[Tuple[KerasLayer, Tensor, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
+    measures: bool = False
 
     def again(self) -> "ExecutionContext":
         """The same pass from here on once more: the same random numbers, and statistics that count nowhere."""
@@ -335,13 +338,14 @@ class BatchNormalization(keras.layers.Layer):
         return factor, offset
 
     def call(self, inputs: Tensor, training: Optional[bool] = None, mask: Optional[Tensor] = None) -> Tensor:
-        if not training:
+        context = current_context()
+        if not training and (context is None or not context.measures):
             factor, offset = self.affine()
             return inputs * factor + offset
         return self.normalised(inputs, ghost_batch_norm)
 
     def normalised(self, inputs: Tensor, ghost_norm: GhostNorm) -> Tensor:
-        """The layer in training; what it found goes to the context.
+        """The layer in training, or where statistics are measured; what it found goes to the context.
 
         Args:
             ghost_norm: computes what :func:`ghost_batch_norm` does.
@@ -353,7 +357,7 @@ class BatchNormalization(keras.layers.Layer):
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
         outputs, mean, unbiased = ghost_norm(inputs, gamma, beta, self.epsilon, groups)
-        if context is not None and self.moves_once:
+        if context is not None and (self.moves_once or context.measures):
             numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
             together = numbers * (context.num_micro_batches // groups)
             biased = unbiased * ((together - 1.0) / together)

@@ -23,6 +23,7 @@ from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers import BatchNormalization, ExecutionContext
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
+from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import (
     Batch,
@@ -464,6 +465,7 @@ class HostSession(Session):
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
+        self._large_batches: Optional[LargeBatches] = None
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
@@ -507,6 +509,7 @@ class HostSession(Session):
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
+        self._large_batches = LargeBatches(model, self._arithmetic, self._preprocessing.unpack, self._on_cpu)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
@@ -584,6 +587,17 @@ class HostSession(Session):
             self._weights.settle()
             self._loop.collect(iterator, tf.constant(num_updates))
             self._weights.settle()
+
+    def measure_statistics(self, batches: TfDataset) -> None:
+        """A pass in the numbers that the session computes in."""
+        assert self._large_batches is not None
+        weights = self.state.weights
+        running = {name: weights[name].numpy() for name in self._large_batches.names}
+        with tf.device(self.place), _exceptions():
+            self._settle()  # which rounds the running statistics, too
+            self.measured = self._large_batches.measure(self.feed(batches))
+        for name, value in running.items():
+            weights[name].assign(value)
 
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
         """Traces the forward pass for batches of that shape."""

@@ -12,6 +12,9 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.blueprint import layer_order
+from ipucnn.sessions.host.arithmetic import Arithmetic
+from ipucnn.sessions.host.large_batches import LargeBatches
+from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
@@ -24,6 +27,7 @@ from ipucnn.sessions.poplar.model import (
     assign_stages,
     build_for_ipus,
     compute_type,
+    copy_weights,
 )
 from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.poplar.validation import check_num_ipus, check_program, evaluation_replicas
@@ -74,6 +78,8 @@ class PoplarSession(Session):
         self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
         self._statistics: Optional[StatisticsNetwork] = None
+        self._large_batches: Optional[LargeBatches] = None
+        self._host_weights: Optional[Weights] = None
         self._loss: Optional[LossFunction] = None
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
@@ -178,7 +184,8 @@ class PoplarSession(Session):
             raise RuntimeError("compile() comes before compile_ahead()")
         started = time.perf_counter()
         self._trained.execute(make_dataset(0, p.micro_batch_size), 0, p.weight_updates_per_execution)
-        self.recompute_statistics(make_dataset)
+        if not self._config.precise_batch_norm:
+            self.recompute_statistics(make_dataset)
         if evaluation is not None:
             next(self.logits(evaluation), None)
         self._note_compilation(time.perf_counter() - started, self._device.compiled)
@@ -251,6 +258,30 @@ class PoplarSession(Session):
         made = self._build(STATISTICS, self.program.micro_batch_size, "statistics")
         self._set_options(made.model, training=False)
         return made
+
+    def measure_statistics(self, batches: TfDataset) -> None:
+        """A pass on the host's CPU, of IPUs' weights in IPUs' precision: their memory holds no such batches.
+
+        Every instance sees all images.
+        """
+        with tf.device("/CPU:0"):
+            if self._large_batches is None:
+                arithmetic = Arithmetic(self._config.precision, nanoo=self._config.nanoo)
+                self._host_weights = Weights(self._network, arithmetic)
+                self._large_batches = LargeBatches(self._network, arithmetic, self._unpack, on_cpu=True)
+            assert self._host_weights is not None
+            copy_weights(self.state.weights, self._host_weights.kept)
+            self._host_weights.settle()
+            self.measured = self._large_batches.measure(batches)
+
+    def _unpack(self, images: Tensor) -> Tensor:
+        """On the host, what IPUs do to images that were sent to them."""
+        preprocess = self._device.preprocess
+        if preprocess is None:
+            return images
+        if preprocess.transfer == "uint8":
+            images = tf.round(images)
+        return preprocess.affine.apply(tf.cast(images, tf.float32))
 
     # --- prediction ------------------------------------------------------------------------------------
 
