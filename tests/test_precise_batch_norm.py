@@ -140,7 +140,8 @@ def test_evaluation_has_the_measured_statistics():
 
 
 def test_a_network_without_batch_norm_has_nothing_to_measure():
-    model = keras.Sequential([keras.Input((SIDE, SIDE, CHANNELS)), keras.layers.Flatten()])
+    inputs = keras.Input((SIDE, SIDE, CHANNELS))
+    model = keras.Model(inputs, keras.layers.Flatten()(inputs))
     session = HostSession(CPU)
     program, settings = make_program(2), make_settings("sgd", {}, global_batch_size=2)
     session.compile(model, program, settings, make_loss("cross_entropy"), lambda updates: updates * 0.0)
