@@ -60,6 +60,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def leftovers_out_of_the_way():
+    """What the files before left in caches is not looked through again by every collection of the files after them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def graph_cache(tmp_path_factory):
     """Layer graphs are cached for the tests alone, and built once for all of them."""
