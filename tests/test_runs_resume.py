@@ -38,6 +38,7 @@ RUN = {
     "lr_schedule": "cosine",
     "logs_per_epoch": "2",
     "ckpts_per_epoch": "2",
+    "validation_freq": "1",
 }
 PIPELINE = {
     **RUN,
