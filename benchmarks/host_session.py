@@ -7,7 +7,9 @@ session, Keras' fit with the same micro-batch and accumulation, and Keras' fit w
 the session fuses.  They take turns; only one computes at a time.  Each side runs in the environment that
 suits it: the session switches oneDNN on, Keras is measured with TensorFlow's default and with oneDNN, and the
 faster of the two is what the ratio is taken with.  Printed are medians over the rounds and, for the ratios,
-medians of the ratios within a round.
+medians of the ratios within a round: by the clock, and by processor time, which other programs disturb less.  The share
+of the peak is what the session's multiplications and additions (three forward passes) are of those of the fastest large
+matrix product on the machine.  Memory is the largest of the session's process.
 """
 
 import argparse
@@ -80,6 +82,16 @@ def session_runner(name, micro_batch):
     return run, session.program.fused_micro_batches
 
 
+def session_extras(name, micro_batch):
+    """FLOP of an image in training, of the best product per second, and the process's peak memory in MiB."""
+    from ipucnn.benchmarking.machine import MatmulPeak
+    from ipucnn.machine import peak_memory_bytes
+    from ipucnn.models.counts import count_macs
+
+    memory = peak_memory_bytes() or 0
+    return 6 * count_macs(build(name, micro_batch)), MatmulPeak().measure().flop_per_s, memory / 2**20
+
+
 def keras_runner(name, batch, accumulate, norm_batch):
     """run(steps of ``batch`` samples) of Keras' fit."""
     from ipucnn.sessions.host.environment import _quiet_import
@@ -113,11 +125,14 @@ def worker(kind, name, micro_batch, fused):
     print(f"ready {fused}", flush=True)
     for line in sys.stdin:
         updates = int(line)
+        if updates < 0:
+            print(*session_extras(name, micro_batch), flush=True)
+            continue
         if not updates:
             return
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.process_time()
         run(updates * per_update)
-        print(time.perf_counter() - started, flush=True)
+        print(time.perf_counter() - started, time.process_time() - processor, flush=True)
 
 
 class Worker:
@@ -135,7 +150,7 @@ class Worker:
         self.fused = int(self._line().split()[1])
         self.samples = micro_batch * ACCUMULATE
         self.updates = 1
-        seconds = self._run(1)
+        seconds, _ = self._run(1)
         self.updates = max(1, round(ROUND_S / seconds))
 
     def _line(self):
@@ -147,10 +162,14 @@ class Worker:
     def _run(self, updates):
         self.process.stdin.write(f"{updates}\n")
         self.process.stdin.flush()
-        return float(self._line())
+        return tuple(float(part) for part in self._line().split())
 
-    def rate(self):
-        return self.updates * self.samples / self._run(self.updates)
+    def rates(self):
+        """Images per second, and per second of processor time."""
+        return [self.updates * self.samples / seconds for seconds in self._run(self.updates)]
+
+    def extras(self):
+        return self._run(-1)
 
     def close(self):
         self.process.stdin.write("0\n")
@@ -167,22 +186,29 @@ def measure(name, micro_batch, rounds):
     }
     ours, theirs = [], {key: [] for key in rivals}
     for _ in range(rounds):
-        ours.append(session.rate())
+        ours.append(session.rates())
         for key, rival in rivals.items():
-            theirs[key].append(rival.rate())
+            theirs[key].append(rival.rates())
+    flop, peak, memory = session.extras()
     for process in (session, *rivals.values()):
         process.close()
     row = {
         "model": name,
         "micro_batch": micro_batch,
         "fused": session.fused,
-        "session": statistics.median(ours),
+        "session": statistics.median(wall for wall, _ in ours),
+        "memory_mib": memory,
     }
+    row["share of peak"] = row["session"] * flop / peak
     for kind in ("keras", "keras-fused"):
-        best = max((key for key in rivals if key[0] == kind), key=lambda key: statistics.median(theirs[key]))
-        row[kind] = statistics.median(theirs[best])
+        best = max(
+            (key for key in rivals if key[0] == kind),
+            key=lambda key: statistics.median(w for w, _ in theirs[key]),
+        )
+        row[kind] = statistics.median(wall for wall, _ in theirs[best])
         row[f"{kind} onednn"] = best[1] == "1"
-        row[f"vs {kind}"] = statistics.median(o / t for o, t in zip(ours, theirs[best]))
+        for i, clock in enumerate(("", " cpu")):
+            row[f"vs {kind}{clock}"] = statistics.median(o[i] / t[i] for o, t in zip(ours, theirs[best]))
     return row
 
 
@@ -207,17 +233,22 @@ def main():
     print(f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
           f"TensorFlow {version('tensorflow')}, Keras {version('keras')}")  # fmt: skip
     print(f"training, {SIZE}x{SIZE}, gradient accumulation {ACCUMULATE}, {arguments.rounds} rounds, images/s")
-    print(f"{'network':16} {'batch':>5} {'norm':>5} {'fused':>5} {'session':>8} {'keras':>8} {'ratio':>6} "
-          f"{'keras, fused batch':>18} {'ratio':>6}")  # fmt: skip
+    print(f"load {os.getloadavg()[0]:.1f}; ratios by the clock, and by processor time")
+    print(f"{'network':16} {'batch':>5} {'norm':>5} {'fused':>5} {'session':>8} {'keras':>6} {'ratio':>12} "
+          f"{'keras, fused':>12} {'ratio':>12} {'of peak':>8} {'MiB':>6}")  # fmt: skip
     rows = []
     for name, micro_batch in CASES:
         if arguments.only not in (None, name) or arguments.micro_batch not in (None, micro_batch):
             continue
         row = measure(name, micro_batch, arguments.rounds)
         rows.append(row)
-        print(f"{name:16} {micro_batch:5} {'group' if micro_batch == 1 else 'batch':>5} {row['fused']:5} "
-              f"{row['session']:8.0f} {row['keras']:8.0f} {row['vs keras']:6.2f} {row['keras-fused']:18.0f} "
-              f"{row['vs keras-fused']:6.2f}", flush=True)  # fmt: skip
+        norm = "group" if micro_batch == 1 else "batch"
+        ratios = [
+            f"{row[f'vs {kind}']:.2f}, {row[f'vs {kind} cpu']:.2f}" for kind in ("keras", "keras-fused")
+        ]
+        print(f"{name:16} {micro_batch:5} {norm:>5} {row['fused']:5} {row['session']:8.0f} {row['keras']:6.0f} "
+              f"{ratios[0]:>12} {row['keras-fused']:12.0f} {ratios[1]:>12} {row['share of peak']:8.1%} "
+              f"{row['memory_mib']:6.0f}", flush=True)  # fmt: skip
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as handle:
             json.dump(rows, handle, indent=2)

@@ -6,6 +6,7 @@ control groups and the processor's own description, is read from Linux's files, 
 
 import contextlib
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
@@ -118,6 +119,31 @@ def _used_bytes(folder: Path, used: str, reclaimable: str) -> int:
             if name == reclaimable:
                 taken -= int(number)
     return max(0, taken)
+
+
+def reset_peak_memory() -> bool:
+    """Starts the process's high-water mark of memory again, where Linux allows it; whether it did."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_memory_bytes() -> Optional[int]:
+    """The most resident memory of the process since it began or :func:`reset_peak_memory`."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass  # not Linux
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
 def cpu_name() -> Optional[str]:

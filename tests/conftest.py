@@ -51,11 +51,59 @@ settings.register_profile(
 settings.load_profile("ipucnn")
 
 
+def pytest_collection():
+    gc.disable()  # modules make hundreds of thousands of objects, and no garbage
+
+
 def pytest_collection_finish():
     """Takes what the imports left out of the garbage collector's way.
 
     TensorFlow and the tests are half a million objects, and Keras collects garbage whenever its session is cleared.
     """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+# What takes longest, longest first: begun last, it would keep one process busy while the others have nothing to do.
+_LONGEST = (
+    "test_runs_resume.py",
+    "test_runs_exchange.py",
+    "test_poplar_matrix.py",
+    "test_poplar_cli.py",
+    "test_runs_kfold.py",
+    "test_benchmark_command.py",
+    "test_models_build.py",
+    "test_host_session.py",
+    "test_poplar_instances.py",
+    "test_host_precision.py",
+    "test_runs_folder.py",
+    "test_runs_masks.py",
+    "test_signals_and_streams.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files are handed out as ``--dist loadfile`` hands them out, but for the longest ones, which come first."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LongestFirst(LoadFileScheduling):
+        def _assign_work_unit(self, node):
+            waiting = {scope.rsplit("/", 1)[-1]: scope for scope in self.workqueue}
+            chosen = next((waiting[name] for name in _LONGEST if name in waiting), None)
+            if chosen is not None:
+                self.workqueue.move_to_end(chosen, last=False)
+            super()._assign_work_unit(node)
+
+    return LongestFirst(config, log)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leftovers_out_of_the_way():
+    """What the files before left in caches is not looked through again by every collection of the files after them."""
     gc.collect()
     gc.freeze()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
-from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.options import SPECS, RunConfig, _dump_entry
 from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
 from ipucnn.config.values import parse_fraction
 from ipucnn.errors import ConfigurationError
@@ -257,6 +257,21 @@ def test_config_yml_is_read_back_exactly(settings):
     assert RunConfig.from_yaml(text) == config
     for spec in SPECS:
         assert (f"\n{spec.key}:" in "\n" + text) == spec.in_yaml
+
+
+def test_values_that_equal_one_another_are_written_as_what_they_are():
+    """What was written is kept: 1 equals True, and 0.0 equals -0.0."""
+    values = {0.0: "0.0", 1: "1", "1": "'1'", None: "null"}
+    for value, text in [
+        *values.items(),
+        (-0.0, "-0.0"),
+        (True, "true"),
+        (1.0, "1.0"),
+        (0, "0"),
+        (False, "false"),
+    ]:
+        assert _dump_entry("k", value) == f"k: {text}\n"
+        assert _dump_entry("k", value) == f"k: {text}\n"
 
 
 def test_an_empty_config_is_the_defaults():

@@ -186,3 +186,12 @@ def test_norm_layers_and_kinds_of_norms_are_said_once():
     for norm in NORMS:
         assert values.norm_of(values.norm_layer_of(norm)) == norm
     assert values.norm_layer_of("batch") == {"name": "batch_norm"}
+
+
+def test_micro_batches_computed_as_one_are_a_number_or_measured():
+    for text, number, plain in (("measure", values.MEASURE, "measure"), ("4", 4, 4), (1, 1, 1)):
+        assert values.parse_fused(text) == number
+        assert values.fused_to_yaml(number) == plain
+    for bad in ("0", 0, "-1", "often", "1.5"):
+        with pytest.raises(values.BadValue):
+            values.parse_fused(bad)

@@ -1,6 +1,6 @@
 """The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List
 
 import numpy as np
@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
 
+from ipucnn.config.options import RunConfig
+from ipucnn.config.values import MEASURE
 from ipucnn.models.layers import BatchNormalization, GroupNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.session import HostSession
@@ -295,11 +297,22 @@ def compare_with(naive, program, weights, slots, events):
         )
 
 
-@pytest.mark.parametrize("norm", ["batch", "group", "none"])
-@pytest.mark.parametrize("method", ["mean", "sum", "running_mean"])
-def test_fused_equals_naive_for_every_norm_and_reduction(norm, method):
-    program = make_program(2, 3, 2, gradient_accumulation_reduction_method=method)
-    compare(norm, program, SGD, 6, 2)
+NORMS, METHODS = ("batch", "group", "none"), ("mean", "sum", "running_mean")
+
+
+def norms_and_reductions():
+    """All pairs with all micro-batches fused or two of six: each norm and each reduction has both among the fast."""
+    for i, norm in enumerate(NORMS):
+        for j, method in enumerate(METHODS):
+            for fused in (6, 2):
+                is_fast = fused == (2 if (i + j) % 3 == 1 else 6) or (norm, method) == ("batch", "mean")
+                yield pytest.param(norm, method, fused, marks=[] if is_fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("norm, method, fused", norms_and_reductions())
+def test_fused_equals_naive_for_every_norm_and_reduction(norm, method, fused):
+    program = make_program(2, 3, 2, updates_per_epoch=3, gradient_accumulation_reduction_method=method)
+    compare(norm, program, SGD, fused)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o[0])
@@ -508,3 +521,40 @@ def test_slices_of_any_length_share_one_graph(monkeypatch):
     images, labels = data(80, 0)
     run_session("none", program, SGD, images, labels, 1)
     assert len(traced) == 1
+
+
+def test_the_fastest_number_of_micro_batches_is_measured_and_changes_nothing_else():
+    """On a clock by which 4 at once are fastest; weights and slots are then those of a run with 4."""
+    program = make_program(replicas=2, accumulate=4)
+    images, labels = data(program.global_batch_size * 4, 1)
+    session = HostSession(CPU, config=replace(RunConfig(), fused_micro_batches=MEASURE))
+    now, elements = [0.0], []
+
+    def clock():
+        size = elements[-1] if elements else 1
+        now[0] += abs(size / program.micro_batch_size - 4) + 1
+        return now[0]
+
+    session._clock = clock
+
+    def dataset(first, per_element):
+        elements.append(per_element)
+        skip = first * program.global_batch_size
+        both = tf.data.Dataset.from_tensor_slices((images[skip:], labels[skip:]))
+        return both.batch(per_element, drop_remainder=True)
+
+    settings_ = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
+    rates = lambda updates: np.full(np.shape(updates), 0.05, np.float32) / (1 + np.asarray(updates))  # noqa: E731
+    model = make_model("batch", 3)
+    before = [weight.numpy() for weight in model.weights]
+    session.compile(model, program, settings_, make_loss("cross_entropy"), rates, dataset)
+    assert session.program.fused_micro_batches == 4
+    assert {size // program.micro_batch_size for size in elements} == {2, 4, 8}
+    for weight, value in zip(model.weights, before):
+        np.testing.assert_array_equal(weight.numpy(), value)
+    list(session.train(dataset))
+    expected, slots, _ = run_session("batch", program, ("sgd", {"momentum": 0.9}, {}), images, labels, 4)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(session.state.weights[name].numpy(), value)
+    for name, value in slots.items():
+        np.testing.assert_array_equal(session.state.slots[name].numpy(), value)

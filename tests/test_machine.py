@@ -1,9 +1,14 @@
 """What this machine has and leaves to this process."""
 
+import gc
+import sys
+
 import pytest
 
 from ipucnn import machine
+from ipucnn.errors import MissingError
 from ipucnn.machine import ControlGroup, control_groups
+from ipucnn.sessions.host import environment
 
 
 def test_the_system_says_what_linux_files_say():
@@ -19,6 +24,26 @@ def test_the_system_says_what_linux_files_say():
     assert machine.swap_bytes()[0] == facts["SwapTotal"]
     assert 0.5 < machine.free_bytes() / facts["MemAvailable"] < 2
     assert 0 < machine.available_bytes() <= machine.host_memory_bytes()
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_looked_for_while_tensorflow_is_imported(monkeypatch, was_enabled):
+    meanwhile = []
+
+    def not_there():
+        meanwhile.append(gc.isenabled())
+        raise ImportError("no TensorFlow")
+
+    monkeypatch.setattr(environment, "_quiet_import", not_there)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    try:
+        if not was_enabled:
+            gc.disable()
+        with pytest.raises(MissingError, match="no TensorFlow"):
+            environment.import_tensorflow()
+        assert (meanwhile, gc.isenabled()) == ([False], was_enabled)
+    finally:
+        gc.enable()
 
 
 def test_a_system_that_tells_nothing(monkeypatch):

@@ -249,7 +249,13 @@ PREPROCESSING = {
 
 
 @pytest.mark.parametrize(
-    "name, size", [("efficientnet-b0", 32), ("mobilenetv3-small", 64), ("mobilenet", 32), ("mobilenetv2", 32)]
+    "name, size",
+    [
+        ("efficientnet-b0", 32),
+        ("mobilenetv3-small", 64),
+        ("mobilenet", 32),
+        pytest.param("mobilenetv2", 32, marks=pytest.mark.slow),
+    ],
 )
 def test_edited_applications_compute_what_keras_computes(name, size):
     record = get_model(name)

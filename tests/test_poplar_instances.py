@@ -43,7 +43,8 @@ def start(tmp_path, index, *args, **layout):
 
 def test_two_instances_train_what_one_process_trains(tmp_path, capfd):
     """Same weights, moving statistics and optimizer state; one of them writes and speaks."""
-    flags = ["cifar_resnet8", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 2, "--json"]
+    flags = ["cifar_resnet8", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
+    flags += ["--limit-train", 16]
     flags += ["--gradient-accumulation-count", 2, "--optimizer-params", '{"momentum": 0.9}']
     started = [
         start(tmp_path, index, "train", *flags, "--run-dir", tmp_path / "both", total=2, local=1)

@@ -104,7 +104,14 @@ def make_run(**flags):
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.train import TrainingRun
 
-    given = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", **flags}
+    given = {
+        "dataset": "digits",
+        "limit_train": "32",
+        "limit_eval": "8",
+        "micro_batch_size": "8",
+        "num_epochs": "1",
+        **flags,
+    }
     return TrainingRun(resolve("train", given, model="toy_model"))
 
 

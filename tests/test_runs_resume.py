@@ -129,17 +129,18 @@ def cut_run(cut_after_nine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "start, number",
+    "start, step, number",
     [
-        (1, None),
-        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow),
+        (1, 3, None),
+        pytest.param(1, 1, None, marks=pytest.mark.slow),
+        pytest.param(2, 1, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(3, 1, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, number):
+def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, step, number):
     expected, events = uninterrupted["plain"]
     assert cut(training(tmp_path / "r"), start, number)
-    for after in range(2, len(events)):
+    for after in range(2, len(events), step):
         # Each process gets a little further than the one before.
         if not cut(training(tmp_path / "r", resume=True), after, number):
             break

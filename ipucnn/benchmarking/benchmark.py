@@ -65,7 +65,9 @@ from ipucnn.benchmarking.settings import (
     data_kind,
 )
 from ipucnn.config.resolve import Resolved
+from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.machine import peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.search.smallest_change import Ask, prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
@@ -178,8 +180,13 @@ class Benchmark:
     def _check_fused(self) -> None:
         """Checks --fused-micro-batches: it divides an execution, in training a weight update."""
         given = self.fused
-        if given is None:
+        if given is None or (given == MEASURE and self.settings.training):
             return
+        if given == MEASURE:
+            raise ConfigurationError(
+                "--fused-micro-batches measure is for training: nothing is measured for inference",
+                "give a number, or leave it out: the network's size and the memory decide",
+            )
         if self.settings.training:
             self.program = self.program.with_checked_fused(given)
             return
@@ -433,7 +440,7 @@ class Benchmark:
             where = str(self.settings.baseline)
             check_same_machine(self.baseline, where, result.device)
             gate = Gate(self.baseline, where, self.settings.max_regression, self.seed)
-        machine.reset_peak_memory()
+        reset_peak_memory()
         exit_codes: List[int] = []
         with void_on_error(result, exit_codes), data_errors():
             self._run(session, result, gate, began, report)
@@ -577,7 +584,7 @@ class Benchmark:
             # A training step counts as three forward passes: forward, and the products of the two gradients.
             flop_per_image=2.0 * macs * (3 if training else 1) if macs else None,
             peak=peak.measure() if peak is not None else None,
-            peak_memory_bytes=machine.peak_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes(),
             device_peak_memory_bytes=machine.device_peak_memory_bytes(result.device.kind),
             others_share=others_share,
         )

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.contenders import keras_model
 from ipucnn.benchmarking.measure import Report
 from ipucnn.benchmarking.settings import KERAS, data_kind
@@ -15,6 +14,7 @@ from ipucnn.benchmarking.statistics import throughput
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import DataSource
 from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.machine import peak_memory_bytes, reset_peak_memory
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -84,7 +84,7 @@ class Fit:
         self.setup = run_setup.prepare(self.resolved, self.seed, source=source)
         run_setup.build_options(self.setup)
         self.program: Program = make_program(config, self.setup.source.info.num_train, seed=self.seed)
-        if config.fused_micro_batches is not None:
+        if config.fused_micro_batches:  # a number, and neither none nor measure
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
@@ -112,7 +112,7 @@ class Fit:
         from ipucnn.runs.provenance import environment
         from ipucnn.training.losses import make_loss
 
-        machine.reset_peak_memory()
+        reset_peak_memory()
         report("building the network", 0, 0, "")
         model = run_setup.build(self.setup)
         self.program = settle_splits(self.program, model, self.resolved, None)
@@ -163,7 +163,7 @@ class Fit:
             "flop_per_image": flop,
             "flop_per_s": flop * speed.value,
             "share_of_matmul_peak": None,
-            "peak_memory_bytes": machine.peak_memory_bytes(),
+            "peak_memory_bytes": peak_memory_bytes(),
         }
 
     def _dataset(self, first_update: int, samples_per_element: int) -> TfDataset:

@@ -1,7 +1,6 @@
-"""What the machine can do at best, and how much memory the process took."""
+"""What the machine can do at best, and how much memory of a GPU was taken."""
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Optional, Tuple
@@ -85,31 +84,6 @@ def _processor_seconds() -> Optional[Tuple[float, float]]:
         return None
     idle = ticks[3] + ticks[4]
     return (sum(ticks) - idle) / per_s, sum(ticks) / per_s
-
-
-def reset_peak_memory() -> bool:
-    """Starts the process's high-water mark of memory again, where Linux allows it; whether it did."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def peak_memory_bytes() -> Optional[int]:
-    """The most resident memory of the process since it began or :func:`reset_peak_memory`."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass  # not Linux
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
 def device_peak_memory_bytes(kind: str) -> Optional[int]:

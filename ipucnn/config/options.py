@@ -6,6 +6,7 @@ line.  Nothing here needs TensorFlow.
 """
 
 import dataclasses
+import functools
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
@@ -87,6 +88,16 @@ class Entry(NamedTuple):
 
 def _dump_entry(key: str, value: Any) -> str:
     """``key: value`` with lists and dictionaries on one line."""
+    # Most values are those of the run before, or of the file before; -0.0 equals 0.0, and is written otherwise.
+    return _dump_again(key, value) if isinstance(value, (str, int, type(None))) else _dump(key, value)
+
+
+@functools.lru_cache(maxsize=512, typed=True)
+def _dump_again(key: str, value: Any) -> str:
+    return _dump(key, value)
+
+
+def _dump(key: str, value: Any) -> str:
     import yaml
 
     flow = None if isinstance(value, (list, dict)) else False

@@ -221,9 +221,13 @@ class HostSession:
 
     fused_micro_batches: Optional[int] = option(
         None,
-        "Micro-batches the host session computes as one.",
-        minimum=1,
+        "Micro-batches the host session computes as one; measure: as many as are fastest here, which is tried when a "
+        "run starts and takes as long as compiling several times.",
+        minimum=values.MEASURE,
         maximum=bounds.MAX_ACCUMULATION,
+        parse=values.parse_fused,
+        to_yaml=values.fused_to_yaml,
+        metavar="INT|measure",
         ipu_effect=False,
         default_text="from memory and cache",
     )

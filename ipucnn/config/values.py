@@ -170,6 +170,25 @@ def parse_updates(value: Any) -> int:
     return number
 
 
+# What --fused-micro-batches has for "measure".
+MEASURE = 0
+
+
+def parse_fused(value: Any) -> int:
+    """A number of micro-batches, or :data:`MEASURE` for ``measure``."""
+    if isinstance(value, str) and value.strip().lower() == "measure":
+        return MEASURE
+    number = parse_int(value)
+    if number < 1:
+        raise BadValue("must be at least 1, or measure", nearest=1)
+    return number
+
+
+def fused_to_yaml(number: int) -> Union[int, str]:
+    """The inverse of :func:`parse_fused`."""
+    return "measure" if number == MEASURE else number
+
+
 def parse_percent(value: Any) -> float:
     """A percentage in [1, 100]; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
     number = parse_float(value)

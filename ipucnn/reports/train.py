@@ -332,6 +332,13 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
         )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
         rows.append(("with compilation", f"{units.rate(total)} images/s"))
+        if measured.get("peak_memory_bytes"):
+            rows.append(
+                (
+                    "peak memory",
+                    f"{units.size(measured['peak_memory_bytes'])} of this process, libraries included",
+                )
+            )
         rows.append(("arithmetic", f"{units.count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
     rows.append(("compile time", _compile_time(compiled)))
     rows.append(("time", units.duration(measured["wall_s"])))

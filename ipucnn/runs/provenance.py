@@ -1,5 +1,6 @@
 """Where a result comes from: versions, machine, command line, revision of the sources."""
 
+import functools
 import hashlib
 import os
 import platform
@@ -113,16 +114,22 @@ def sources() -> Dict[str, Any]:
     working tree can be told apart.
     """
     package = Path(__file__).resolve().parents[1]
+    has_git = os.path.lexists(package.parent / ".git")
+    return {
+        "revision": git_revision(package.parent) if has_git else None,
+        "sources_sha256": _sha256_of(package),
+    }
+
+
+@functools.lru_cache(maxsize=None)
+def _sha256_of(package: Path) -> str:
+    """Once per process: folds and the rows of a suite are runs of one process, with the same sources."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
         digest.update(content)
-    has_git = os.path.lexists(package.parent / ".git")
-    return {
-        "revision": git_revision(package.parent) if has_git else None,
-        "sources_sha256": digest.hexdigest(),
-    }
+    return digest.hexdigest()
 
 
 def environment() -> Dict[str, Any]:

@@ -20,6 +20,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM, DataError
 from ipucnn.filesystem import is_file, make_folder, make_new_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
+from ipucnn.machine import peak_memory_bytes
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
@@ -402,6 +403,7 @@ class Recorder:
                 "flop_per_s": images_per_s * forward_flops * 3,
                 "train_s": timer.busy_s,
                 "wall_s": time.perf_counter() - timer.started,
+                "peak_memory_bytes": peak_memory_bytes(),
                 "first_weight_update": training.first_weight_update,
             },
             "moving_statistics": self._statistics,

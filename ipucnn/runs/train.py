@@ -98,7 +98,7 @@ class TrainingRun:
             check_program(self.program, config, self.instances)
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
         self.schedule = run_setup.learning_rates(config, self.program)
-        if config.fused_micro_batches is not None:
+        if config.fused_micro_batches:  # a number, and neither none nor measure
             self.program = self.program.with_checked_fused(config.fused_micro_batches)
         elif start.checkpoint is not None:
             # How many micro-batches are computed as one decides about rounding: a continued run keeps it.

@@ -24,8 +24,8 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, Tensor
 from ipucnn.machine import num_cores
 from ipucnn.models.blueprint import Step
-from ipucnn.models.layers import BatchNormalization, GroupNormalization, SubsamplePad
-from ipucnn.models.layers.micro_batches import ghost_batch_norm
+from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
+from ipucnn.models.layers.per_sample import SubsamplePad
 
 # A layer: its output of its input.
 Compute = Callable[[Tensor], Tensor]

@@ -30,6 +30,8 @@ THREAD_NUMBERS = 2**14
 THREAD_CHANNELS = 16
 # Numbers of weight gradients that are added up in one block of samples.
 BLOCK_SAMPLES = 8
+# Rows of few channels are folded until they have as many numbers.
+FOLDED_WIDTH = 64
 ALIGNMENT = 64  # what TensorFlow wants of an array that it takes without a copy
 
 _LINEAR, _RELU, _RELU6, _SWISH = range(4)
@@ -81,10 +83,13 @@ def _exponential(z):  # type: ignore[no-untyped-def]
     return p * q * q + q + np.float32(1), n
 
 
-@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _Y3, _Y2, _Y2, _INT, _INT, _INT, _INT)
-def _forward(x, gamma, beta, epsilon, activation, per_group, y, mean, variance, first, last, left, right):  # type: ignore[no-untyped-def]
-    """Of parts ``first`` to ``last`` the channels ``left`` to ``right``."""
+@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _Y3, _Y2, _Y2, _INT, _INT, _INT, _INT)
+def _forward(
+    x, gamma, beta, epsilon, activation, per_group, fold, y, mean, variance, first, last, left, right
+):  # type: ignore[no-untyped-def]
+    """Of parts ``first`` to ``last`` the channels ``left`` to ``right``; all of them where ``fold`` rows are one."""
     rows, width = x.shape[1], right - left
+    channels = width // fold
     own, factor, offset = (
         np.empty(width, np.float32),
         np.empty(width, np.float32),
@@ -111,19 +116,25 @@ def _forward(x, gamma, beta, epsilon, activation, per_group, y, mean, variance, 
                             own[c] += d * d
                 for c in range(width):
                     total[c] += own[c]
-            for group in range(0, width, per_group):
+            for group in range(0, channels, per_group):
                 together = 0.0
                 for c in range(group, group + per_group):
-                    together += total[c]
-                together /= float(rows * per_group)
+                    for k in range(c, width, channels):
+                        together += total[k]
+                together /= float(rows * fold * per_group)
                 for c in range(group, group + per_group):
                     if moment == 0:
-                        mean[part, left + c] = factor[c] = together
+                        mean[part, left + c] = together
+                        for k in range(c, width, channels):
+                            factor[k] = together
                     else:
                         variance[part, left + c] = together
-        for c in range(width):
-            factor[c] = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
-            offset[c] = beta[left + c] - mean[part, left + c] * factor[c]
+        for c in range(channels):
+            own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
+            own_offset = beta[left + c] - mean[part, left + c] * own_factor
+            for k in range(c, width, channels):
+                factor[k] = own_factor
+                offset[k] = own_offset
         for r in range(rows):
             x_ = x[part, r, left:right]
             y_ = y[part, r, left:right]
@@ -149,7 +160,7 @@ def _forward(x, gamma, beta, epsilon, activation, per_group, y, mean, variance, 
                     y_[c] = z / (_ONE + own[c] * power[c])
 
 
-@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _array(numba.float32, 2, True),
+@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _array(numba.float32, 2, True),
       _array(numba.float32, 2, True), _Y3, _Y2, _Y2, _INT, _INT, _INT, _INT)  # fmt: skip
 def _backward(  # type: ignore[no-untyped-def]
     dy,
@@ -159,6 +170,7 @@ def _backward(  # type: ignore[no-untyped-def]
     epsilon,
     activation,
     per_group,
+    fold,
     mean,
     variance,
     dx,
@@ -171,6 +183,7 @@ def _backward(  # type: ignore[no-untyped-def]
 ):
     """The gradients of x, and of each part those of gamma and beta."""
     rows, width = x.shape[1], right - left
+    channels = width // fold
     own, own_x = np.empty(width, np.float32), np.empty(width, np.float32)
     centre, factor, offset = (
         np.empty(width, np.float32),
@@ -181,10 +194,13 @@ def _backward(  # type: ignore[no-untyped-def]
     power = bits.view(np.float32)
     total, total_x = np.empty(width, np.float64), np.empty(width, np.float64)
     for part in range(first, last):
-        for c in range(width):
-            centre[c] = mean[part, left + c]
-            factor[c] = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
-            offset[c] = beta[left + c] - centre[c] * factor[c]
+        for c in range(channels):
+            own_factor = gamma[left + c] / np.sqrt(variance[part, left + c] + epsilon)
+            own_offset = beta[left + c] - mean[part, left + c] * own_factor
+            for k in range(c, width, channels):
+                centre[k] = mean[part, left + c]
+                factor[k] = own_factor
+                offset[k] = own_offset
         total[:] = 0.0
         total_x[:] = 0.0
         for start in range(0, rows, BLOCK_ROWS):
@@ -222,19 +238,25 @@ def _backward(  # type: ignore[no-untyped-def]
                 total[c] += own[c]
                 total_x[c] += own_x[c]
         # Ioffe and Szegedy 2015, arXiv:1502.03167, section 3; with channel groups Wu and He 2018, arXiv:1803.08494.
-        for group in range(0, width, per_group):
+        for group in range(0, channels, per_group):
             of_g, of_gx = 0.0, 0.0
             for c in range(group, group + per_group):
-                of_g += total[c] * gamma[left + c]
-                of_gx += total_x[c] * gamma[left + c]
-            of_g /= rows * per_group
-            of_gx /= rows * per_group
+                inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
+                of_c, of_cx = 0.0, 0.0
+                for k in range(c, width, channels):
+                    of_c += total[k]
+                    of_cx += total_x[k]
+                dbeta[part, left + c] = of_c
+                dgamma[part, left + c] = of_cx * inverse
+                of_g += of_c * gamma[left + c]
+                of_gx += of_cx * gamma[left + c]
+            of_g /= float(rows * fold * per_group)
+            of_gx /= float(rows * fold * per_group)
             for c in range(group, group + per_group):
                 inverse = 1.0 / np.sqrt(np.float64(variance[part, left + c]) + epsilon)
-                dbeta[part, left + c] = total[c]
-                dgamma[part, left + c] = total_x[c] * inverse
-                own[c] = inverse * inverse * inverse * of_gx
-                own_x[c] = inverse * of_g
+                for k in range(c, width, channels):
+                    own[k] = inverse * inverse * inverse * of_gx
+                    own_x[k] = inverse * of_g
         for r in range(rows):
             x_ = x[part, r, left:right]
             dx_ = dx[part, r, left:right]
@@ -300,6 +322,15 @@ def _share(
         function(*given, *tasks[0])
 
 
+def _fold(x: np.ndarray, parts: int) -> int:
+    """How many rows of few channels are taken as one of many: short inner loops are slow."""
+    channels = x.shape[-1]
+    rows, fold = x.size // (parts * channels), 1
+    while fold * channels < FOLDED_WIDTH and rows % (2 * fold) == 0:
+        fold *= 2
+    return fold
+
+
 def empty(shape: Tuple[int, ...]) -> np.ndarray:
     """A float32 array that TensorFlow takes as it is."""
     size = int(np.prod(shape)) * 4
@@ -330,12 +361,13 @@ def forward(
         y as x; means and biased variances (parts, channels).
     """
     channels = x.shape[-1]
-    grouped = x.reshape(parts, -1, channels)
+    fold = _fold(x, parts)
+    grouped = x.reshape(parts, -1, fold * channels)
     y, mean, variance = empty(grouped.shape), empty((parts, channels)), empty((parts, channels))
     per_group = channels // channel_groups
     _share(
-        _forward, x.size, (parts, channels), per_group, grouped, gamma, beta, np.float32(epsilon),
-        ACTIVATIONS.index(activation), per_group, y, mean, variance,
+        _forward, x.size, (parts, fold * channels), fold * channels if fold > 1 else per_group, grouped, gamma, beta,
+        np.float32(epsilon), ACTIVATIONS.index(activation), per_group, fold, y, mean, variance,
     )  # fmt: skip
     return y.reshape(x.shape), mean, variance
 
@@ -353,12 +385,14 @@ def backward(
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of x, gamma and beta, of ``forward``'s y."""
     parts, channels = mean.shape
-    grouped = x.reshape(parts, -1, channels)
+    fold = _fold(x, parts)
+    grouped = x.reshape(parts, -1, fold * channels)
     dx, dgamma, dbeta = empty(grouped.shape), empty((parts, channels)), empty((parts, channels))
     per_group = channels // channel_groups
     _share(
-        _backward, x.size, (parts, channels), per_group, dy.reshape(grouped.shape), grouped, gamma, beta,
-        np.float32(epsilon), ACTIVATIONS.index(activation), per_group, mean, variance, dx, dgamma, dbeta,
+        _backward, x.size, (parts, fold * channels), fold * channels if fold > 1 else per_group,
+        dy.reshape(grouped.shape), grouped, gamma, beta, np.float32(epsilon), ACTIVATIONS.index(activation), per_group,
+        fold, mean, variance, dx, dgamma, dbeta,
     )  # fmt: skip
     sums = (np.sum(of, axis=0, dtype=np.float64).astype(np.float32) for of in (dgamma, dbeta))
     return (dx.reshape(x.shape), *sums)  # type: ignore[return-value]

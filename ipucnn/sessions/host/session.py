@@ -8,6 +8,7 @@ TensorFlow function.
 """
 
 import contextlib
+import math
 import re
 import time
 from dataclasses import replace
@@ -19,9 +20,10 @@ import tensorflow as tf
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable
 from ipucnn.config.options import RunConfig
+from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.layers import BatchNormalization, ExecutionContext
+from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
@@ -53,6 +55,8 @@ SEED_MASK = 0x7FFFFFFF
 TARGET_SAMPLES = 128
 TARGET_BYTES = 96 * 2**20
 MEMORY_FRACTION = 0.25
+# --fused-micro-batches measure: weight updates that are timed of each number; the fastest counts.
+MEASURED_UPDATES = 3
 # Layer outputs, their gradients and the temporaries of one layer, over the layer outputs alone.
 TRAINING_FACTOR = 4
 
@@ -458,6 +462,7 @@ class HostSession(Session):
         self.device = device
         self.place = place
         self._on_cpu = device.kind == "cpu"
+        self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
         self._precision = self._arithmetic.precision
         self._weights: Optional[Weights] = None
@@ -487,31 +492,77 @@ class HostSession(Session):
         """Chooses how many micro-batches to fuse, and makes the loop; with a data set it is traced as well."""
         if program.precision != self._precision:
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
-        if program.fused_micro_batches == 0:
-            fused = choose_fused(
-                program.num_micro_batches,
-                program.micro_batch_size,
-                program.dbn_replica_group_size,
-                activation_bytes_per_sample(model),
-                self.device.memory_bytes if self.device.kind == "cpu" else 0,
-            )
-            program = program.with_fused(fused)
-        self.program = program
         self._schedule = schedule
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
             self.state = TrainState(weights.kept, opt.slots, 0)
-            self._loop = UpdateLoop(
-                model, program, opt, loss, weights, self._arithmetic, self._preprocessing, self._on_cpu
-            )
+
+            def loop_of(program: Program) -> UpdateLoop:
+                return UpdateLoop(
+                    model, program, opt, loss, weights, self._arithmetic, self._preprocessing, self._on_cpu
+                )
+
+            if program.fused_micro_batches == 0:
+                fused = self._choose_fused(model, program)
+                if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
+                    fused = self._measure_fused(program, fused, loop_of, make_dataset)
+                program = program.with_fused(fused)
+            self.program = program
+            self._loop = loop_of(program)
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
         self._large_batches = LargeBatches(model, self._arithmetic, self._preprocessing.unpack, self._on_cpu)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
+
+    def _choose_fused(self, model: KerasModel, program: Program) -> int:
+        """By the network's size and the memory, which is the same on every run."""
+        return choose_fused(
+            program.num_micro_batches,
+            program.micro_batch_size,
+            program.dbn_replica_group_size,
+            activation_bytes_per_sample(model),
+            self.device.memory_bytes if self.device.kind == "cpu" else 0,
+        )
+
+    def _measure_fused(
+        self,
+        program: Program,
+        usual: int,
+        loop_of: Callable[[Program], UpdateLoop],
+        make_dataset: MakeDataset,
+    ) -> int:
+        """Of the numbers around the usual one that with which a weight update is fastest; the state stays as it is.
+
+        Args:
+            usual: what would be taken otherwise; up to four times more, and down to a quarter, are tried.
+            loop_of: makes the loop of a program.
+        """
+        group = program.dbn_replica_group_size
+        tried = [
+            d for d in divisors(program.num_micro_batches) if d % group == 0 and usual / 4 <= d <= usual * 4
+        ]
+        variables = [*self.state.weights.values(), *self.state.slots.values()]
+        before = [variable.numpy() for variable in variables]
+        seconds: Dict[int, float] = {}
+        for fused in tried:
+            loop = loop_of(program.with_fused(fused))
+            iterator = self.feed(make_dataset(0, fused * program.micro_batch_size))
+            for number in range(1 + MEASURED_UPDATES):
+                interrupts.check()
+                started = self._clock()
+                try:
+                    loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
+                except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
+                    break  # too much memory, or too few images
+                if number > 0:  # the first one compiles
+                    seconds[fused] = min(seconds.get(fused, math.inf), self._clock() - started)
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+        return min(seconds, key=lambda fused: seconds[fused], default=usual)
 
     @property
     def samples_per_element(self) -> int:
