@@ -84,9 +84,9 @@ def _exponential(z):  # type: ignore[no-untyped-def]
 
 
 @_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _Y3, _Y2, _Y2, _INT, _INT, _INT, _INT)
-def _forward(
+def _forward(  # type: ignore[no-untyped-def]
     x, gamma, beta, epsilon, activation, per_group, fold, y, mean, variance, first, last, left, right
-):  # type: ignore[no-untyped-def]
+):
     """Of parts ``first`` to ``last`` the channels ``left`` to ``right``; all of them where ``fold`` rows are one."""
     rows, width = x.shape[1], right - left
     channels = width // fold
