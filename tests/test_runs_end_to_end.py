@@ -21,7 +21,8 @@ def trained(tmp_path_factory):
     """The run folder and printed JSON of a small run with replicas and accumulation."""
     folder = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-m", "ipucnn", "train", "mnist_cnn", "--replicas", "2", "--micro-batch-size", "8",
-               "--gradient-accumulation-count", "2", "--run-dir", "r", "--json", *SMALL]  # fmt: skip
+               "--gradient-accumulation-count", "2", "--validation-freq", "1", "--run-dir", "r", "--json",
+               *SMALL]  # fmt: skip
     done = subprocess.run(command, cwd=str(folder), capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
     return folder / "r", json.loads(done.stdout), done.stderr
