@@ -1,6 +1,6 @@
 """Images per second of the host session against Keras ``fit``, interleaved.
 
-Usage: python benchmarks/host_session.py [--rounds 5] [--only efficientnet-b0] [--json FILE]
+Usage: python benchmarks/host_session.py [--rounds 5] [--only MODEL] [--micro-batch 8] [--json FILE]
 
 For each network (32x32, gradient accumulation 16) and micro-batch size three processes are kept: the host
 session, Keras' fit with the same micro-batch and accumulation, and Keras' fit with one batch as large as what
@@ -237,7 +237,10 @@ def main():
     print(f"{'network':16} {'batch':>5} {'norm':>5} {'fused':>5} {'session':>8} {'keras':>6} {'ratio':>12} "
           f"{'keras, fused':>12} {'ratio':>12} {'of peak':>8} {'MiB':>6}")  # fmt: skip
     rows = []
-    for name, micro_batch in CASES:
+    cases = CASES
+    if arguments.only not in (None, *(name for name, _ in CASES)):
+        cases = [(arguments.only, 8)]
+    for name, micro_batch in cases:
         if arguments.only not in (None, name) or arguments.micro_batch not in (None, micro_batch):
             continue
         row = measure(name, micro_batch, arguments.rounds)
