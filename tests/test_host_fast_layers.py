@@ -277,6 +277,25 @@ def test_what_is_read_twice_or_looked_at_is_not_computed_with_the_next():
     assert not nothing.training and not nothing.inference
 
 
+@pytest.mark.parametrize("layer", [
+    lambda: keras.layers.ReLU(),
+    lambda: keras.layers.ReLU(6.0),
+    lambda: keras.layers.ReLU(5.0),
+    lambda: keras.layers.ReLU(negative_slope=0.1),
+    lambda: keras.layers.Activation(tf.math.square),
+])  # fmt: skip
+def test_activations_after_a_norm_are_keras(layer):
+    """Keras 2.6 has the bound of ReLU(6), which MobileNet has, as an array."""
+    keras.backend.clear_session()
+    inputs = keras.Input((4, 4, 3))
+    x = BatchNormalization(name="norm")(inputs)
+    model = keras.Model(inputs, layer()(x))
+    model.get_layer("norm").gamma.assign([1.0, 5.0, 20.0])
+    images = tf.random.stateless_normal([6, 4, 4, 3], [0, 1])
+    for keras_s, ours in both(model, images, True):
+        np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("size", [(4, 4), (5, 4), (2, 6)])
 def test_every_second_pixel(size):
     keras.backend.clear_session()

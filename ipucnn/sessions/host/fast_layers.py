@@ -106,11 +106,12 @@ def _activation(layer: KerasLayer) -> str:
     """The kernels' name of an activation layer; "linear" of whatever they do not know."""
     config = layer.get_config()
     if type(layer) is keras.layers.Activation:
-        return {"relu": "relu", "relu6": "relu6", "swish": "swish", "silu": "swish"}.get(
-            config["activation"], "linear"
-        )
+        names = {"relu": "relu", "relu6": "relu6", "swish": "swish", "silu": "swish"}
+        # Of a function that Keras does not know the name is a dictionary.
+        return names.get(str(config["activation"]), "linear")
     if type(layer) is keras.layers.ReLU and not (config.get("negative_slope") or config.get("threshold")):
-        return {None: "relu", 6.0: "relu6"}.get(config["max_value"], "linear")
+        bound = config["max_value"]  # in Keras 2.6 an array
+        return {None: "relu", 6.0: "relu6"}.get(None if bound is None else float(bound), "linear")
     return "linear"
 
 
