@@ -61,7 +61,9 @@ def _jit(*signature: Any, **more: Any) -> Callable[..., Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(*signatures, cache=True, **options)(function)
-        except RuntimeError:  # There is no folder that can be written.
+        except (
+            Exception
+        ):  # No folder can be written, the disk is full, or what lies there is cut or of something else.
             return numba.njit(*signatures, **options)(function)
 
     return decorate
