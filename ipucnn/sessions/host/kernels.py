@@ -61,9 +61,8 @@ def _jit(*signature: Any, **more: Any) -> Callable[..., Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(*signatures, cache=True, **options)(function)
-        except (
-            Exception
-        ):  # No folder can be written, the disk is full, or what lies there is cut or of something else.
+        except Exception:
+            # No folder can be written, the disk is full, or a file of the cache is damaged.
             return numba.njit(*signatures, **options)(function)
 
     return decorate
