@@ -63,7 +63,8 @@ def _jit(*signature: Any, **more: Any) -> Callable[..., Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(*signatures, cache=True, **options)(function)
-        except RuntimeError:  # There is no folder that can be written.
+        except Exception:
+            # No folder can be written, the disk is full, or a file of the cache is damaged.
             return numba.njit(*signatures, **options)(function)
 
     return decorate

@@ -91,9 +91,14 @@ def choose_fused(
     by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
     limit = by_speed
     if memory_bytes:
-        limit = min(limit, int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * micro_batch_bytes))
+        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes))
     usable = [d for d in divisors(num_micro_batches) if d % group_size == 0]
     return max([d for d in usable if d <= limit] or usable[:1])
+
+
+def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
+    """How many micro-batches of so many bytes of layer outputs are computed as one at most, for they need memory."""
+    return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))
 
 
 class Preprocessing:
@@ -507,7 +512,13 @@ class HostSession(Session):
             if program.fused_micro_batches == 0:
                 fused = self._choose_fused(model, program)
                 if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-                    fused = self._measure_fused(program, fused, loop_of, make_dataset)
+                    largest = fused_in_memory(
+                        activation_bytes_per_sample(model) * program.micro_batch_size,
+                        self.device.memory_bytes,
+                    )
+                    if self.device.kind != "cpu" or not self.device.memory_bytes:
+                        largest = program.num_micro_batches
+                    fused = self._measure_fused(program, fused, largest, loop_of, make_dataset)
                 program = program.with_fused(fused)
             self.program = program
             self._loop = loop_of(program)
@@ -532,6 +543,7 @@ class HostSession(Session):
         self,
         program: Program,
         usual: int,
+        largest: int,
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: MakeDataset,
     ) -> int:
@@ -539,11 +551,14 @@ class HostSession(Session):
 
         Args:
             usual: what would be taken otherwise; up to four times more, and down to a quarter, are tried.
+            largest: what memory is there for: where it is not, Linux ends the process.
             loop_of: makes the loop of a program.
         """
         group = program.dbn_replica_group_size
         tried = [
-            d for d in divisors(program.num_micro_batches) if d % group == 0 and usual / 4 <= d <= usual * 4
+            d
+            for d in divisors(program.num_micro_batches)
+            if d % group == 0 and usual / 4 <= d <= max(usual, min(usual * 4, largest))
         ]
         variables = [*self.state.weights.values(), *self.state.slots.values()]
         before = [variable.numpy() for variable in variables]
