@@ -15,6 +15,9 @@ from ipucnn.errors import MissingError
 from ipucnn.machine import control_groups, free_bytes, swap_bytes
 
 MEBI = 2**20
+# Whether Numba compiles part of the training step.  The last one for Python 3.8 makes no use of the vectors of a CPU:
+# its code takes twice as long as TensorFlow's.
+HAS_KERNELS = sys.version_info >= (3, 9)
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
 LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
 # Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
@@ -140,11 +143,13 @@ def import_tensorflow(verbose: bool = False) -> Any:
       ``verbose`` or the import fails.
 
     Raises:
-        MissingError: TensorFlow is not installed, or this process may not have the memory that it takes.
+        MissingError: TensorFlow or Numba is not installed, or this process may not have the memory that it takes.
         Interruption: a signal came, whatever the libraries made of it.
     """
     if "tensorflow" not in sys.modules:
         check_memory()
+        if HAS_KERNELS and importlib.util.find_spec("numba") is None:
+            raise MissingError("Numba is not installed", "install it with: python -m pip install numba")
         set_variables()
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,7 +1,7 @@
 """Layers as the host computes them on a CPU, where that is faster than what Keras' layers do.
 
 Weights, names and results are those of the layers; results differ by the order of sums.  Which layers are computed
-otherwise follows from the network and its shapes alone:
+otherwise follows from the network, its shapes, and whether there is work for all cores:
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions lose to a plain product at the sizes of small images, and the ones without oneDNN lose by more.
@@ -14,7 +14,6 @@ otherwise follows from the network and its shapes alone:
 """
 
 import functools
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -26,14 +25,13 @@ from ipucnn.machine import num_cores
 from ipucnn.models.blueprint import Step
 from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
 from ipucnn.models.layers.per_sample import SubsamplePad
+from ipucnn.sessions.host.environment import HAS_KERNELS
 
 # A layer: its output of its input.
 Compute = Callable[[Tensor], Tensor]
 # A convolution without its bias: of its input and its kernel.
 Convolve = Callable[[Tensor, Tensor], Tensor]
 
-# The last Numba for Python 3.8 makes no use of the vectors of a CPU: its code takes twice as long as TensorFlow's.
-HAS_KERNELS = sys.version_info >= (3, 9)
 # Depthwise convolutions of more output pixels leave their weight gradient to TensorFlow.
 MAX_KERNEL_PIXELS = 16
 # Channels that a thread takes at least of a part of the batch: a line of the cache.
@@ -243,12 +241,16 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
 
     def compute(x: Tensor) -> Tensor:
         factor, offset = norm.affine()
+        if layer.use_bias:
+            offset = offset + factor * tf.convert_to_tensor(layer.bias)
         kernel = _kernel(layer)
-        depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
-        y = convolve(x, kernel * (tf.reshape(factor, kernel.shape[-2:]) if depthwise else factor))
-        return tf.nn.bias_add(
-            y, offset + factor * tf.convert_to_tensor(layer.bias) if layer.use_bias else offset
-        )
+        outputs = (x.shape[0] or 0) * tf.TensorShape(layer.output.shape[1:]).num_elements()
+        if 0 < outputs < kernel.shape.num_elements():
+            # Of a few samples the output is the smaller of the two that can be multiplied.
+            return convolve(x, kernel) * factor + offset
+        is_depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+        folded = kernel * (tf.reshape(factor, kernel.shape[-2:]) if is_depthwise else factor)
+        return tf.nn.bias_add(convolve(x, folded), offset)
 
     return compute
 
