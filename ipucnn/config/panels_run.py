@@ -206,8 +206,8 @@ class Model:
     precise_batch_norm: int = option(
         0,
         "Validate and save with batch norm's statistics measured over training images in batches of so many: 1024 "
-        "images, or one batch, or all there are; the same ones each time, not augmented, without dropout. Training and "
-        "IPUs alone keep running statistics, and so do runs that go on. 0 is off.",
+        "images, or one batch, or all there are; the same ones each time, not augmented, without dropout. Training "
+        "itself, and a run that is resumed, keep to running statistics, as IPUs do. 0 is off.",
         minimum=0,
         maximum=bounds.MAX_MICRO_BATCH,
         commands=TRAIN,

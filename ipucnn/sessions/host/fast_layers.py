@@ -21,7 +21,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.aliases import KerasLayer, Tensor
-from ipucnn.machine import num_cores
 from ipucnn.models.blueprint import Step
 from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
 from ipucnn.models.layers.per_sample import SubsamplePad
@@ -34,8 +33,6 @@ Convolve = Callable[[Tensor, Tensor], Tensor]
 
 # Depthwise convolutions of more output pixels leave their weight gradient to TensorFlow.
 MAX_KERNEL_PIXELS = 16
-# Channels that a thread takes at least of a part of the batch: a line of the cache.
-THREAD_CHANNELS = 16
 
 
 @dataclass
@@ -157,15 +154,11 @@ def normalise(
 
 def _normalisation(layer: KerasLayer, activation: str) -> Compute:
     """Batch norm or group norm in training, with the activation after it."""
+    from ipucnn.sessions.host import kernels
+
     activate = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}[
         activation
     ]
-
-    def is_worth_it(x: Tensor, parts: int, channel_groups: int) -> bool:
-        """Whether there is work for all cores; TensorFlow's kernels share the rows of a part, too."""
-        if x.shape.num_elements() is None:
-            return False
-        return parts * min(channel_groups, max(1, int(x.shape[-1]) // THREAD_CHANNELS)) >= num_cores()
 
     def of_batch(inputs: Tensor) -> Tensor:
         is_activated = False
@@ -175,7 +168,7 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
         ) -> Tuple[Tensor, Tensor, Tensor]:
             nonlocal is_activated
             channels = int(x.shape[-1])
-            if not is_worth_it(x, num_groups, channels):
+            if x.shape.num_elements() is None or not kernels.share_all_cores(num_groups, channels, channels):
                 return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
             is_activated = True
             y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, channels, activation)
@@ -186,8 +179,10 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
         return outputs if is_activated else activate(outputs)
 
     def of_samples(inputs: Tensor) -> Tensor:
-        samples = inputs.shape[0]
-        if samples is None or not is_worth_it(inputs, int(samples), layer.groups):
+        samples, channels = inputs.shape[0], int(inputs.shape[-1])
+        if inputs.shape.num_elements() is None or not kernels.share_all_cores(
+            samples, channels, layer.groups
+        ):
             return activate(layer(inputs))
         gamma, beta = tf.convert_to_tensor(layer.gamma), tf.convert_to_tensor(layer.beta)
         return normalise(inputs, gamma, beta, layer.epsilon, int(samples), layer.groups, activation)[0]

@@ -323,6 +323,11 @@ def _share(
         function(*given, *tasks[0])
 
 
+def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
+    """Whether a normalisation has work for all cores here; TensorFlow's kernels share the rows of a part, too."""
+    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= num_cores()
+
+
 def _fold(x: np.ndarray, parts: int) -> int:
     """How many rows of few channels are taken as one of many: short inner loops are slow."""
     channels = x.shape[-1]

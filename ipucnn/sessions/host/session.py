@@ -510,14 +510,19 @@ class HostSession(Session):
                 )
 
             if program.fused_micro_batches == 0:
-                fused = self._choose_fused(model, program)
+                per_sample = activation_bytes_per_sample(model)
+                memory = self.device.memory_bytes if self._on_cpu else 0
+                fused = choose_fused(
+                    program.num_micro_batches,
+                    program.micro_batch_size,
+                    program.dbn_replica_group_size,
+                    per_sample,
+                    memory,
+                )
                 if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-                    largest = fused_in_memory(
-                        activation_bytes_per_sample(model) * program.micro_batch_size,
-                        self.device.memory_bytes,
-                    )
-                    if self.device.kind != "cpu" or not self.device.memory_bytes:
-                        largest = program.num_micro_batches
+                    largest = program.num_micro_batches
+                    if memory:
+                        largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
                     fused = self._measure_fused(program, fused, largest, loop_of, make_dataset)
                 program = program.with_fused(fused)
             self.program = program
@@ -528,16 +533,6 @@ class HostSession(Session):
         self._large_batches = LargeBatches(model, self._arithmetic, self._preprocessing.unpack, self._on_cpu)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
-
-    def _choose_fused(self, model: KerasModel, program: Program) -> int:
-        """By the network's size and the memory, which is the same on every run."""
-        return choose_fused(
-            program.num_micro_batches,
-            program.micro_batch_size,
-            program.dbn_replica_group_size,
-            activation_bytes_per_sample(model),
-            self.device.memory_bytes if self.device.kind == "cpu" else 0,
-        )
 
     def _measure_fused(
         self,
