@@ -422,6 +422,22 @@ class Training:
         minimum=0,
         maximum=bounds.MAX_DECAY,
     )
+    clip_gradient_norm: Optional[float] = option(
+        None,
+        "Largest norm that all gradients of a weight update have together; what is longer is shortened to it.",
+        above=0,
+        maximum=bounds.MAX_FLOAT32,
+        default_text="none",
+    )
+    ema_decay: Optional[float] = option(
+        None,
+        "Averages all weights over training, with this decay per weight update (0.999 averages over about 1000); "
+        "validation and checkpoints have the averages, and training goes on from the weights themselves.",
+        above=0,
+        below=1,
+        commands=TRAIN,
+        default_text="none",
+    )
     loss_scaling: float = option(
         0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
     )

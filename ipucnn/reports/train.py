@@ -320,6 +320,8 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
         rows += _dice_rows(validation, data.get("class_names", ()))
         rows.append(("validation loss", f"{validation['loss']:.4f}"))
+    if report.get("averaged_weights"):
+        rows.append(("weights", "averaged over training, in the figures above and in the checkpoints"))
     if report.get("ended_early"):
         rows.append(("ended early", report["ended_early"]))
     target = report.get("target")

@@ -19,6 +19,7 @@ from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import is_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.machine import peak_memory_bytes
+from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
@@ -344,7 +345,7 @@ class Recorder:
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
         batches = run_setup.evaluation_batches(training.setup, batch)
         try:
-            with self._session.measured_statistics():
+            with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
             # Not counted as done: a continued run validates here.
@@ -390,20 +391,34 @@ class Recorder:
             yield from self.handle(ValidationDue(updates, 0))
 
     def _settle_statistics(self) -> None:
-        """Measures batch norm's statistics where the run or its pipeline wants it, once per position."""
+        """What is evaluated: averaged weights, and statistics measured where the run or its pipeline wants it.
+
+        Once per position.  Statistics are those of the weights that are evaluated, the averaged ones if there are any.
+        """
         session = self._session
         position = session.state.weight_updates
         if not self._config.training or position == self._settled_at:
             return
-        if self._config.precise_batch_norm:
-            batches, count, size = run_setup.statistics_batches(self._training.setup)
-            session.measure_statistics(batches)
-            if session.measured:
-                self._statistics = f"measured over {count} batches of {size} training images"
-        else:
-            updates = session.recompute_statistics(self._training.batches)
-            if updates:
-                self._statistics = f"recomputed over {updates} weight updates' batches"
+        session.take_averages()
+        averages = dict(session.evaluated)
+        if any(map(is_moving_statistic, averages)):
+            self._statistics = "averaged as the weights are"
+        with session.as_evaluated():
+            if self._config.precise_batch_norm:
+                batches, count, size = run_setup.statistics_batches(self._training.setup)
+                session.measure_statistics(batches)
+                if any(map(is_moving_statistic, session.evaluated)):
+                    self._statistics = f"measured over {count} batches of {size} training images"
+            else:
+                updates = session.recompute_statistics(self._training.batches)
+                if updates:
+                    self._statistics = f"recomputed over {updates} weight updates' batches"
+                    found = {
+                        name: session.state.weights[name].numpy()
+                        for name in averages
+                        if is_moving_statistic(name)
+                    }
+                    session.evaluated = {**averages, **found}
         self._settled_at = position
 
     def _save(self, name: str) -> Path:
@@ -426,9 +441,9 @@ class Recorder:
             **checkpoints.position(state, self._state),
         }
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
-        with self._session.measured_statistics():
+        with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
-        running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.measured}
+        running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.evaluated}
         slots = checkpoints.arrays({**state.slots, **running}, rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
 
@@ -500,6 +515,7 @@ class Recorder:
             },
             "ended_early": self._reason,
             "target": self._target(),
+            "averaged_weights": bool(self._config.ema_decay),
             "moving_statistics": self._statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,

@@ -371,7 +371,7 @@ class TrainingRun:
             if self.setup.record.task == "segmentation" and config.training:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
-                with session.measured_statistics():
+                with session.as_evaluated():
                     self.pictures = predicted_pictures(self.setup, session)
 
     def _settled(self, compilation: CompilationReport) -> Training:
