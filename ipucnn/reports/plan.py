@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
+from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
@@ -367,6 +368,10 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     options = plan.run_options()
+    if is_network_file(plan.model):
+        out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
+        out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
+        return
     out.print(Text("to train with it (or --save plan.yml, and ipucnn train --plan plan.yml):", style="bold"))
     out.print(Text(command_line(plan)), soft_wrap=True)
     out.print()

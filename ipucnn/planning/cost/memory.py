@@ -24,13 +24,12 @@ import numpy as np
 
 from ipucnn.hardware import IPU
 from ipucnn.planning.cost.layer_times import (
-    PRODUCT_CLASSES,
     LayerTimes,
     SameGraph,
     layer_times,
     stage_starts,
 )
-from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import PRODUCT_CLASSES, Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 # The fullest tile against the mean one.
