@@ -333,8 +333,9 @@ def test_the_command_is_one_that_train_takes():
     plan = make_plan(3, num_micro_batches=12, recomputation=True)
     assert command_line(plan) == (
         f"ipucnn train chain --micro-batch-size 4 --gradient-accumulation-count 12 --num-replicas 1 "
-        f"--pipeline-splits {plan.splits[0]} {plan.splits[1]} --pipeline-schedule Grouped --recomputation "
-        f"--available-memory-proportion 60 --precision 16.16"
+        f"--pipeline-splits {plan.splits[0]} {plan.splits[1]} --pipeline-schedule Grouped "
+        f"--precision 16.16 --recomputation --available-memory-proportion 60 --no-optimizer-state-offloading "
+        f"--dbn-replica-group-size 1 --half-partials --no-eight-bit-transfer"
     )
 
 

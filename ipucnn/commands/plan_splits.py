@@ -1,6 +1,7 @@
 """``ipucnn plan-splits``: plan how to split a network over IPUs."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional
 
@@ -94,6 +95,8 @@ def plan_splits(
         classes=classes,
         recomputation=recomputation,
     )
+    for warning in request.warnings:
+        note(f"warning: {warning}")
     if optimisations:
         for option, given in (("--save", save), ("--html", html), ("--compare", compare)):
             if given:
@@ -108,7 +111,8 @@ def plan_splits(
         raise
     texts = []
     if save_to is not None:
-        texts.append((save_to, plan.to_yaml()))
+        # What else the search found is shown, and not what is run.
+        texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
         from ipucnn.reports.plan_html import render
 

@@ -502,6 +502,7 @@ class Batching:
         "Replicas that share batch norm statistics (distributed batch norm); 1 is off.",
         minimum=1,
         maximum=bounds.MAX_IPUS,
+        commands=PLAN,
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,

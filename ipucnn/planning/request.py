@@ -10,6 +10,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.pipeline_plan import kept_options
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
@@ -34,6 +35,7 @@ class PlanRequest:
     Attributes:
         record, options: the network.
         build: the options that decide the network's layers, to be saved in the plan.
+        kept: further options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: of one program; of a search, those that hold for all configurations.
         recomputation: on or off; None for whichever is faster.
         proportions: availableMemoryProportion of the stages; None for whichever is fastest, the same for all.
@@ -41,11 +43,15 @@ class PlanRequest:
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
+        warnings: what was asked for and cannot be, a sentence each.
+        other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
+        schedule_from: who set the schedule of ``settings``.
     """
 
     record: ModelRecord
     options: BuildOptions
     build: Dict[str, Any]
+    kept: Dict[str, Any]
     settings: PlanSettings
     system: System
     recomputation: Optional[bool]
@@ -54,10 +60,19 @@ class PlanRequest:
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
     assumed: List[str] = field(default_factory=list)
+    warnings: List[str] = field(default_factory=list)
+    other_schedules: List[PlanSettings] = field(default_factory=list)
+    schedule_from: str = ""
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
         return candidates(settings, self.recomputation, self.proportions)
+
+    def all_choices(self) -> List[List[PlanSettings]]:
+        """The settings to choose from, under all schedules that are to be tried."""
+        schedules = [self.settings, *self.other_schedules]
+        schedules.sort(key=lambda settings: SCHEDULES.index(settings.schedule))
+        return [group for settings in schedules for group in self.choices(settings)]
 
 
 def make_request(
@@ -96,6 +111,12 @@ def make_request(
         record=resolved.record,
         options=options,
         build=_build(options),
+        # A size that is the preset's goes with its data set.
+        kept={
+            name: value
+            for name, value in kept_options(config).items()
+            if name != "image_size" or resolved.origins[name] == FLAG
+        },
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
         recomputation=_recomputation(resolved, recomputation),
@@ -270,8 +291,15 @@ def _ask_stages(
         recomputation=config.recomputation and count > 1,
     )
     layout = make_layout(config)
-    request.assumed += [warning for warning in layout.warnings if "powers of two" not in warning]
+    changed = [warning for warning in layout.warnings if "powers of two" not in warning]
+    request.assumed += changed
+    if total is not None and "global_batch_size" in resolved.typed:
+        _check_batch(total, layout.batching, base)
+        request.warnings += changed
     request.settings = plan_settings(config, layout, config.training)
+    request.schedule_from = resolved.origins["pipeline_schedule"]
+    if request.schedule_from != FLAG and resolved.origins["device_mapping"] != FLAG:
+        request.other_schedules = _other_schedules(resolved, request.settings, total)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
@@ -279,6 +307,50 @@ def _ask_stages(
             "drop it, or give --splits to judge",
         )
     request.system = _system_of(request.settings.occupied_ipus, system, request.assumed)
+
+
+def _check_batch(total: int, batching: Batching, base: int) -> None:
+    """Refuses a global batch below the smallest that the program can have; another one becomes the nearest.
+
+    Args:
+        batching: what became of it.
+        base: what the accumulation count is a multiple of.
+
+    Raises:
+        ConfigurationError: naming the nearest legal ones.
+    """
+    smallest = batching.micro_batch_size * batching.num_replicas * base
+    if total < smallest:
+        raise ConfigurationError(
+            f"--global-batch-size {total} is not possible: micro-batch {batching.micro_batch_size} x "
+            f"{batching.num_replicas} replica(s) x {base} micro-batches to accumulate is {smallest} at least",
+            f"use --global-batch-size {smallest} or {2 * smallest}"
+            + (", or a smaller --micro-batch-size or fewer IPUs" if smallest > base else ""),
+        )
+
+
+def _other_schedules(resolved: Resolved, settings: PlanSettings, total: Optional[int]) -> List[PlanSettings]:
+    """The program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
+
+    A batch that was typed is not changed: schedules that it is not legal for are left out.
+    """
+    if not settings.training or settings.num_stages == 1:
+        return []
+    is_fixed = total is not None or "gradient_accumulation_count" in resolved.typed
+    found = []
+    for schedule in ("Grouped", "Interleaved"):
+        base = overlap_length(schedule, settings.num_stages)
+        count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
+        other = replace(
+            settings,
+            schedule=schedule,
+            gradient_accumulation_count=count,
+            device_mapping=settings.device_mapping,
+        )
+        is_legal = count == settings.gradient_accumulation_count or not is_fixed
+        if schedule != settings.schedule and is_legal and other.mapping == settings.mapping:
+            found.append(other)
+    return found
 
 
 def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:

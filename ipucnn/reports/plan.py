@@ -87,10 +87,11 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     shape = "x".join(map(str, plan.input_shape))
     memory = Text.assemble(
         (plan.verdict, _VERDICTS[plan.verdict]),
-        f": the fullest IPU at {plan.predicted_fill:.0%} of its memory",
+        f": the fullest IPU at {units.percent(plan.predicted_fill)} of its memory",
     )
     if plan.planned and plan.memory_limit > FITS_BELOW:
-        memory.append(f"; no splits stay below {FITS_BELOW:.0%}, these may take {plan.memory_limit:.0%}")
+        memory.append(f"; no splits stay below {units.percent(FITS_BELOW)}, these may take ")
+        memory.append(units.percent(plan.memory_limit))
     proof = f"optimal: {str(plan.optimal).lower()}"
     if plan.verdict == "does not fit":
         proof = "they do not fit"
@@ -192,7 +193,7 @@ def _memory(plan: PipelinePlan, out: Console) -> None:
     for ipu in plan.ipus:
         bar = Text(f"{f'IPU {ipu.ipu}':<{label}} ")
         bar.append_text(_bar(ipu.predicted_memory_bytes, ipu.capacity_bytes * scale, width, 1 / scale))
-        bar.append(f" {ipu.predicted_fill:>5.0%} ")
+        bar.append(f" {units.percent(ipu.predicted_fill):>5} ")
         bar.append(ipu.verdict, style=_VERDICTS[ipu.verdict])
         out.print(bar, no_wrap=True)
     legend = Text(" " * (label + 1))
@@ -290,7 +291,7 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
             _ms(tick),
             f"{ratio:.2f}",
             f"{speed:,.0f}",
-            f"{fill:.0%}",
+            units.percent(fill),
             Text(verdict, style=_VERDICTS[verdict]),
         )
 
@@ -338,7 +339,7 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
             str(entry.num_replicas),
             "on" if entry.recomputation else "off",
             f"{entry.predicted_images_per_s:,.0f}",
-            Text(f"{entry.predicted_fill:.0%}", style=_VERDICTS[entry.verdict]),
+            Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
     out.print(table)
     left = len(plan.pareto) - len(_shown(plan.pareto))
