@@ -50,6 +50,13 @@ COMPARE = own_option(
 )
 SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
 HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
+INFERENCE = typer.Option(
+    False,
+    "--inference",
+    help="Plan forward passes alone: throughput, latency, replicas and micro-batch, and memory without what training "
+    "keeps.",
+    rich_help_panel=PANEL,
+)
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
@@ -67,6 +74,7 @@ def plan_splits(
     system: Optional[str] = SYSTEM,
     classes: Optional[int] = CLASSES,
     recomputation: Optional[str] = RECOMPUTATION,
+    inference: bool = INFERENCE,
     compare: Optional[List[str]] = COMPARE,
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
@@ -94,11 +102,17 @@ def plan_splits(
         system=system,
         classes=classes,
         recomputation=recomputation,
+        inference=inference,
     )
     for warning in request.warnings:
         note(f"warning: {warning}")
     if optimisations:
-        for option, given in (("--save", save), ("--html", html), ("--compare", compare)):
+        for option, given in (
+            ("--save", save),
+            ("--html", html),
+            ("--compare", compare),
+            ("--inference", inference),
+        ):
             if given:
                 raise ConfigurationError(f"{option}: --optimisations makes no plan", "drop one of them")
         _show_optimisations(request, resolved, json_output)

@@ -524,8 +524,9 @@ class Batching:
     )
     steps_per_execution: Optional[int] = option(
         None,
-        "Micro-batches per replica in one execution, in place of logs-per-epoch.",
+        "Micro-batches per replica in one execution, in place of logs-per-epoch; plan-splits: of inference.",
         minimum=1,
         maximum=bounds.MAX_COUNT,
+        commands=PLAN,
         default_text="from logs-per-epoch",
     )

@@ -168,13 +168,14 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class ParetoRow:
-    """A configuration to which no other is better in throughput, memory and IPUs at once.
+    """A configuration to which no other is better in throughput, memory and IPUs (in inference: and latency) at once.
 
     Attributes:
         num_stages: on ``ipus_per_replica`` IPUs: fewer IPUs than stages are recomputation segments.
         num_ipus: of all replicas.
         predicted_fill: of the fullest IPU.
         best: the one that the plan takes.
+        predicted_latency_s: of a micro-batch through all forward passes.
     """
 
     num_stages: int
@@ -191,6 +192,7 @@ class ParetoRow:
     predicted_fill: float
     verdict: str
     best: bool
+    predicted_latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -295,8 +297,13 @@ class PipelinePlan:
     def num_stages(self) -> int:
         return len(self.stages)
 
+    @property
+    def command(self) -> str:
+        """What runs it: ``ipucnn ...``."""
+        return "train" if self.settings.training else "benchmark --inference"
+
     def run_options(self) -> Dict[str, Any]:
-        """The options of ``ipucnn train`` that run it, every setting's: YAML keys and values."""
+        """The options of ``command`` that run it, every setting's: YAML keys and values."""
         values = run_values(self.settings, self.splits, self.options)
         return {BY_NAME[name].key: value for name, value in values.items()}
 
@@ -336,7 +343,7 @@ class PipelinePlan:
 
         header = (
             f"# Pipeline plan for {self.model}, predicted, not measured.\n"
-            "# Use it: ipucnn train --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
+            f"# Use it: ipucnn {self.command} --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
         )
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         return header + yaml.dump(self.to_dict(), Dumper=dumper, sort_keys=False, width=110)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.config.options import AUTO, RunConfig
+from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
@@ -22,7 +22,12 @@ from ipucnn.planning.settings import (
     plan_settings,
 )
 from ipucnn.planning.splits import NetworkOptions
-from ipucnn.training.batching import Batching, nearest_multiples, overlap_length
+from ipucnn.training.batching import (
+    Batching,
+    check_distributed_batch_norm,
+    nearest_multiples,
+    overlap_length,
+)
 from ipucnn.training.program import Layout, make_layout
 
 InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
@@ -84,6 +89,7 @@ def make_request(
     system: Optional[str] = None,
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
+    inference: bool = False,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
 
@@ -91,11 +97,19 @@ def make_request(
         network_options: gives the options that a configuration's network is built with.
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
+        inference: forward passes alone.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
+    if inference:
+        config = _for_inference(resolved, config, recomputation)
+    elif resolved.origins["steps_per_execution"] == FLAG:
+        raise ConfigurationError(
+            f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
+            "add --inference, or give --gradient-accumulation-count",
+        )
     wanted_system = get_system(system) if system is not None else None
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
@@ -119,7 +133,7 @@ def make_request(
         },
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
-        recomputation=_recomputation(resolved, recomputation),
+        recomputation=False if inference else _recomputation(resolved, recomputation),
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
@@ -131,6 +145,35 @@ def make_request(
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
     return request
+
+
+def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optional[str]) -> RunConfig:
+    """The configuration of forward passes alone, without what only training has.
+
+    Raises:
+        ConfigurationError: that was typed.
+    """
+    for name in ("gradient_accumulation_count", "global_batch_size", "dbn_replica_group_size"):
+        if resolved.origins[name] == FLAG:
+            raise ConfigurationError(
+                f"{BY_NAME[name].flag} {getattr(config, name)}: inference has no weight updates",
+                "drop it; --micro-batch-size, --num-replicas and --steps-per-execution say what an execution of "
+                "inference takes",
+            )
+    if recomputation is not None:
+        raise ConfigurationError(
+            f"--recomputation {recomputation}: inference keeps nothing that could be computed again",
+            "drop it",
+        )
+    return replace(
+        config,
+        training=False,
+        recomputation=False,
+        gradient_accumulation_count=None,
+        global_batch_size=None,
+        dbn_replica_group_size=1,
+        pipeline_schedule="Sequential" if config.pipeline_schedule == "Sequential" else "Grouped",
+    )
 
 
 def _unstaged(config: RunConfig) -> PlanSettings:
@@ -270,7 +313,11 @@ def _ask_stages(
     schedule = config.pipeline_schedule
     base = overlap_length(schedule, count)
     accumulation, total = config.gradient_accumulation_count, config.global_batch_size
-    if accumulation is None and total is None:
+    if not config.training:
+        accumulation = config.steps_per_execution or default_count(schedule, count)
+        if config.steps_per_execution is None:
+            request.assumed.append(f"{accumulation} micro-batches per execution")
+    elif accumulation is None and total is None:
         accumulation = default_count(schedule, count)
         request.assumed.append(f"gradient accumulation count {accumulation}")
     elif accumulation is not None and "gradient_accumulation_count" not in resolved.typed:
@@ -290,7 +337,8 @@ def _ask_stages(
         gradient_accumulation_count=accumulation,
         recomputation=config.recomputation and count > 1,
     )
-    layout = make_layout(config)
+    # Pipelines that go forward alone take any number of micro-batches, as a Sequential one does.
+    layout = make_layout(config if config.training else replace(config, pipeline_schedule="Sequential"))
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
     request.assumed += changed
     if total is not None and "global_batch_size" in resolved.typed:
@@ -399,6 +447,9 @@ def _ask_search(
         known = system or smallest_system(1)
         ipus = max(known.num_ipus, ipus)
         request.assumed.append(f"at most {ipus} IPUs")
+    check_distributed_batch_norm(
+        config.dbn_replica_group_size, config.num_replicas if "num_replicas" in resolved.typed else ipus, 1
+    )
     request.system = _system_of(ipus, system, request.assumed)
     sizes = {config.micro_batch_size}
     if "micro_batch_size" not in resolved.typed:
@@ -408,7 +459,10 @@ def _ask_search(
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
         # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
-        schedules=(config.pipeline_schedule,) if "pipeline_schedule" in resolved.typed else SCHEDULES,
+        # Without a backward pass there is one way through a pipeline.
+        schedules=(config.pipeline_schedule,)
+        if "pipeline_schedule" in resolved.typed or not config.training
+        else SCHEDULES,
         recomputation=request.recomputation,
         proportions=request.proportions,
         num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
@@ -416,7 +470,9 @@ def _ask_search(
         global_batch_from="--global-batch-size"
         if "global_batch_size" in resolved.typed
         else "the preset's global batch size",
-        gradient_accumulation_count=config.gradient_accumulation_count,
+        gradient_accumulation_count=config.gradient_accumulation_count
+        if config.training
+        else config.steps_per_execution,
     )
     if config.global_batch_size is not None and "global_batch_size" not in resolved.typed:
         request.assumed.append(f"global batch {config.global_batch_size}, the preset's")

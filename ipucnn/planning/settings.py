@@ -74,14 +74,15 @@ def largest(proportions: Sequence[StageProportions]) -> Proportions:
 _DEFAULT = uniform(_DEFAULT_PROPORTION)
 
 
-def _setting(default: Any, name: str, *options: str) -> Any:
+def _setting(default: Any, name: str, *options: str, of_training: bool = False) -> Any:
     """A field of :class:`PlanSettings`.
 
     Args:
         name: what messages call it.
         options: of a run, by the names of ``RunConfig``, that decide it.  :func:`run_values` writes them.
+        of_training: it says nothing of inference.
     """
-    return field(default=default, metadata={"name": name, "options": options})
+    return field(default=default, metadata={"name": name, "options": options, "of_training": of_training})
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class PlanSettings:
     num_stages: int = _setting(1, "stages", "pipeline_splits", "ipus_per_replica")
     schedule: str = _setting("Grouped", "schedule", "pipeline_schedule")
     precision: str = _setting("16.16", "precision", "precision")
-    recomputation: bool = _setting(False, "recomputation", "recomputation")
+    recomputation: bool = _setting(False, "recomputation", "recomputation", of_training=True)
     available_memory_proportion: Proportions = _setting(
         _DEFAULT,
         "available memory proportion",
@@ -128,13 +129,13 @@ class PlanSettings:
     )
     training: bool = _setting(True, "training")
     optimizer_slots: int = _setting(
-        1, "tensors of optimizer state per weight", "optimizer", "optimizer_params"
+        1, "tensors of optimizer state per weight", "optimizer", "optimizer_params", of_training=True
     )
     optimizer_state_offloading: bool = _setting(
-        False, "optimizer state offloading", "optimizer_state_offloading"
+        False, "optimizer state offloading", "optimizer_state_offloading", of_training=True
     )
     dbn_replica_group_size: int = _setting(
-        1, "replicas that share batch norm statistics", "dbn_replica_group_size"
+        1, "replicas that share batch norm statistics", "dbn_replica_group_size", of_training=True
     )
     half_partials: bool = _setting(True, "half partials", "half_partials")
     eight_bit_transfer: bool = _setting(False, "8-bit transfer", "eight_bit_transfer")
@@ -311,7 +312,11 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: Dict[str, An
     found: Dict[str, Any] = {}
     for own in fields(PlanSettings):
         options: Tuple[str, ...] = own.metadata["options"]
-        if own.name == "num_stages":
+        if own.metadata["of_training"] and not settings.training:
+            kept = {name: value for name, value in kept.items() if name not in options}
+        elif own.name == "gradient_accumulation_count" and not settings.training:
+            found["steps_per_execution"] = settings.gradient_accumulation_count
+        elif own.name == "num_stages":
             # One stage takes the place of a preset's splits.
             found.update(
                 {"pipeline_splits": list(splits)} if settings.num_stages > 1 else {"ipus_per_replica": 1}
