@@ -172,6 +172,19 @@ def expand(text: str, what: str = "", error: Type[UserError] = ConfigurationErro
         raise error(f"{name}: there is no user {printable(user[1:])!r} here", literally) from None
 
 
+def cache_folder(name: str) -> Path:
+    """Where what can be made again is kept: in IPUCNN_CACHE_DIR, or the user's cache folder (XDG_CACHE_HOME, ~/.cache).
+
+    Args:
+        name: of what is kept there.
+    """
+    own = os.environ.get("IPUCNN_CACHE_DIR")
+    if own:
+        return Path(own) / name
+    user = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user) if user else expand("~/.cache")) / "ipucnn" / name
+
+
 def _is_encodable(text: str) -> bool:
     try:
         os.fsencode(text)

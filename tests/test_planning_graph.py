@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import cache_folder
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
 from ipucnn.planning.graphs.extract import (
-    cache_folder,
     graph_key,
     home_options,
     layer_graph,
@@ -319,8 +319,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 def test_the_cache_folder_follows_the_environment(monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", "/one")
     monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert cache_folder() == Path("/one/graphs")
+    assert cache_folder("graphs") == Path("/one/graphs")
     monkeypatch.delenv("IPUCNN_CACHE_DIR")
-    assert cache_folder() == Path("/two/ipucnn/graphs")
+    assert cache_folder("graphs") == Path("/two/ipucnn/graphs")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "ipucnn" / "graphs"
+    assert cache_folder("graphs") == Path.home() / ".cache" / "ipucnn" / "graphs"

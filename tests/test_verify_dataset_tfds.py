@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipucnn.datasets.sources.tfrecord import crc32c, masked_crc32c, read_records
 from ipucnn.datasets.verification import verify
 from ipucnn.datasets.verification.findings import ERROR
-from ipucnn.datasets.verification.tfds import crc32c, masked_crc32c, read_records
 
 
 def naive_crc32c(data):

@@ -14,7 +14,8 @@ import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.errors import ConfigurationError
+from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, features_of, place_of, read_record
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
 
@@ -143,7 +144,49 @@ class EncodedExamples:
         return EncodedExamples(tuple(self.data[i] for i in indices), self.labels[indices], self.origin)
 
 
-Examples = Union[ArrayExamples, FileExamples, EncodedExamples]
+@dataclass(frozen=True)
+class RecordExamples:
+    """Encoded images in TFRecord files, read one by one when they are needed.
+
+    Attributes:
+        paths: the files.
+        shards: int32 [n]: which of them an example is in.
+        numbers: int32 [n]: of its record in the file, from 0.
+        places: int64 [n]: the byte at which the record begins.
+        labels: int32 [n] of classes.
+    """
+
+    paths: Tuple[str, ...]
+    shards: Any
+    numbers: Any
+    places: Any
+    labels: Any
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of one image.  Raises DataError where the record is damaged, or has none."""
+        path, number, at = self._place(index)
+        try:
+            image = features_of(read_record(path, number, at), {"image/encoded": bytes})["image/encoded"]
+        except BadExample as error:
+            raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
+        assert isinstance(image, bytes)
+        return image
+
+    def describe(self, index: int) -> str:
+        return f"the image in {place_of(*self._place(index))}"
+
+    def _place(self, index: int) -> Tuple[str, int, int]:
+        return self.paths[self.shards[index]], int(self.numbers[index]), int(self.places[index])
+
+    def subset(self, indices: Any) -> "RecordExamples":
+        columns = (column[indices] for column in (self.shards, self.numbers, self.places, self.labels))
+        return RecordExamples(self.paths, *columns)
+
+
+Examples = Union[ArrayExamples, FileExamples, EncodedExamples, RecordExamples]
 
 
 @dataclass(frozen=True)
@@ -164,7 +207,8 @@ class DataSource:
 
 def fingerprint(source: DataSource) -> str:
     """SHA-256 of what a run is trained and evaluated on: all pixels and labels of sets in memory; names, sizes and
-    labels of image files (whose bytes are not read: that would take as long as an epoch)."""
+    labels of image files, and places and labels of records (whose bytes are not read: that would take as long as an
+    epoch)."""
     digest = hashlib.sha256()
     for examples in (source.train, source.eval):
         digest.update(np.ascontiguousarray(examples.labels).tobytes())
@@ -176,6 +220,9 @@ def fingerprint(source: DataSource) -> str:
                 digest.update(len(data).to_bytes(8, "little"))
                 digest.update(data)
         else:
+            if isinstance(examples, RecordExamples):
+                digest.update(np.ascontiguousarray(examples.shards).tobytes())
+                digest.update(np.ascontiguousarray(examples.places).tobytes())
             for path in examples.paths:
                 try:
                     size = os.stat(path).st_size

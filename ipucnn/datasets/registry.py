@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Tuple
 from ipucnn.datasets.base import DataSource, limit_source
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
-from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder
+from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -91,8 +91,8 @@ DATASETS: Dict[str, DatasetRecord] = {
     ),
     "imagenet": DatasetRecord(
         "classification",
-        "ImageNet as an image folder",
-        "imagenet/{train,val}/CLASS/*.JPEG",
+        "ImageNet as TFRecord files or as an image folder",
+        "imagenet/train-*-of-01024 and validation-*-of-00128, or imagenet/{train,val}/CLASS/*.JPEG",
         ("imagenet",),
         num_classes=1000,
     ),
@@ -135,7 +135,7 @@ def _has_files(name: str, folder: Path) -> bool:
         return idx.has_files(folder)
     if name == "isbi2012":
         return isbi2012.has_files(folder)
-    return name == "imagenet" and imagefolder.is_image_folder(folder)
+    return name == "imagenet" and (records.has_shards(folder) or imagefolder.is_image_folder(folder))
 
 
 def is_tfds(name: str, location: Path) -> bool:
@@ -284,6 +284,8 @@ def choose_dataset(
             if task == "segmentation" or imagemasks.is_imagemasks(folder):
                 _check_task(f"folder {folder}", "segmentation", task)
                 return _choose_imagemasks(folder)
+            if records.has_shards(folder):
+                return Choice("imagenet", folder, f"data set imagenet from {folder}")
             return _choose_imagefolder(folder)
         raise _unknown(name)
     _check_task(f"data set {known}", DATASETS[known].task, task)
@@ -373,6 +375,8 @@ def _open(
         return isbi2012.open_isbi2012(location, max_image_pixels)
     if name == "imagemasks":
         return imagemasks.open_imagemasks(location, max_image_pixels)
+    if name == "imagenet" and records.has_shards(location):
+        return records.open_records(location)
     return imagefolder.open_imagefolder(location, name)
 
 

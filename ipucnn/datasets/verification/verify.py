@@ -23,10 +23,11 @@ from ipucnn.datasets.registry import (
     list_datasets,
 )
 from ipucnn.datasets.segmentation import membranes
-from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder
+from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
 from ipucnn.datasets.verification.arrays import walk_cifar, walk_generated, walk_idx
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.folders import walk_imagefolder, walk_imagemasks, walk_isbi2012
+from ipucnn.datasets.verification.records import walk_records, walk_tfds
 from ipucnn.datasets.verification.samples import Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -93,11 +94,15 @@ def verify(
     """
     has_files = choice.name.startswith(TFDS_PREFIX) or bool(DATASETS[choice.name].files)
     location = fetch(choice, download) if has_files else None
+    is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
+    known = KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known())
+    if is_records and location is not None and len(records.class_names(location)) != records.NUM_CLASSES:
+        known = Known()  # records of another set, in the layout of ImageNet's
     survey = Survey(
         choice.name,
         choice.task,
         shown(location) if location is not None else "",
-        KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known()),
+        known,
         watcher or Watcher(),
         {TRAIN: limit_train, EVAL: limit_eval},
         image_size if has_files else None,
@@ -106,8 +111,6 @@ def verify(
     if location is None:
         walk_generated(survey, choice, image_size)
     elif is_tfds(choice.name, location):
-        from ipucnn.datasets.verification.tfds import walk_tfds
-
         walk_tfds(survey, choice.name, location)
     elif choice.name in idx.CLASS_NAMES:
         walk_idx(survey, choice.name, location)
@@ -117,6 +120,8 @@ def verify(
         walk_isbi2012(survey, location)
     elif choice.name == "imagemasks":
         walk_imagemasks(survey, location)
+    elif is_records:
+        walk_records(survey, location)
     else:
         walk_imagefolder(survey, location)
     return survey.finish(allow_partial)
@@ -154,6 +159,8 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     if known in ("imagefolder", "imagemasks", "imagenet"):
         # Without one of its subsets training would not take it; here that is a finding.
         is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_subset
+        if known == "imagenet":
+            is_kind = _has_subset_or_shards
         below = [folder / part for part in DATASETS[known].folders]
         location = next((place for place in (*below, folder) if is_kind(place)), None)
         if location is not None:
@@ -181,7 +188,7 @@ def _choose_folder(name: str) -> Choice:
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
             "class folders in train/ and val/, images/ and masks/, or the files of "
-            "mnist, fashion_mnist, cifar10, cifar100, isbi2012 or a TFDS set",
+            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
         )
     return _only(found, folder)
 
@@ -209,7 +216,9 @@ def _find_kinds(folder: Path) -> List[Choice]:
                 found.append(Choice(name, location, "", record.task))
     if any(choice.location == folder for choice in found):
         return found
-    if _has_pairs_somewhere(folder):
+    if records.has_shards(folder):
+        found.append(Choice("imagenet", folder, ""))
+    elif _has_pairs_somewhere(folder):
         found.append(Choice("imagemasks", folder, "", "segmentation"))
     elif _has_subset(folder):
         found.append(Choice("imagefolder", folder, ""))
@@ -218,6 +227,10 @@ def _find_kinds(folder: Path) -> List[Choice]:
 
 def _has_subset(folder: Path) -> bool:
     return is_folder(folder / "train") or imagefolder.find_eval(folder) is not None
+
+
+def _has_subset_or_shards(folder: Path) -> bool:
+    return _has_subset(folder) or records.has_shards(folder)
 
 
 def _has_pairs_somewhere(folder: Path) -> bool:

@@ -9,7 +9,6 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import zlib
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Dict, Optional
 
 import ipucnn
 from ipucnn.errors import DataError, InfeasibleError, UserError
-from ipucnn.filesystem import expand, make_folder, read_text, write_text
+from ipucnn.filesystem import cache_folder, make_folder, read_text, write_text
 from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
@@ -147,16 +146,7 @@ def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
     """The file that holds the graph once it was built."""
     versions = [ipucnn.__version__, _version("tensorflow"), _version("keras")]
     key = hashlib.sha256(json.dumps([versions, graph_key(record, options)]).encode()).hexdigest()[:24]
-    return cache_folder() / f"{record.name}-{key}.json"
-
-
-def cache_folder() -> Path:
-    """Where graphs are cached: in IPUCNN_CACHE_DIR, or the user's cache folder (XDG_CACHE_HOME, ~/.cache)."""
-    own = os.environ.get("IPUCNN_CACHE_DIR")
-    if own:
-        return Path(own) / "graphs"
-    user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else expand("~/.cache")) / "ipucnn" / "graphs"
+    return cache_folder("graphs") / f"{record.name}-{key}.json"
 
 
 def _version(package: str) -> Optional[str]:

@@ -1,20 +1,15 @@
-"""Verifying a set in the format of TensorFlow Datasets (TFDS), record by record.
+"""Verifying sets of TFRecord files, record by record: those of TensorFlow Datasets (TFDS), and ImageNet's.
 
-TensorFlow's own reader ends at the first damaged record, so the records are taken from the files here.  A TFRecord file
-is a sequence of: length (8 bytes), checksum of the length (4), content, checksum of the content (4), all little-endian.
-A checksum is the CRC32C (Castagnoli), rotated by 15 bits, plus a constant
-(https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details").
+TensorFlow's own reader ends at the first damaged record, so the records are taken from the files by ours.
 """
 
 import functools
-import struct
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-import numpy as np
-
-from ipucnn.datasets.limits import available_bytes
+from ipucnn.datasets.sources import records as imagenet
 from ipucnn.datasets.sources import tfds as reader
+from ipucnn.datasets.sources.tfrecord import BadExample, features_of, read_records
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.folders import Look, in_order, look_at, take_look
 from ipucnn.datasets.verification.survey import Survey
@@ -22,90 +17,7 @@ from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file, open_regular
 from ipucnn.text import printable
 
-_POLYNOMIAL = 0x82F63B78
-_ROW_BYTES = 256
 _RECORDS = "CRC32C of records"
-
-
-@functools.lru_cache(maxsize=None)
-def _tables() -> Tuple[List[int], Any, List[List[int]]]:
-    """The effect of a byte on the checksum, as a list and as an array, and of a row of zeros on each byte of it."""
-    table: Any = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
-    states: Any = np.arange(256, dtype=np.uint32)[np.newaxis] << np.array([[0], [8], [16], [24]], np.uint32)
-    for _ in range(_ROW_BYTES):
-        states = table[states & 255] ^ (states >> 8)
-    return table.tolist(), table, states.tolist()
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC32C of some bytes.
-
-    Rows of 256 bytes are computed beside one another, a column at a time, and joined: the checksum is linear.
-    """
-    steps, table, (first, second, third, fourth) = _tables()
-    state, num_rows = 0xFFFFFFFF, len(data) // _ROW_BYTES
-    if num_rows > 1:
-        rows: Any = np.frombuffer(data, np.uint8, num_rows * _ROW_BYTES).reshape(num_rows, _ROW_BYTES)
-        sums: Any = np.zeros(num_rows, np.uint32)
-        for column in np.ascontiguousarray(rows.T):
-            sums = table[(sums ^ column) & 255] ^ (sums >> 8)
-        for row in sums.tolist():
-            state = (
-                first[state & 255]
-                ^ second[state >> 8 & 255]
-                ^ third[state >> 16 & 255]
-                ^ fourth[state >> 24]
-                ^ row
-            )
-        data = data[num_rows * _ROW_BYTES :]
-    for byte in data:
-        state = steps[(state ^ byte) & 255] ^ (state >> 8)
-    return state ^ 0xFFFFFFFF
-
-
-def masked_crc32c(data: bytes) -> int:
-    """The checksum as TFRecord files store it."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-class Record(NamedTuple):
-    """A record of a shard: its content, or what is wrong with it."""
-
-    data: bytes
-    code: str = ""
-    problem: str = ""
-    is_end: bool = False
-
-
-def read_records(file: BinaryIO, num_bytes: int) -> Iterator[Record]:
-    """All records of a TFRecord file of so many bytes; ends with one that says why, where the rest cannot be found."""
-    at = 0
-    while at < num_bytes:
-        head = file.read(12)
-        if len(head) < 12:
-            yield Record(b"", "truncated", f"{len(head)} bytes where a record's length should be", True)
-            return
-        length, checksum = struct.unpack("<QI", head)
-        if masked_crc32c(head[:8]) != checksum:
-            yield Record(b"", "checksum", "its length is damaged: the rest of the file was not read", True)
-            return
-        at += 12 + length + 4
-        if at > num_bytes:
-            yield Record(b"", "truncated", f"{at - num_bytes} bytes are missing at the end of the file", True)
-            return
-        if length > available_bytes() // 2:
-            raise DataError(
-                f"a record of {length:,} bytes, more than half of the memory", "prepare the set again"
-            )
-        data = file.read(length)
-        (checksum,) = struct.unpack("<I", file.read(4))
-        if masked_crc32c(data) != checksum:
-            yield Record(b"", "checksum", "the content of the record is damaged")
-        else:
-            yield Record(data)
 
 
 class _Shard(NamedTuple):
@@ -148,16 +60,46 @@ def walk_tfds(survey: Survey, name: str, folder: Path) -> None:
     survey.expect(sizes)
     for subset, split in chosen.items():
         if split is not None:
-            _walk_split(survey, subset, splits[split], (image_key, label_key), shape)
+            paths = [Path(str(path)) for path in splits[split].filepaths]
+            lengths = [int(length) for length in splits[split].shard_lengths]
+            parse = functools.partial(_parse, image_key=image_key, label_key=label_key)
+            _walk_files(survey, subset, paths, lengths, parse, shape)
     if shape[-1] == 3:
         survey.odd_ones("mode", "odd-mode", usual=("grey", "colour").__contains__)
 
 
-def _walk_split(
-    survey: Survey, subset: str, split: Any, keys: Tuple[str, str], shape: Tuple[Any, ...]
+def walk_records(survey: Survey, folder: Path) -> None:
+    """Goes over ImageNet's record files.
+
+    Raises:
+        DataError: files of several sets lie in the folder, or that of the classes is damaged.
+    """
+    shards, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
+    chosen = {TRAIN: shards.get(imagenet.TRAIN, []), EVAL: shards.get(imagenet.VALIDATION, [])}
+    lengths = {
+        subset: [imagenet.num_records(path) if is_file(path) else 0 for path in paths]
+        for subset, paths in chosen.items()
+    }
+    survey.expect({subset: sum(counts) for subset, counts in lengths.items()})
+    parse = functools.partial(
+        _parse,
+        image_key=imagenet.ENCODED,
+        label_key=imagenet.LABEL,
+        first_label=1,
+        num_classes=len(survey.class_names),
+    )
+    for subset, paths in chosen.items():
+        _walk_files(survey, subset, paths, lengths[subset], parse, (None, None, 3))
+    survey.odd_ones("mode", "odd-mode", usual=("grey", "colour").__contains__)
+
+
+_Parse = Callable[[bytes], Tuple[bytes, int, str, str]]
+"""Image and class of a record; or the code and text of what is wrong with it."""
+
+
+def _walk_files(
+    survey: Survey, subset: str, paths: List[Path], lengths: List[int], parse: _Parse, shape: Tuple[Any, ...]
 ) -> None:
-    paths = [Path(str(path)) for path in split.filepaths]
-    lengths = [int(length) for length in split.shard_lengths]
     # Where numbers begin: (number, file, record).  Of files without records the next one's begin is the right one.
     begins = [(sum(lengths[:k]), path, 0) for k, path in enumerate(paths)]
     into = survey.subsets[subset]
@@ -174,13 +116,13 @@ def _walk_split(
         if not is_file(path):
             survey.find("missing-file", subset, shard_name)
             continue
-        if ".tfrecord" not in path.name:
+        if survey.dataset != "imagenet" and ".tfrecord" not in path.name:
             survey.find("not-checked", subset, f"{shard_name}: no TFRecord file")
             num_there += length
             continue
         begins.append((first_extra, path, length))
         try:
-            num_records = _walk_shard(survey, subset, _Shard(path, first, length, first_extra), keys, shape)
+            num_records = _walk_shard(survey, subset, _Shard(path, first, length, first_extra), parse, shape)
         except DataError as error:
             survey.note_error(subset, shard_name, error)
             continue
@@ -212,9 +154,7 @@ class _Item(NamedTuple):
     is_end: bool = False
 
 
-def _walk_shard(
-    survey: Survey, subset: str, shard: _Shard, keys: Tuple[str, str], shape: Tuple[Any, ...]
-) -> int:
+def _walk_shard(survey: Survey, subset: str, shard: _Shard, parse: _Parse, shape: Tuple[Any, ...]) -> int:
     """Hands the records of a shard to the survey; how many there are."""
     num_records = 0
 
@@ -234,10 +174,8 @@ def _walk_shard(
             if record.code:
                 yield _Item(at, -1, b"", False, record.code, record.problem)
             else:
-                image, label = _parse(record.data, *keys)
-                lacks = "" if image is not None else f"it lacks {keys[0]} or {keys[1]}"
-                code = "unreadable" if lacks else ""
-                yield _Item(at, label, image or b"", survey.wants(position), code, lacks)
+                image, label, code, problem = parse(record.data)
+                yield _Item(at, label, image, survey.wants(position), code, problem)
             position += 1
 
     def look(item: _Item) -> Optional[Look]:
@@ -270,12 +208,18 @@ def _walk_shard(
     return num_records
 
 
-def _parse(data: bytes, image_key: str, label_key: str) -> Tuple[Optional[bytes], int]:
-    """The encoded image and the class of a record; None where it lacks one of them."""
-    import tensorflow as tf
-
+def _parse(
+    data: bytes, image_key: str, label_key: str, first_label: int = 0, num_classes: int = 0
+) -> Tuple[bytes, int, str, str]:
+    """The encoded image and the class from 0 of a record, where labels begin with ``first_label``; or code and text of
+    what is wrong with it: it lacks one of them, or has a label beyond ``num_classes`` if these are given."""
     try:
-        features = tf.train.Example.FromString(data).features.feature
-        return features[image_key].bytes_list.value[0], int(features[label_key].int64_list.value[0])
-    except Exception:  # protobuf has an error of its own, and an empty list is an IndexError
-        return None, -1
+        features = features_of(data, {image_key: bytes, label_key: int})
+    except BadExample as error:
+        return b"", -1, "unreadable", str(error)
+    image, label = features[image_key], features[label_key]
+    assert isinstance(image, bytes) and isinstance(label, int)
+    if num_classes and not 0 <= label - first_label < num_classes:
+        last = first_label + num_classes - 1
+        return b"", -1, "label-range", f"label {label}, labels are {first_label} to {last}"
+    return image, label - first_label, "", ""

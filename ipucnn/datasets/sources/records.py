@@ -1,0 +1,270 @@
+"""ImageNet as TFRecord files, ``train-00000-of-01024`` and ``validation-00000-of-00128``, or of any other number.
+
+Training takes any sample at any time, so where each record begins, and its label, is found once and kept in the user's
+cache folder: the files are 144 GB, of which the index is 25 MB.  What a record holds is read when it is needed.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, RecordExamples
+from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
+from ipucnn.errors import DataError, UserError
+from ipucnn.filesystem import (
+    asking,
+    cache_folder,
+    entries,
+    is_file,
+    is_folder,
+    make_folder,
+    read_bytes,
+    read_text,
+    real,
+    shown,
+    write_text,
+)
+from ipucnn.machine import num_cores
+from ipucnn.text import printable
+
+TRAIN, VALIDATION = "train", "validation"
+ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
+CLASSES_FILE = "classes.txt"
+"""Beside the files: a line for each class, in the order of labels.  Without it there are ImageNet's 1000."""
+NUM_CLASSES = 1000
+MOST_CLASSES = 100_000
+LAYOUT = (
+    "expected train-00000-of-NNNNN, ... and validation-00000-of-MMMMM, ...; ipucnn build-records makes them"
+)
+_SHARD = re.compile(rf"({TRAIN}|{VALIDATION})-(\d{{5}})-of-(\d{{5}})")
+_INDEX_VERSION = 1
+_MOST_INDEX_BYTES = 4 * 2**30
+_COLUMNS = {"shards": np.int32, "numbers": np.int32, "places": np.int64, "labels": np.int32}
+
+
+def shard_name(subset: str, number: int, count: int) -> str:
+    """``train-00003-of-01024``."""
+    return f"{subset}-{number:05d}-of-{count:05d}"
+
+
+def has_shards(folder: Path) -> bool:
+    """Whether a file of a folder is called as one of ImageNet's record files."""
+    return is_folder(folder) and any(_SHARD.fullmatch(path.name) for path in entries(folder))
+
+
+def list_shards(folder: Path) -> Dict[str, List[Path]]:
+    """The files that each subset consists of by the names of those that are there; others of them may be absent.
+
+    Raises:
+        DataError: names of one subset tell different numbers of files.
+    """
+    counts: Dict[str, int] = {}
+    for path in entries(folder):
+        match = _SHARD.fullmatch(path.name)
+        if match is None:
+            continue
+        subset, number, count = match.group(1), int(match.group(2)), int(match.group(3))
+        if counts.setdefault(subset, count) != count or number >= count:
+            raise DataError(
+                f"{shown(folder)} has files of several sets of '{subset}' records: {path.name} is not one of "
+                f"{counts[subset]}",
+                "keep one set in a folder",
+            )
+    return {
+        subset: [folder / shard_name(subset, k, counts[subset]) for k in range(counts[subset])]
+        for subset in (TRAIN, VALIDATION)
+        if subset in counts
+    }
+
+
+def class_names(folder: Path) -> Tuple[str, ...]:
+    """The classes in the order of their labels, of which the first is 1.
+
+    Raises:
+        DataError: the file of the classes is damaged.
+    """
+    path = folder / CLASSES_FILE
+    if not is_file(path):
+        return tuple(str(label) for label in range(1, NUM_CLASSES + 1))
+    names = read_text(path, 2**24).splitlines()
+    if not 1 <= len(names) <= MOST_CLASSES or "" in names:
+        raise DataError(
+            f"{shown(path)} is damaged: it has {len(names)} lines, of which none may be empty",
+            "write one class a line, in the order of labels",
+        )
+    return tuple(printable(name) for name in names)
+
+
+# -- the index ------------------------------------------------------------------------------------------------
+
+Progress = Callable[[int, int], None]
+_progress: ContextVar[Optional[Progress]] = ContextVar("records_progress", default=None)
+
+
+@contextlib.contextmanager
+def telling_progress(progress: Progress) -> Iterator[None]:
+    """Within the block ``progress`` hears how many of how many files are indexed, where they are."""
+    token = _progress.set(progress)
+    try:
+        yield
+    finally:
+        _progress.reset(token)
+
+
+def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
+    """The class of a record, from 0, where ``read`` gives bytes of it.
+
+    Raises:
+        DataError: it has none, or one that is not among 1 to ``num_classes``.
+    """
+    try:
+        label = read_features(read, length, {LABEL: int})[LABEL]
+    except BadExample as error:
+        raise DataError(f"{place} is no labelled image: {error}", AGAIN) from None
+    assert isinstance(label, int)
+    if not 1 <= label <= num_classes:
+        raise DataError(
+            f"{place} has the label {label}, and labels are 1 to {num_classes}",
+            f"build the records again, or put a {CLASSES_FILE} with a line for each class beside them",
+        )
+    return label - 1
+
+
+def _index_shard(path: Path, num_classes: int) -> Any:
+    """int64 [3, n]: number, place and class of each record of a file."""
+    found = [
+        (number, at, label_of(read, length, place_of(path, number, at), num_classes))
+        for number, at, length, read in scan_records(path)
+    ]
+    return np.array(found, np.int64).reshape(-1, 3).T
+
+
+def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> Dict[str, Any]:
+    """The columns of :class:`RecordExamples` of one subset; several files are read at a time."""
+    with ThreadPoolExecutor(num_cores()) as pool:
+        futures = [pool.submit(_index_shard, path, num_classes) for path in shards]
+        parts = []
+        try:
+            for future in futures:
+                parts.append(future.result())
+                progress()
+        finally:
+            for future in futures:
+                future.cancel()
+    numbers, places, labels = np.concatenate(parts, axis=1)
+    owners: Any = np.repeat(np.arange(len(shards)), [part.shape[1] for part in parts])
+    columns = {"shards": owners, "numbers": numbers, "places": places, "labels": labels}
+    return {name: columns[name].astype(kind) for name, kind in _COLUMNS.items()}
+
+
+def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Path:
+    """The file of the index: another one as soon as a file's name, size or time of change is another."""
+    described: List[Any] = [_INDEX_VERSION, num_classes, str(real(folder))]
+    for path in (path for paths in shards.values() for path in paths):
+        with asking(path):
+            status = os.stat(path)
+        described.append([path.name, status.st_size, status.st_mtime_ns])
+    key = hashlib.sha256(json.dumps(described).encode("utf-8", "surrogateescape")).hexdigest()
+    return cache_folder("records") / f"{key[:32]}.npz"
+
+
+def _read_cached(path: Path, shards: Dict[str, List[Path]], num_classes: int) -> Any:
+    """The columns of both subsets; None if there is no such file, or it is not what was written."""
+    try:
+        digest, _, packed = read_bytes(path, _MOST_INDEX_BYTES).partition(b"\n")
+        if digest.decode() != hashlib.sha256(packed).hexdigest():
+            return None
+        with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
+            found = {subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in shards}
+    except (UserError, OSError, ValueError, KeyError, EOFError):
+        return None
+    for subset, columns in found.items():
+        size = len(columns["labels"])
+        kinds = {name: column.dtype.type for name, column in columns.items()}
+        if kinds != _COLUMNS or any(column.shape != (size,) for column in columns.values()) or not size:
+            return None
+        limits = ((columns["shards"], len(shards[subset])), (columns["labels"], num_classes))
+        if any(column.min() < 0 or column.max() >= limit for column, limit in limits):
+            return None
+    return found
+
+
+def _write_cached(path: Path, found: Dict[str, Dict[str, Any]]) -> None:
+    """Keeps an index whole or not at all; a folder that can't be written means that none is kept."""
+    packed = io.BytesIO()
+    np.savez(
+        packed, **{f"{subset}.{name}": column for subset in found for name, column in found[subset].items()}
+    )
+    data = packed.getvalue()
+    with contextlib.suppress(UserError):
+        make_folder(path.parent)
+        write_text(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+
+
+def open_records(folder: Path) -> DataSource:
+    """Indexes the record files of a folder, or reads the index that was kept; no image is read yet.
+
+    Raises:
+        DataError: naming file and record: a file is missing, a record truncated or damaged, a label beyond the classes.
+    """
+    shards = list_shards(folder)
+    for subset in (TRAIN, VALIDATION):
+        if subset not in shards:
+            raise DataError(f"{shown(folder)} has no {subset} records", LAYOUT)
+        for path in shards[subset]:
+            if not is_file(path):
+                raise DataError(
+                    f"{shown(path)} is missing: the '{subset}' records are {len(shards[subset])} files",
+                    "copy or build it again",
+                )
+    names = class_names(folder)
+    cached = _cache_path(folder, shards, len(names))
+    found = _read_cached(cached, shards, len(names))
+    if found is None:
+        done, total, tell = 0, sum(map(len, shards.values())), _progress.get()
+
+        def progress() -> None:
+            nonlocal done
+            done += 1
+            if tell is not None:
+                tell(done, total)
+
+        found = {subset: _index(paths, len(names), progress) for subset, paths in shards.items()}
+        for subset, columns in found.items():
+            if not len(columns["labels"]):
+                raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)
+        _write_cached(cached, found)
+    train, evaluation = (
+        RecordExamples(tuple(map(str, shards[subset])), **found[subset]) for subset in (TRAIN, VALIDATION)
+    )
+    info = DatasetInfo(
+        name="imagenet",
+        task="classification",
+        num_classes=len(names),
+        image_shape=(None, None, 3),
+        num_train=len(train),
+        num_eval=len(evaluation),
+        class_names=names,
+        location=str(folder),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+    return DataSource(info, train, evaluation)
+
+
+def num_records(path: Path) -> int:
+    """How many records a file has as far as it can be read."""
+    count = 0
+    with contextlib.suppress(DataError):
+        for number, _, _, _ in scan_records(path):
+            count = number + 1
+    return count

@@ -1,0 +1,346 @@
+"""TFRecord files and the ``tf.train.Example`` messages in them, without TensorFlow: any record is read by its place.
+
+A file is a sequence of: length (8 bytes), checksum of the length (4), content, checksum of the content (4), all
+little-endian.  A checksum is the CRC32C (Castagnoli), rotated by 15 bits, plus a constant
+(https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details").  The content is a message of
+protobuf (https://protobuf.dev/programming-guides/encoding; tensorflow/core/example/example.proto and feature.proto):
+Example{1: Features{1: map entries{1: name, 2: Feature{1: BytesList, 2: FloatList or 3: Int64List}}}}, of which each
+list is {1: values}.
+"""
+
+import functools
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from ipucnn.datasets.limits import available_bytes
+from ipucnn.errors import DataError
+from ipucnn.filesystem import open_regular, shown
+
+HEAD_BYTES = 12
+FRAME_BYTES = 16
+"""What a record takes in its file besides its content."""
+AGAIN = "copy, download or build the file again"
+_POLYNOMIAL = 0x82F63B78
+_ROW_BYTES = 64
+_FEW_BYTES = 512
+
+Feature = Union[bytes, int]
+Read = Callable[[int, int], bytes]
+"""The bytes at a position, at most so many: of a message in memory, or of a file that is not read as a whole."""
+
+
+# -- checksums ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def _tables() -> Tuple[List[int], Any]:
+    """The effect of one byte on the checksum, as a list, and of two bytes, as an array: uint32 [65536]."""
+    table: Any = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
+    words: Any = np.arange(65536, dtype=np.uint32)
+    for _ in range(2):
+        words = table[words & 255] ^ (words >> 8)
+    return table.tolist(), words
+
+
+@functools.lru_cache(maxsize=None)
+def _zeros(level: int) -> Any:
+    """The effect of 64 * 2**level zero bytes on each byte of the checksum: uint32 [4, 256]."""
+    if level:
+        half = _zeros(level - 1)
+        return _pass_zeros(half, half)
+    words = _tables()[1]
+    states: Any = np.arange(256, dtype=np.uint32)[np.newaxis] << np.array([[0], [8], [16], [24]], np.uint32)
+    for _ in range(_ROW_BYTES // 2):
+        states = words[states & 65535] ^ (states >> 16)
+    return states
+
+
+def _pass_zeros(effect: Any, states: Any) -> Any:
+    return (
+        effect[0][states & 255]
+        ^ effect[1][states >> 8 & 255]
+        ^ effect[2][states >> 16 & 255]
+        ^ effect[3][states >> 24]
+    )
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC32C of some bytes.
+
+    Rows of 64 bytes are computed beside one another, two columns at a time, and joined in pairs: but for its initial
+    value, which is the same as the first four bytes inverted, the checksum is linear, and zeros in front don't matter.
+    """
+    steps, words = _tables()
+    if len(data) < _FEW_BYTES:
+        state = 0xFFFFFFFF
+        for byte in data:
+            state = steps[(state ^ byte) & 255] ^ (state >> 8)
+        return state ^ 0xFFFFFFFF
+    num_rows = -(-len(data) // _ROW_BYTES)
+    rows: Any = np.zeros(num_rows * _ROW_BYTES, np.uint8)
+    first = len(rows) - len(data)
+    rows[first:] = np.frombuffer(data, np.uint8)
+    rows[first : first + 4] ^= 255
+    sums: Any = np.zeros(num_rows, np.uint32)
+    for column in np.ascontiguousarray(rows.view("<u2").reshape(num_rows, _ROW_BYTES // 2).T):
+        sums = words[(sums ^ column) & 65535] ^ (sums >> 16)
+    level = 0
+    while len(sums) > 1:
+        if len(sums) % 2:
+            sums = np.concatenate([np.zeros(1, np.uint32), sums])
+        sums = _pass_zeros(_zeros(level), sums[::2]) ^ sums[1::2]
+        level += 1
+    return int(sums[0]) ^ 0xFFFFFFFF
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum as TFRecord files store it."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# -- records --------------------------------------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """A record of a shard: its content, or what is wrong with it."""
+
+    data: bytes
+    code: str = ""
+    problem: str = ""
+    is_end: bool = False
+
+
+_LENGTH_DAMAGED = "the checksum of its length is wrong, so the rest of the file cannot be read"
+_CONTENT_DAMAGED = "the checksum of its content is wrong"
+
+
+def read_records(file: BinaryIO, num_bytes: int) -> Iterator[Record]:
+    """All records of a TFRecord file of so many bytes; ends with one that says why, where the rest cannot be found."""
+    at = 0
+    while at < num_bytes:
+        head = file.read(HEAD_BYTES)
+        length, problem = _length(head, at, num_bytes)
+        if problem:
+            yield Record(b"", "checksum" if problem == _LENGTH_DAMAGED else "truncated", problem, True)
+            return
+        at += length + FRAME_BYTES
+        if length > available_bytes() // 2:
+            raise DataError(
+                f"a record of {length:,} bytes, more than half of the memory", "prepare the set again"
+            )
+        data = file.read(length)
+        tail = file.read(4)
+        if len(tail) < 4:
+            yield Record(b"", "truncated", "the file became shorter while it was read", True)
+            return
+        if masked_crc32c(data) != struct.unpack("<I", tail)[0]:
+            yield Record(b"", "checksum", _CONTENT_DAMAGED)
+        else:
+            yield Record(data)
+
+
+def _length(head: bytes, at: int, num_bytes: int) -> Tuple[int, str]:
+    """The length of the content of a record that begins with ``head`` at a byte of a file; or what is wrong with it."""
+    if len(head) < HEAD_BYTES:
+        return 0, f"truncated: {len(head)} bytes where a record's length should be"
+    length, checksum = struct.unpack("<QI", head)
+    if masked_crc32c(head[:8]) != checksum:
+        return 0, _LENGTH_DAMAGED
+    missing = at + length + FRAME_BYTES - num_bytes
+    if missing > 0:
+        return 0, f"truncated: {missing} bytes are missing at the end of the file"
+    return length, ""
+
+
+def place_of(path: Union[str, Path], number: int, at: int) -> str:
+    """How messages call a record: by its file, its number from 0, and the byte that it begins at."""
+    return f"{shown(path)}, record {number} at byte {at}"
+
+
+def read_record(path: str, number: int, at: int) -> bytes:
+    """The content of the record that begins at byte ``at`` of a file.
+
+    Raises:
+        DataError: naming file and record: truncated, a wrong checksum, or more than half of the memory.
+    """
+    place = place_of(path, number, at)
+    with open_regular(Path(path)) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        file.seek(at)
+        length, problem = _length(file.read(HEAD_BYTES), at, num_bytes)
+        if not problem and length > available_bytes() // 2:
+            problem = f"{length:,} bytes, more than half of the memory"
+        content = b"" if problem else file.read(length + 4)
+    if not problem and len(content) < length + 4:
+        problem = "truncated: the file became shorter while it was read"
+    if not problem and masked_crc32c(content[:-4]) != struct.unpack("<I", content[-4:])[0]:
+        problem = _CONTENT_DAMAGED
+    if problem:
+        raise DataError(f"{place}: {problem}", AGAIN)
+    return content[:-4]
+
+
+def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
+    """Number, place and length of each record of a file, of which no more is read than asked for.
+
+    Yields:
+        The record's number, the byte it begins at, the length of its content, and what reads the content: at a position
+        in it, at most so many bytes.
+
+    Raises:
+        DataError: naming file and record: truncated, or a length whose checksum is wrong.
+    """
+    with open_regular(path) as file:
+        handle = file.fileno()
+        num_bytes = os.fstat(handle).st_size
+        block, begin = b"", 0
+
+        def read(place: int, size: int) -> bytes:
+            nonlocal block, begin
+            if not begin <= place <= place + size <= begin + len(block):
+                block, begin = os.pread(handle, max(size, _FEW_BYTES), place), place
+            return block[place - begin : place - begin + size]
+
+        at = number = 0
+        while at < num_bytes:
+            length, problem = _length(read(at, HEAD_BYTES), at, num_bytes)
+            if problem:
+                raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
+            content = at + HEAD_BYTES
+            yield number, at, length, lambda place, size, content=content: read(content + place, size)  # type: ignore[misc]
+            at += length + FRAME_BYTES
+            number += 1
+
+
+def frame(data: bytes) -> bytes:
+    """A record as it stands in a file."""
+    head = struct.pack("<Q", len(data))
+    return b"".join(
+        [head, struct.pack("<I", masked_crc32c(head)), data, struct.pack("<I", masked_crc32c(data))]
+    )
+
+
+# -- examples -------------------------------------------------------------------------------------------------
+
+
+class BadExample(ValueError):
+    """A message that is no ``tf.train.Example``, or lacks a feature."""
+
+
+_VARINT, _DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
+_VARINT_BYTES = 10
+
+
+def _varint(read: Read, at: int) -> Tuple[int, int]:
+    """A number of 7 bits a byte, lowest first, and where it ends."""
+    value = 0
+    for k, byte in enumerate(read(at, _VARINT_BYTES)):
+        value |= (byte & 127) << 7 * k
+        if byte < 128:
+            return value & (2**64 - 1), at + k + 1
+    raise BadExample("a number in it has no end")
+
+
+def _fields(read: Read, at: int, end: int) -> Iterator[Tuple[int, int, int]]:
+    """The fields of a message that are messages, texts or packed numbers: number, begin and end.
+
+    Of a plain number, which has no length, begin and end are those of the number.
+    """
+    while at < end:
+        key, at = _varint(read, at)
+        number, kind = key >> 3, key & 7
+        if kind == _DELIMITED:
+            length, at = _varint(read, at)
+        elif kind == _VARINT:
+            length = _varint(read, at)[1] - at
+        elif kind in _FIXED_BYTES:
+            length = _FIXED_BYTES[kind]
+        else:
+            raise BadExample(f"a field in it is of the unknown kind {kind}")
+        if at + length > end:
+            raise BadExample("a field in it is longer than the message")
+        yield number, at, at + length
+        at += length
+
+
+def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[str, Feature]:
+    """The first value of each of some features of an Example; what else the message holds is passed over unread.
+
+    Args:
+        read: its bytes.
+        length: of the message.
+        names: the features and whether they are ``bytes`` or an ``int``.
+
+    Raises:
+        BadExample: no Example, or one of them is absent, empty or of another type.
+    """
+    found: Dict[str, Feature] = {}
+    for number, begin, end in _fields(read, 0, length):
+        for entry, entry_begin, entry_end in _fields(read, begin, end) if number == 1 else ():
+            if entry != 1:
+                continue
+            name, feature = "", None
+            for part, part_begin, part_end in _fields(read, entry_begin, entry_end):
+                if part == 1 and part_end - part_begin <= _FEW_BYTES:
+                    name = read(part_begin, part_end - part_begin).decode("utf-8", "replace")
+                elif part == 2:
+                    feature = part_begin, part_end
+            if name in names and feature is not None:
+                value = _first_value(read, *feature)
+                if value is not None and isinstance(value, names[name]):
+                    found[name] = value
+                if len(found) == len(names):
+                    return found
+    for name in names:
+        if name not in found:
+            raise BadExample(f"it lacks {name}")
+    return found
+
+
+def _first_value(read: Read, begin: int, end: int) -> Optional[Feature]:
+    for kind, list_begin, list_end in _fields(read, begin, end):
+        for number, at, value_end in _fields(read, list_begin, list_end):
+            if number == 1 and kind == 1:
+                return read(at, value_end - at)
+            if number == 1 and kind == 3 and at < value_end:
+                value = _varint(read, at)[0]
+                return value - 2**64 if value >= 2**63 else value
+    return None
+
+
+def features_of(data: bytes, names: Mapping[str, type]) -> Dict[str, Feature]:
+    """:func:`read_features` of a message in memory."""
+    return read_features(lambda at, size: data[at : at + size], len(data), names)
+
+
+def make_example(features: Mapping[str, Feature]) -> bytes:
+    """An Example of features with one value each, in the order of their names: the same bytes for the same values."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | _DELIMITED]) + _as_varint(len(content)) + content
+
+    entries = []
+    for name, value in sorted(features.items()):
+        if isinstance(value, bytes):
+            feature = field(1, field(1, value))
+        else:
+            feature = field(3, field(1, _as_varint(value % 2**64)))
+        entries.append(field(1, field(1, name.encode()) + field(2, feature)))
+    return field(1, b"".join(entries))
+
+
+def _as_varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)

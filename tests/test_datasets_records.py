@@ -1,0 +1,392 @@
+"""ImageNet as TFRecord files: what is in a record is what the network sees, and what is wrong is named by its place."""
+
+import contextlib
+import io
+import os
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources import records, tfrecord
+from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example, read_record
+from ipucnn.errors import DataError
+from ipucnn.filesystem import cache_folder
+
+SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
+needs_samples = pytest.mark.skipif(
+    not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
+)
+
+
+def jpeg(number, size=(40, 30)):
+    random = np.random.RandomState(number)
+    image = Image.fromarray(random.randint(0, 256, (4, 5, 3)).astype(np.uint8)).resize(size, Image.BICUBIC)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def example(number, label):
+    return make_example(
+        {
+            "image/encoded": jpeg(number),
+            "image/class/label": label,
+            "image/filename": f"{number}.JPEG".encode(),
+            "image/height": 30,
+        }
+    )
+
+
+def write_shards(folder, subset, labels, num_shards, first=0):
+    """Images in files of records, dealt out like cards; gives (file, number in it) of each."""
+    parts, places = [[] for _ in range(num_shards)], []
+    for k, label in enumerate(labels):
+        places.append((k % num_shards, len(parts[k % num_shards])))
+        parts[k % num_shards].append(frame(example(first + k, label)))
+    for k, part in enumerate(parts):
+        (folder / f"{subset}-{k:05d}-of-{num_shards:05d}").write_bytes(b"".join(part))
+    return places
+
+
+TRAIN_LABELS = (3, 1, 2, 2, 3, 1, 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "imagenet"
+    path.mkdir()
+    write_shards(path, "train", TRAIN_LABELS, 3)
+    write_shards(path, "validation", (1, 2, 3), 2, first=100)
+    (path / "classes.txt").write_text("ant\nbee\ncat\n")
+    return path
+
+
+def open_folder(path):
+    return open_dataset(choose_dataset("imagenet", path, home="", task="classification"))
+
+
+def error_of(path, action=None):
+    """What opening a folder, or something else, is refused with."""
+    with pytest.raises(DataError) as caught:
+        (action or (lambda: open_folder(path)))()
+    assert caught.value.hint and caught.value.exit_code == 3
+    return caught.value.message
+
+
+# ---------------------------------------------------------------- messages
+
+
+def naive_varint(value):
+    out = b""
+    while True:
+        out += bytes([value % 128 + (128 if value >= 128 else 0)])
+        value //= 128
+        if not value:
+            return out
+
+
+VALUES = st.one_of(st.binary(max_size=140), st.integers(-(2**63), 2**63 - 1))
+
+
+@given(st.dictionaries(st.text(max_size=6), VALUES, max_size=4))
+@settings(max_examples=40)
+def test_features_are_read_as_they_were_written(features):
+    data = make_example(features)
+    assert features_of(data, {name: type(value) for name, value in features.items()}) == features
+    assert data == make_example(dict(reversed(list(features.items()))))
+
+
+def test_tensorflow_and_we_read_each_other_s_examples():
+    tf = pytest.importorskip("tensorflow")
+    ours = {"image/encoded": bytes(range(256)) * 20, "image/class/label": 1000, "a": -5, "": b""}
+    theirs = tf.train.Example.FromString(make_example(ours)).features.feature
+    assert {
+        name: (value.bytes_list.value or value.int64_list.value)[0] for name, value in theirs.items()
+    } == ours
+    feature = tf.train.Feature
+    made = tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                "image/class/label": feature(int64_list=tf.train.Int64List(value=[7, 8])),
+                "image/object/bbox/xmin": feature(float_list=tf.train.FloatList(value=[0.25, 0.5])),
+                "image/encoded": feature(bytes_list=tf.train.BytesList(value=[b"x" * 999, b"y"])),
+                "image/class/text": feature(bytes_list=tf.train.BytesList(value=[])),
+            }
+        )
+    ).SerializeToString()
+    wanted = {"image/class/label": int, "image/encoded": bytes}
+    assert features_of(made, wanted) == {"image/class/label": 7, "image/encoded": b"x" * 999}
+    for absent in ("image/class/text", "image/object/bbox/xmin", "nothing"):
+        with pytest.raises(tfrecord.BadExample, match=f"lacks {absent}"):
+            features_of(made, {absent: bytes})
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200)
+def test_any_bytes_are_an_example_or_refused(data):
+    with contextlib.suppress(tfrecord.BadExample):
+        features_of(data, {"image/class/label": int})
+
+
+def test_numbers_that_are_not_packed():
+    # Written by hand: an Int64List whose value is a plain number, as old writers have it.
+    number = bytes([1 << 3 | 0]) + naive_varint(300)
+    feature = bytes([3 << 3 | 2]) + naive_varint(len(number)) + number
+    entry = b"\x0a\x01n" + b"\x12" + naive_varint(len(feature)) + feature
+    features = b"\x0a" + naive_varint(len(entry)) + entry
+    assert features_of(b"\x0a" + naive_varint(len(features)) + features, {"n": int}) == {"n": 300}
+
+
+# ---------------------------------------------------------------- opening
+
+
+def test_a_folder_of_records(folder):
+    source = open_folder(folder.parent)
+    assert source.info.name == "imagenet" and source.info.class_names == ("ant", "bee", "cat")
+    assert (source.info.num_train, source.info.num_eval, source.info.num_classes) == (7, 3, 3)
+    # In the order of files, and of records in them.
+    order = [0, 3, 6, 1, 4, 2, 5]
+    assert source.train.labels.tolist() == [TRAIN_LABELS[k] - 1 for k in order]
+    assert [source.train.encoded(k) for k in range(7)] == [jpeg(k) for k in order]
+    assert [source.eval.encoded(k) for k in range(3)] == [jpeg(100), jpeg(102), jpeg(101)]
+    assert "train-00001-of-00003, record 1 at byte" in source.train.describe(4)
+    limited = limit_source(source, "3", None, 1).train
+    assert isinstance(limited, RecordExamples) and len(limited) == 3
+    whole = {(source.train.encoded(k), source.train.labels[k]) for k in range(7)}
+    assert {(limited.encoded(k), limited.labels[k]) for k in range(3)} <= whole
+
+
+def test_without_names_of_classes_there_are_1000(folder):
+    (folder / "classes.txt").unlink()
+    info = open_folder(folder).info
+    assert info.num_classes == 1000 and info.class_names[:2] == ("1", "2")
+
+
+def test_records_are_found_by_folder_and_by_name(folder):
+    for name, path in (("imagenet", folder), ("ImageNet", folder.parent), (str(folder), ".")):
+        choice = choose_dataset(name, Path(path), home="cifar10", task="classification")
+        assert (choice.name, choice.location) == ("imagenet", folder)
+    # Without a name it is the data set of networks whose home it is.
+    choice = choose_dataset(None, folder.parent, home="imagenet", task="classification")
+    assert choice.location == folder
+
+
+def test_records_come_before_class_folders_and_folders_are_still_read(folder):
+    for part in ("train", "val"):
+        (folder / part / "dog").mkdir(parents=True)
+        (folder / part / "dog" / "1.JPEG").write_bytes(jpeg(1))
+    assert isinstance(open_folder(folder).train, RecordExamples)
+    for path in folder.glob("*-of-*"):
+        path.unlink()
+    assert open_folder(folder).info.class_names == ("dog",)
+
+
+def test_a_fingerprint_knows_labels_and_places(folder):
+    before = fingerprint(open_folder(folder))
+    assert fingerprint(open_folder(folder)) == before
+    write_shards(folder, "train", (*TRAIN_LABELS[:-1], 2), 3)
+    assert fingerprint(open_folder(folder)) != before
+
+
+# ---------------------------------------------------------------- the index
+
+
+def count_scans(monkeypatch):
+    scanned = []
+
+    def scan(path):
+        scanned.append(path.name)
+        return tfrecord.scan_records(path)
+
+    monkeypatch.setattr(records, "scan_records", scan)
+    return scanned
+
+
+def test_the_index_is_made_once_and_again_where_a_file_changed(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
+    scanned = count_scans(monkeypatch)
+    before = sorted(path.name for path in folder.iterdir())
+    heard = []
+    with records.telling_progress(lambda done, total: heard.append((done, total))):
+        first = open_folder(folder)
+    assert len(scanned) == 5 and heard == [(k, 5) for k in range(1, 6)]
+    assert sorted(path.name for path in folder.iterdir()) == before  # nothing beside the data
+    again = open_folder(folder)
+    assert len(scanned) == 5
+    for name in ("shards", "numbers", "places", "labels"):
+        assert np.array_equal(getattr(first.train, name), getattr(again.train, name))
+        assert getattr(first.eval, name).dtype == getattr(again.eval, name).dtype
+    path = folder / "train-00001-of-00003"
+    os.utime(path, ns=(1, 1))
+    open_folder(folder)
+    assert len(scanned) == 10
+    path.write_bytes(path.read_bytes() + frame(example(50, 3)))
+    assert len(open_folder(folder).train) == 8
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "pickle", "empty", "folder"])
+def test_a_damaged_index_is_made_again(folder, tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
+    whole = fingerprint(open_folder(folder))
+    (path,) = cache_folder("records").iterdir()
+    data = path.read_bytes()
+    if damage == "flipped":
+        data = data[:200] + bytes([data[200] ^ 1]) + data[201:]
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        data = {"cut": data[:-7], "pickle": b"x" * 64 + b"\ncos\nsystem\n", "empty": b""}[damage]
+    if damage != "folder":
+        path.write_bytes(data)
+    scanned = count_scans(monkeypatch)
+    assert fingerprint(open_folder(folder)) == whole and len(scanned) == 5
+
+
+def test_an_index_of_lies_is_not_believed(folder, tmp_path, monkeypatch):
+    """Whole by its checksum, but of places in files that are not there."""
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
+    open_folder(folder)
+    (path,) = cache_folder("records").iterdir()
+    shards = records.list_shards(folder)
+    found = records._read_cached(path, shards, 3)
+    assert found is not None
+    found["train"]["shards"][0] = 3
+    records._write_cached(path, found)
+    assert records._read_cached(path, shards, 3) is None
+
+
+def test_a_cache_that_cannot_be_written_is_none(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "file"))
+    assert len(open_folder(folder).train) == 7
+
+
+def test_indexing_reads_little(folder, monkeypatch):
+    """Of large records only what leads to the label is read."""
+    path = folder / "train-00000-of-00003"
+    big = make_example({"image/encoded": bytes(10**6), "image/class/label": 2, "zzz": bytes(10**6)})
+    path.write_bytes(frame(big) * 3)
+    taken, pread = [], os.pread
+
+    def counting(handle, size, place):
+        taken.append(size)
+        return pread(handle, size, place)
+
+    monkeypatch.setattr(os, "pread", counting)
+    assert [at for _, at, _, _ in tfrecord.scan_records(path)] == [0, len(big) + 16, 2 * (len(big) + 16)]
+    assert [label for _, _, label in records._index_shard(path, 3).T.tolist()] == [1, 1, 1]
+    assert sum(taken) < 10**4
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_missing_file_of_records(folder):
+    (folder / "train-00001-of-00003").unlink()
+    assert "train-00001-of-00003 is missing" in error_of(folder)
+
+
+def test_a_missing_subset(folder):
+    for path in folder.glob("validation*"):
+        path.unlink()
+    assert "has no validation records" in error_of(folder)
+
+
+def test_files_of_two_sets(folder):
+    write_shards(folder, "train", (1, 2), 2)
+    assert "files of several sets of 'train' records" in error_of(folder)
+
+
+@pytest.mark.parametrize("label", [0, 4, -1, 1001, 2**40])
+def test_a_label_beyond_the_classes(folder, label):
+    path = folder / "train-00002-of-00003"
+    at = len(path.read_bytes())
+    path.write_bytes(path.read_bytes() + frame(example(9, label)))
+    message = error_of(folder)
+    assert f"train-00002-of-00003, record 2 at byte {at} has the label {label}" in message
+    assert "labels are 1 to 3" in message
+
+
+@pytest.mark.parametrize("label", [0, 1001])
+def test_a_label_that_imagenet_does_not_have(folder, label):
+    (folder / "classes.txt").unlink()
+    write_shards(folder, "train", (label,), 3)
+    assert f"record 0 at byte 0 has the label {label}, and labels are 1 to 1000" in error_of(folder)
+
+
+def test_a_truncated_file_of_records(folder):
+    path = folder / "validation-00000-of-00002"
+    data = path.read_bytes()
+    second = open_folder(folder).eval.places[1]
+    path.write_bytes(data[:-5])
+    message = error_of(folder)
+    assert f"validation-00000-of-00002, record 1 at byte {second}: truncated: 5 bytes" in message
+    path.write_bytes(data[: second + 3])
+    assert f"record 1 at byte {second}: truncated: 3 bytes where" in error_of(folder)
+
+
+def test_a_wrong_checksum_is_named_where_it_is_read(folder):
+    path = folder / "train-00000-of-00003"
+    data = bytearray(path.read_bytes())
+    source = open_folder(folder)
+    at = int(source.train.places[1])
+    data[at + 200] ^= 1
+    path.write_bytes(bytes(data))
+    assert source.train.encoded(0) == jpeg(0) and source.train.encoded(2) == jpeg(6)
+    message = error_of(folder, lambda: source.train.encoded(1))
+    assert f"train-00000-of-00003, record 1 at byte {at}: the checksum of its content is wrong" in message
+    data[at + 1] ^= 1
+    path.write_bytes(bytes(data))
+    place = re.escape(f"record 1 at byte {at}: the checksum of its length is wrong")
+    assert re.search(place, error_of(folder))
+    assert re.search(place, error_of(folder, lambda: source.train.encoded(1)))
+
+
+def test_a_file_that_became_shorter(folder):
+    source = open_folder(folder)
+    path = folder / "train-00000-of-00003"
+    path.write_bytes(path.read_bytes()[: int(source.train.places[1]) + 50])
+    assert "record 1 at byte" in error_of(folder, lambda: source.train.encoded(1))
+    path.write_bytes(b"")
+    assert "truncated" in error_of(folder, lambda: source.train.encoded(0))
+
+
+@pytest.mark.parametrize(
+    "features", [{"image/class/label": b"3"}, {"image/encoded": b"x"}, {"image/class/label": 1}]
+)
+def test_a_record_without_image_or_label(folder, features):
+    path = folder / "train-00001-of-00003"
+    path.write_bytes(frame(make_example(features)))
+    if features.get("image/class/label") == 1:
+        source = open_folder(folder)
+        assert "is no image: it lacks image/encoded" in error_of(folder, lambda: source.train.encoded(3))
+    else:
+        assert "record 0 at byte 0 is no labelled image: it lacks image/class/label" in error_of(folder)
+
+
+def test_no_example_at_all(folder):
+    (folder / "train-00001-of-00003").write_bytes(frame(b"\x0a\xff\xff\xff"))
+    assert "record 0 at byte 0 is no labelled image" in error_of(folder)
+
+
+def test_a_length_that_no_memory_holds(folder):
+    head = struct.pack("<Q", 2**62)
+    data = head + struct.pack("<I", tfrecord.masked_crc32c(head)) + b"abc"
+    path = folder / "train-00001-of-00003"
+    path.write_bytes(data)
+    assert "truncated" in error_of(folder)
+    assert "truncated" in error_of(folder, lambda: read_record(str(path), 0, 0))
+
+
+def test_damaged_names_of_classes(folder):
+    (folder / "classes.txt").write_text("ant\n\ncat\n")
+    assert "classes.txt is damaged" in error_of(folder)
