@@ -36,6 +36,13 @@ COMMANDS = {
             "Look up and plan",
         ),
         Command(
+            "build-records",
+            "build_records",
+            "build_records",
+            "Make ImageNet's record files from class folders.",
+            "Look up and plan",
+        ),
+        Command(
             "plan-splits",
             "plan_splits",
             "plan_splits",

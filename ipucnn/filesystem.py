@@ -489,6 +489,32 @@ def check_makeable(
             return
 
 
+def locked(path: Path) -> Optional[int]:
+    """A file descriptor that locks a folder until it is closed; None where the system or file system has no locks.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        FileNotFoundError: there is no such folder.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
 def make_new_file(folder: Path, name: str) -> Path:
     """An empty file that was not there before, not even as a link: of that name, or with ``.2``, ``.3``, ... after it.
 

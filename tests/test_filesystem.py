@@ -482,6 +482,7 @@ ELSEWHERE = {
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
     "ipucnn/datasets/base.py": "how large a file is that was listed, inside what turns errors into one of the data",
+    "ipucnn/datasets/sources/records.py": "when files changed, inside asking()",
     "ipucnn/datasets/sources/imagefolder.py": "one listing with the kinds of its entries, inside asking()",
     "ipucnn/datasets/sources/download.py": "files that this process has just made",
     "ipucnn/datasets/images.py": "/proc",

@@ -274,3 +274,9 @@ TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
 """Height and width of a tile."""
 VIEWS = Number(int, 1, 8)
 """Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""
+SHARDS = Number(int, 1, 99_999)
+"""Files of records of a subset; their names have five digits."""
+WORKERS = Number(int, 1, 1024)
+"""Files of records that are made at once."""
+PIXELS = Number(int, 1, 2**31 - 1)
+"""Of one image, at most; beyond it Pillow's own arithmetic ends."""

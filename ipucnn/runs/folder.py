@@ -21,6 +21,7 @@ from ipucnn.filesystem import (
     expand,
     is_folder,
     is_link,
+    locked,
     make_folder,
     read_text,
     remove_file,
@@ -98,32 +99,6 @@ _REPORT_FIELDS: json_fields.Fields = {
     "checkpoints": ("a list of texts", list_of(is_text)),
 }
 """What a report must have to be shown; a report that lacks any of it is none, and the run goes on to write it."""
-
-
-def locked(path: Path) -> Optional[int]:
-    """A file descriptor that locks a folder until it is closed; None where the system or file system has no locks.
-
-    Raises:
-        BlockingIOError: another process has the lock.
-        FileNotFoundError: there is no such folder.
-    """
-    try:
-        import fcntl
-
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def is_checkpoint_name(name: str) -> bool:

@@ -23,6 +23,7 @@ from ipucnn.filesystem import (
     is_file,
     is_folder,
     is_link,
+    locked,
     make_folder,
     reason_of,
     temporary_of,
@@ -38,7 +39,6 @@ from ipucnn.runs.folder import (
     WANDB,
     RunFolder,
     is_checkpoint_name,
-    locked,
 )
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta

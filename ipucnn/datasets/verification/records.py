@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Callable, Iterator, List, NamedTuple, Optional
 
 from ipucnn.datasets.sources import records as imagenet
 from ipucnn.datasets.sources import tfds as reader
+from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, check_checksums
 from ipucnn.datasets.sources.tfrecord import BadExample, features_of, read_records
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.folders import Look, in_order, look_at, take_look
@@ -90,6 +91,13 @@ def walk_records(survey: Survey, folder: Path) -> None:
     )
     for subset, paths in chosen.items():
         _walk_files(survey, subset, paths, lengths[subset], parse, (None, None, 3))
+    with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
+        for name, is_right in (check_checksums(folder) or {}).items():
+            survey.check("SHA-256 of files", is_right)
+            if not is_right:
+                survey.find(
+                    "checksum", None, f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}"
+                )
     survey.odd_ones("mode", "odd-mode", usual=("grey", "colour").__contains__)
 
 

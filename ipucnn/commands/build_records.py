@@ -1,0 +1,82 @@
+"""``ipucnn build-records``: make ImageNet's record files from class folders."""
+
+import json
+from typing import Optional
+
+import typer
+
+from ipucnn.commands.run_arguments import own_option
+from ipucnn.config import spec
+from ipucnn.errors import ConfigurationError
+
+FOLDER = typer.Argument(
+    ..., metavar="FOLDER", help="Images in class folders: FOLDER/train/CLASS/* and FOLDER/val/CLASS/*."
+)
+OUT = typer.Argument(
+    ..., metavar="OUT", help="Folder to write the records into; it may be one of a build that was killed."
+)
+SHARDS = own_option("--shards", "N", "Files of training images.", number=spec.SHARDS, shown="1024")
+VALIDATION_SHARDS = own_option(
+    "--validation-shards", "N", "Files of validation images.", number=spec.SHARDS, shown="128"
+)
+WORKERS = own_option("--workers", "N", "Files made at once.", number=spec.WORKERS, shown="one per core")
+PIXELS = own_option(
+    "--max-image-pixels",
+    "N",
+    "Pixels that an image may have at most; larger ones are refused.",
+    number=spec.PIXELS,
+    shown="100000000",
+)
+
+
+def build_records(
+    folder: str = FOLDER,
+    out: str = OUT,
+    shards: Optional[int] = SHARDS,
+    validation_shards: Optional[int] = VALIDATION_SHARDS,
+    workers: Optional[int] = WORKERS,
+    max_image_pixels: Optional[int] = PIXELS,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Make TFRecord files of images in class folders, as --dataset imagenet reads them.
+
+    The same images give the same files, byte for byte. A build that was interrupted or killed goes on where it left off
+    when the same command is typed again.
+    """
+    from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
+    from ipucnn.datasets.sources.record_builder import (
+        CHECKSUMS_FILE,
+        NUM_SHARDS,
+        NUM_VALIDATION_SHARDS,
+        build,
+    )
+    from ipucnn.filesystem import expand, is_folder, shown
+    from ipucnn.machine import num_cores
+    from ipucnn.reports.console import ItemProgress
+
+    source, target = expand(folder, "FOLDER"), expand(out, "OUT")
+    if not is_folder(source, "FOLDER"):
+        raise ConfigurationError(
+            f"FOLDER {shown(source)} is no folder", "give the folder that has train/ and val/"
+        )
+    with ItemProgress("building records") as bar:
+        built = build(
+            source,
+            target,
+            shards or NUM_SHARDS,
+            validation_shards or NUM_VALIDATION_SHARDS,
+            workers or num_cores(),
+            max_image_pixels or MAX_IMAGE_PIXELS,
+            bar.update,
+        )
+    if as_json:
+        print(json.dumps({"out": shown(target), **built._asdict()}, indent=2))
+        return
+    for subset, count in built.num_images.items():
+        print(f"{subset}: {count:,} images in {built.num_shards[subset]:,} files")
+    total = sum(built.num_shards.values())
+    print(
+        f"{built.num_classes:,} classes, labels 1 to {built.num_classes}; "
+        f"{built.num_kept:,} of {total:,} files were there; {built.num_converted:,} images converted to JPEG"
+    )
+    print(f"in {shown(target)}, with {CHECKSUMS_FILE}")

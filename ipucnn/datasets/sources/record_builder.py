@@ -1,0 +1,358 @@
+"""Builds ImageNet's record files, as :mod:`ipucnn.datasets.sources.records` reads them, from class folders.
+
+What an image becomes depends on the image alone, and which file it goes into on the names of all alone: so any number
+of workers make the same files, and those that were made before a build was killed stay.  The features are those of the
+public builders (for example tensorflow/models, ``build_imagenet_data.py``), in the order of their names.
+"""
+
+import hashlib
+import io
+import json
+import os
+import threading
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ipucnn.datasets.base import FileExamples, read_file
+from ipucnn.datasets.hashing import ORDER, permutation
+from ipucnn.datasets.images import open_image, opened
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
+from ipucnn.datasets.sources.imagefolder import open_imagefolder
+from ipucnn.datasets.sources.records import (
+    CLASSES_FILE,
+    ENCODED,
+    FILENAME,
+    LABEL,
+    TRAIN,
+    VALIDATION,
+    list_shards,
+    shard_name,
+)
+from ipucnn.datasets.sources.tfrecord import (
+    BadExample,
+    Feature,
+    features_of,
+    frame,
+    make_example,
+    read_records,
+)
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import (
+    check_makeable,
+    file_size,
+    is_file,
+    is_folder,
+    locked,
+    make_folder,
+    open_regular,
+    read_text,
+    remove_temporaries,
+    shown,
+    write_atomically,
+    write_text,
+)
+from ipucnn.text import printable
+
+CHECKSUMS_FILE = "SHA256SUMS"
+"""Of all other files of a finished build, as ``sha256sum -c`` reads them."""
+PLAN_FILE = "build.json"
+NUM_SHARDS, NUM_VALIDATION_SHARDS = 1024, 128
+QUALITY = 100
+"""Of the JPEG that an image in another format becomes; the public builders' value."""
+_SHUFFLE_SEED = 12345
+_VERSION = 1
+_READ_BYTES = 2**20
+_MOST_TEXT_BYTES = 2**26
+_POLL_S = 0.2
+
+
+class Built(NamedTuple):
+    """What a build did.
+
+    Attributes:
+        num_images: by subset.
+        num_shards: by subset.
+        num_classes: of the folder.
+        num_kept: files that were there already, and are whole.
+        num_converted: images of the files that were made now which were no JPEG of grey or colour.
+    """
+
+    num_images: Dict[str, int]
+    num_shards: Dict[str, int]
+    num_classes: int
+    num_kept: int
+    num_converted: int
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A file that is to be made: which images it holds, in their order."""
+
+    path: Path
+    images: Tuple[str, ...]
+    labels: Tuple[int, ...]
+    class_names: Tuple[str, ...]
+
+
+class _Stopped(Exception):
+    """Another file could not be made."""
+
+
+def build(
+    folder: Path,
+    out: Path,
+    num_shards: int,
+    num_validation_shards: int,
+    num_workers: int,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Built:
+    """Makes the record files, or those of them that an earlier call did not come to.
+
+    Args:
+        folder: ``{train,val}/CLASS/*``.
+        out: the folder that the files are written into.
+        num_shards, num_validation_shards: how many files.
+        num_workers: files that are made at once.
+        max_pixels: what an image may have at most.
+        progress: hears how many of how many images are done.
+
+    Raises:
+        ConfigurationError: more files than images.
+        DataError: an image cannot be read, or ``out`` holds something else, cannot be written or is written by another
+            process.
+    """
+    check_makeable(out, "OUT")
+    source = open_imagefolder(folder)
+    names, counts = source.info.class_names, {TRAIN: num_shards, VALIDATION: num_validation_shards}
+    shards: List[_Shard] = []
+    sizes: Dict[str, int] = {}
+    for subset, examples in ((TRAIN, source.train), (VALIDATION, source.eval)):
+        assert isinstance(examples, FileExamples)
+        sizes[subset] = len(examples)
+        option = "--shards" if subset == TRAIN else "--validation-shards"
+        if counts[subset] > len(examples):
+            raise ConfigurationError(
+                f"{option} {counts[subset]}: {shown(folder)} has {len(examples)} {subset} images, fewer than files",
+                f"{option} {max(1, len(examples) // 1000)}",
+            )
+        shards += _deal_out(out, subset, counts[subset], examples, names)
+    make_folder(out, "OUT")
+    try:
+        lock = locked(out)
+    except BlockingIOError:
+        raise DataError(f"another process builds records in {shown(out)}", "wait until it is done") from None
+    try:
+        _begin(out, shards, folder, counts, names)
+        digests, num_kept, num_converted = _make_all(shards, num_workers, max_pixels, progress)
+        digests[CLASSES_FILE] = _sha256(out / CLASSES_FILE)
+        lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
+        write_text(out / CHECKSUMS_FILE, "".join(lines))
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return Built(sizes, counts, len(names), num_kept, num_converted)
+
+
+def _deal_out(
+    out: Path, subset: str, count: int, examples: FileExamples, names: Tuple[str, ...]
+) -> List[_Shard]:
+    """The files of a subset: its images in an order by chance that is always the same, cut into ``count`` runs.
+
+    Readers that shuffle within a few files only see all classes in each.
+    """
+    order = permutation(len(examples), _SHUFFLE_SEED, ORDER, 0 if subset == TRAIN else 1).tolist()
+    edges = [len(order) * k // count for k in range(count + 1)]
+    runs = [order[begin:end] for begin, end in zip(edges, edges[1:])]
+    return [
+        _Shard(
+            out / shard_name(subset, k, count),
+            tuple(examples.paths[i] for i in run),
+            tuple(int(examples.labels[i]) for i in run),
+            names,
+        )
+        for k, run in enumerate(runs)
+    ]
+
+
+def _begin(
+    out: Path, shards: Sequence[_Shard], folder: Path, counts: Dict[str, int], names: Tuple[str, ...]
+) -> None:
+    """Writes down what is built here, or compares it with what was; removes what a killed build left half-written.
+
+    Raises:
+        DataError: other images, or as many files as no build of these has, were built here.
+    """
+    digest = hashlib.sha256(json.dumps([_VERSION, names]).encode())
+    for shard in shards:
+        for image, label in zip(shard.images, shard.labels):
+            name, size = os.path.relpath(image, folder), file_size(Path(image))
+            digest.update(f"{name}\0{label}\0{size}\n".encode("utf-8", "surrogateescape"))
+    plan = json.dumps({"version": _VERSION, **counts, "images_sha256": digest.hexdigest()}, indent=2) + "\n"
+    path = out / PLAN_FILE
+    is_begun = is_file(path)
+    if is_begun and read_text(path, _MOST_TEXT_BYTES) != plan:
+        raise DataError(
+            f"{shown(out)} holds records of other images, or another number of files",
+            "choose an empty folder for OUT, or give the numbers of the build that was begun there",
+        )
+    if not is_begun and (list_shards(out) or is_file(out / CLASSES_FILE)):
+        raise DataError(
+            f"{shown(out)} holds records that were not built here", "choose an empty folder for OUT"
+        )
+    ours = {*(shard.path.name for shard in shards), CLASSES_FILE, CHECKSUMS_FILE, PLAN_FILE}
+    remove_temporaries(out, ours.__contains__)
+    if not is_begun:
+        write_text(path, plan)
+    text = "".join(f"{printable(name)}\n" for name in names)
+    if not is_file(out / CLASSES_FILE) or read_text(out / CLASSES_FILE, _MOST_TEXT_BYTES) != text:
+        write_text(out / CLASSES_FILE, text)
+
+
+def _make_all(
+    shards: Sequence[_Shard], num_workers: int, max_pixels: int, progress: Callable[[int, int], None]
+) -> Tuple[Dict[str, str], int, int]:
+    """Makes the files; the SHA-256 of each by its name, how many were there, and how many images were converted."""
+    total, done, stop = sum(len(shard.images) for shard in shards), [0] * len(shards), threading.Event()
+
+    def make(number: int) -> Tuple[str, bool, int]:
+        def tell(images: int) -> None:
+            done[number] = images
+            if stop.is_set():
+                raise _Stopped
+
+        shard = shards[number]
+        if _is_whole(shard, tell):
+            return _sha256(shard.path), True, 0
+        return _made(shard, max_pixels, tell)
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        futures: List[Future[Tuple[str, bool, int]]] = [
+            pool.submit(make, number) for number in range(len(shards))
+        ]
+        try:
+            waiting = set(futures)
+            while waiting:
+                # In small pieces: a signal that comes just before an endless wait would go unnoticed.
+                ended, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_EXCEPTION)
+                progress(sum(done), total)
+                for future in ended:
+                    future.result()
+        finally:
+            stop.set()
+            for future in futures:
+                future.cancel()
+    results = [future.result() for future in futures]
+    digests = {shard.path.name: digest for shard, (digest, _, _) in zip(shards, results)}
+    return digests, sum(kept for _, kept, _ in results), sum(converted for _, _, converted in results)
+
+
+def _made(shard: _Shard, max_pixels: int, tell: Callable[[int], None]) -> Tuple[str, bool, int]:
+    """Makes a file; its SHA-256, that it was not there, and how many images were converted."""
+    digest, num_converted = hashlib.sha256(), 0
+
+    def write(temporary: Path) -> None:
+        nonlocal num_converted
+        with temporary.open("xb") as file:
+            for number, (path, label) in enumerate(zip(shard.images, shard.labels), 1):
+                example, is_converted = make_record(path, label, shard.class_names[label], max_pixels)
+                data = frame(example)
+                file.write(data)
+                digest.update(data)
+                num_converted += is_converted
+                tell(number)
+
+    write_atomically(shard.path, write)
+    return digest.hexdigest(), False, num_converted
+
+
+def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tuple[bytes, bool]:
+    """The Example of an image file, and whether the image was converted.
+
+    JPEG of grey or colour is stored as it is; all else (PNG, CMYK, ...) as training sees it, in JPEG.
+
+    Args:
+        path: of the file.
+        label: its class from 0; records count from 1.
+        class_name: of that class.
+        max_pixels: what it may have at most.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    data, origin = read_file(path), f"image {printable(path)}"
+    with opened(data, origin, max_pixels) as image:
+        # MPO is what telephones write: a JPEG with a second one behind it.
+        is_kept = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
+        if is_kept:
+            image.load()
+        width, height = image.size
+    if not is_kept:
+        picture, packed = open_image(data, origin, 3, max_pixels), io.BytesIO()
+        width, height = picture.size
+        picture.save(packed, "JPEG", quality=QUALITY)
+        data = packed.getvalue()
+    features: Dict[str, Feature] = {
+        ENCODED: data,
+        LABEL: label + 1,
+        FILENAME: os.fsencode(os.path.basename(path)),
+        "image/class/synset": os.fsencode(class_name),
+        "image/class/text": os.fsencode(class_name),
+        "image/format": b"JPEG",
+        "image/colorspace": b"RGB",
+        "image/channels": 3,
+        "image/height": height,
+        "image/width": width,
+    }
+    return make_example(features), not is_kept
+
+
+def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
+    """Whether a file is there that has the records it should have, each with the right checksum, name and label."""
+    if not is_file(shard.path):
+        return False
+    count = 0
+    with open_regular(shard.path) as file:
+        for record in read_records(file, file_size(shard.path)):
+            if record.code or count == len(shard.images):
+                return False
+            try:
+                found = features_of(record.data, {ENCODED: bytes, LABEL: int, FILENAME: bytes})
+            except BadExample:
+                return False
+            name = os.fsencode(os.path.basename(shard.images[count]))
+            if (found[LABEL], found[FILENAME]) != (shard.labels[count] + 1, name):
+                return False
+            count += 1
+            tell(count)
+    return count == len(shard.images)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        for chunk in iter(partial(file.read, _READ_BYTES), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_checksums(folder: Path) -> Optional[Dict[str, bool]]:
+    """Whether each file that a build listed has its SHA-256 still; None where there is no such list.
+
+    Raises:
+        DataError: a line of the list is damaged.
+    """
+    path = folder / CHECKSUMS_FILE
+    if not is_folder(folder) or not is_file(path):
+        return None
+    found = {}
+    for line in read_text(path, _MOST_TEXT_BYTES).splitlines():
+        digest, separator, name = line.partition("  ")
+        if len(digest) != 64 or not separator or "/" in name or not name:
+            raise DataError(f"{shown(path)} is damaged: '{shown(line)}'", "build the records again")
+        if is_file(folder / name):
+            found[name] = _sha256(folder / name) == digest
+    return found

@@ -1,0 +1,349 @@
+"""``build-records``: the same images make the same files, whoever makes them and however often it is killed."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ipucnn.datasets.images import open_image
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources import record_builder
+from ipucnn.datasets.sources.record_builder import build
+from ipucnn.datasets.sources.tfrecord import features_of, read_records
+from ipucnn.datasets.verification import verify
+from ipucnn.errors import ConfigurationError, DataError
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ROOT.parent / "shared" / "data" / "imagenet-samples"
+needs_samples = pytest.mark.skipif(
+    not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
+)
+
+
+def encoded(number, kind, size=(48, 36)):
+    buffer = io.BytesIO()
+    channels = {"grey": 1, "cmyk": 4}.get(kind, 3)
+    noise = np.random.RandomState(number).randint(0, 256, (5, 6, channels)).astype(np.uint8)
+    image = Image.fromarray(noise[..., 0]) if channels == 1 else None
+    image = image or Image.frombytes("RGB" if channels == 3 else "CMYK", (6, 5), noise.tobytes())
+    image.resize(size, Image.BICUBIC).save(buffer, "PNG" if kind == "png" else "JPEG")
+    return buffer.getvalue()
+
+
+KINDS = ("jpeg", "png", "cmyk", "grey", "jpeg")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """20 training and 5 validation images in two classes, of which some are PNG, CMYK and grey."""
+    number = 0
+    for part, counts in (("train", (12, 8)), ("val", (2, 3))):
+        for name, count in zip(("n02", "n01"), counts):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for _ in range(count):
+                kind = KINDS[number % len(KINDS)]
+                path = tmp_path / "images" / part / name / f"{number}_{kind}.JPEG"
+                path.write_bytes(encoded(number, kind))
+                number += 1
+    return tmp_path / "images"
+
+
+def files_of(out):
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def records_of(path):
+    data = path.read_bytes()
+    names = {"image/encoded": bytes, "image/class/label": int, "image/filename": bytes, "image/width": int}
+    return [features_of(record.data, names) for record in read_records(io.BytesIO(data), len(data))]
+
+
+def test_what_is_in_the_records(folder, tmp_path):
+    built = build(folder, tmp_path / "out", 3, 2, 1)
+    assert built.num_images == {"train": 20, "validation": 5} and built.num_classes == 2
+    assert (built.num_kept, built.num_converted) == (0, 10)
+    out = tmp_path / "out"
+    assert sorted(files_of(out)) == sorted(
+        [*(f"train-{k:05d}-of-00003" for k in range(3)), *(f"validation-{k:05d}-of-00002" for k in range(2))]
+        + ["SHA256SUMS", "build.json", "classes.txt"]
+    )
+    assert (out / "classes.txt").read_text() == "n01\nn02\n"
+    found = {}
+    for path in out.glob("*-of-*"):
+        for record in records_of(path):
+            found[record["image/filename"].decode()] = (path.name.split("-")[0], record)
+    originals = {path.name: path for path in folder.glob("*/*/*")}
+    assert set(found) == set(originals)
+    for name, (subset, record) in found.items():
+        path = originals[name]
+        assert subset == {"train": "train", "val": "validation"}[path.parts[-3]]
+        assert record["image/class/label"] == {"n01": 1, "n02": 2}[path.parts[-2]]
+        assert record["image/width"] == 48
+        if "_png" not in name and "_cmyk" not in name:
+            assert record["image/encoded"] == path.read_bytes()
+            continue
+        stored = Image.open(io.BytesIO(record["image/encoded"]))
+        assert (stored.format, stored.mode, stored.size) == ("JPEG", "RGB", (48, 36))
+        seen = np.asarray(Image.open(path).convert("RGB"), np.int32)
+        # Compressed once more, at the highest quality: colours are stored at half the size.
+        assert np.abs(np.asarray(stored, np.int32) - seen).mean() < 3
+    # Images of both classes are in each file, and not in the order of names.
+    assert all(
+        {record["image/class/label"] for record in records_of(path)} == {1, 2} for path in out.glob("train-*")
+    )
+
+
+def test_checksums_are_those_of_the_files(folder, tmp_path):
+    build(folder, tmp_path / "out", 2, 1, 2)
+    lines = (tmp_path / "out" / "SHA256SUMS").read_text().splitlines()
+    stored = files_of(tmp_path / "out")
+    assert [line.split("  ")[1] for line in lines] == sorted(set(stored) - {"SHA256SUMS", "build.json"})
+    for line in lines:
+        digest, name = line.split("  ")
+        assert hashlib.sha256(stored[name]).hexdigest() == digest
+
+
+def test_training_and_validation_see_what_pillow_sees(folder, tmp_path):
+    """Through the records, pixels and labels are those of the files themselves."""
+    build(folder, tmp_path / "out", 2, 1, 2)
+    source = open_dataset(choose_dataset("imagenet", tmp_path / "out", home="", task="classification"))
+    assert source.info.class_names == ("n01", "n02")
+    seen = set()
+    for part, examples in (("train", source.train), ("val", source.eval)):
+        for k in range(len(examples)):
+            data = examples.encoded(k)
+            name = {path.read_bytes(): path for path in folder.glob(f"{part}/*/*")}.get(data)
+            if name is not None:
+                assert source.info.class_names[examples.labels[k]] == name.parts[-2]
+                ours = np.asarray(open_image(data, "x", 3))
+                assert np.array_equal(ours, np.asarray(Image.open(name).convert("RGB")))
+                seen.add(name)
+    assert len(seen) == 15  # the others were converted
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_any_number_of_workers_makes_the_same_files(folder, tmp_path, workers):
+    build(folder, tmp_path / "one", 4, 2, 1)
+    build(folder, tmp_path / "many", 4, 2, workers)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
+
+
+def test_a_finished_build_is_left_as_it_is(folder, tmp_path):
+    out, heard = tmp_path / "out", []
+    build(folder, out, 3, 1, 2)
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
+    again = build(folder, out, 3, 1, 2, progress=lambda done, total: heard.append((done, total)))
+    assert again.num_kept == 4 and again.num_converted == 0 and heard[-1] == (25, 25)
+    assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "swapped", "empty", "gone", "longer"])
+def test_a_damaged_file_is_made_again(folder, tmp_path, damage):
+    out = tmp_path / "out"
+    build(folder, out, 3, 1, 1)
+    whole = files_of(out)
+    path = out / "train-00001-of-00003"
+    data = whole[path.name]
+    if damage == "gone":
+        path.unlink()
+    else:
+        other = whole["train-00002-of-00003"]
+        flipped = data[:300] + bytes([data[300] ^ 4]) + data[301:]
+        changed = {"cut": data[:-9], "flipped": flipped, "swapped": other, "empty": b"", "longer": data * 2}
+        path.write_bytes(changed[damage])
+    assert build(folder, out, 3, 1, 1).num_kept == 3
+    assert files_of(out) == whole
+
+
+# ---------------------------------------------------------------- killed
+
+_KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from ipucnn.datasets.sources import record_builder as builder
+left, lock = int(sys.argv[3]), threading.Lock()
+def counted(function):
+    def call(*args):
+        global left
+        with lock:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args)
+    return call
+builder.make_record = counted(builder.make_record)
+os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+builder.build(Path(sys.argv[1]), Path(sys.argv[2]), 4, 2, int(sys.argv[4]))
+"""
+
+
+def start(code, *args):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], env=environment)
+
+
+def test_a_build_that_is_killed_again_and_again_ends_with_the_same_files(folder, tmp_path):
+    """Killed at any image, before a file is synced, and before it gets its name."""
+    build(folder, tmp_path / "whole", 4, 2, 1)
+    moments = random.Random(18)
+    for workers in (1, 2, 3):
+        # A whole build has some 50 such moments, of which three that were killed reach 39 at most.
+        process = start(_KILLED, folder, tmp_path / "out", moments.randrange(1, 14), workers)
+        assert process.wait(timeout=120) == -signal.SIGKILL
+        assert not (tmp_path / "out" / "SHA256SUMS").exists()
+    build(folder, tmp_path / "out", 4, 2, 2)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_build_killed_ten_times_at_any_moment(folder, tmp_path):
+    source, shards = (SAMPLES, 8) if SAMPLES.is_dir() else (folder, 4)
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "ipucnn", "build-records", str(source)]
+    counts = ["--shards", str(shards), "--validation-shards", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, str(tmp_path / "whole"), *counts], env=environment, check=True)
+    whole_s, moments, kills = time.monotonic() - begun, random.Random(18), 0
+    while kills < 10:
+        process = subprocess.Popen([*command, str(tmp_path / "out"), *counts], env=environment)
+        time.sleep(moments.uniform(0, whole_s))
+        process.kill()
+        process.wait()
+        kills += 1
+        if (tmp_path / "out" / "SHA256SUMS").exists() and kills < 10:
+            # It was done before: begin with half of the files.
+            for path in sorted((tmp_path / "out").glob("*-of-*"))[::2]:
+                path.unlink()
+    subprocess.run([*command, str(tmp_path / "out"), *counts], env=environment, check=True)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_nothing_of_a_build_is_left_that_an_error_ended(folder, tmp_path):
+    bad = folder / "train" / "n01" / "bad.JPEG"
+    bad.write_bytes(encoded(1, "jpeg")[:300])
+    with pytest.raises(DataError, match=r"bad\.JPEG") as caught:
+        build(folder, tmp_path / "out", 4, 2, 2)
+    assert caught.value.hint
+    left = set(files_of(tmp_path / "out"))
+    assert not any(name.endswith(".tmp") for name in left) and "SHA256SUMS" not in left
+    for path in (tmp_path / "out").glob("*-of-*"):
+        assert records_of(path)  # whole, or not there
+
+
+# ---------------------------------------------------------------- refused
+
+
+def test_more_files_than_images(folder, tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"--validation-shards 6: .* has 5 validation images"
+    ) as caught:
+        build(folder, tmp_path / "out", 2, 6, 1)
+    assert caught.value.hint == "--validation-shards 1" and not (tmp_path / "out").exists()
+
+
+def test_other_images_in_the_same_folder(folder, tmp_path):
+    build(folder, tmp_path / "out", 2, 1, 1)
+    with pytest.raises(DataError, match="records of other images, or another number of files"):
+        build(folder, tmp_path / "out", 3, 1, 1)
+    (folder / "train" / "n01" / "new.JPEG").write_bytes(encoded(99, "jpeg"))
+    before = files_of(tmp_path / "out")
+    with pytest.raises(DataError, match="records of other images"):
+        build(folder, tmp_path / "out", 2, 1, 1)
+    assert files_of(tmp_path / "out") == before
+
+
+def test_records_of_somebody_else(folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train-00000-of-00002").write_bytes(b"precious")
+    with pytest.raises(DataError, match="were not built here"):
+        build(folder, tmp_path / "out", 2, 1, 1)
+    assert files_of(tmp_path / "out") == {"train-00000-of-00002": b"precious"}
+
+
+def test_two_builds_at_once(folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    handle = record_builder.locked(tmp_path / "out")
+    if handle is None:
+        pytest.skip("this file system has no locks")
+    with pytest.raises(DataError, match="another process builds"):
+        build(folder, tmp_path / "out", 2, 1, 1)
+    os.close(handle)
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_the_command(folder, tmp_path, run):
+    code, out, err = run("build-records", folder, tmp_path / "out", "--shards", 3, "--validation-shards", 2)
+    assert (code, err) == (0, "")
+    assert "train: 20 images in 3 files" in out and "10 images converted to JPEG" in out
+    code, out, err = run(
+        "build-records", folder, tmp_path / "out", "--shards", 3, "--validation-shards", 2, "--json"
+    )
+    assert (code, err) == (0, "") and json.loads(out)["num_kept"] == 5
+    code, out, err = run("build-records", folder, tmp_path / "new")
+    assert code == 2 and "--shards 1024" in err and "hint: --shards 1" in err
+    code, out, err = run("build-records", tmp_path / "absent", tmp_path / "new")
+    assert code == 2 and "hint:" in err
+    code, out, err = run("build-records", folder, tmp_path / "new", "--shards", "many")
+    assert code == 2 and "hint:" in err and not (tmp_path / "new").exists()
+    code, out, err = run("build-records", tmp_path / "out", tmp_path / "new", "--shards", 1)
+    assert code == 3 and "is not an image folder" in err
+    code, out, err = run(
+        "build-records",
+        folder,
+        tmp_path / "new",
+        "--shards",
+        1,
+        "--validation-shards",
+        1,
+        "--max-image-pixels",
+        9,
+    )
+    assert code == 3 and "more than --max-image-pixels 9" in err and "hint:" in err
+
+
+def check(out, **options):
+    found = verify.verify(verify.choose(str(out), "."), **options)
+    return {f.code: f for f in found.findings if f.severity == "error"}, found
+
+
+def test_records_are_verified(folder, tmp_path):
+    out = tmp_path / "out"
+    build(folder, out, 3, 2, 1)
+    errors, found = check(out)
+    assert not errors and found.dataset == "imagenet" and found.class_names == ("n01", "n02")
+    assert [(s.samples, s.readable) for s in found.subsets] == [(20, 20), (5, 5)]
+    assert found.checksums == {"CRC32C of records": (25, 0), "SHA-256 of files": (6, 0)}
+    path = out / "train-00001-of-00003"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
+    errors, found = check(out)
+    assert set(errors) == {"checksum"} and found.checksums["CRC32C of records"] == (24, 1)
+    examples = " ".join(e for f in found.findings for e in f.examples)
+    assert "train-00001-of-00003, record 0" in examples and "not that in SHA256SUMS" in examples
+    path.write_bytes(whole[:-5])
+    assert set(check(out)[0]) == {"truncated", "checksum"}
+    path.unlink()
+    errors, _ = check(out)
+    assert errors["missing-file"].examples == ("train-00001-of-00003",)
+
+
+def test_labels_are_verified(folder, tmp_path, run):
+    out = tmp_path / "out"
+    build(folder, out, 1, 1, 1)
+    (out / "classes.txt").write_text("n01\n")
+    errors, _ = check(out)
+    assert "label 2, labels are 1 to 1" in errors["label-range"].examples[0]
+    code, shown, err = run("verify-dataset", out)
+    assert code == 3 and "label-range" in shown and "hint:" in err
