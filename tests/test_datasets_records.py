@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import struct
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
+from ipucnn.datasets.images import decode_for_eval, distorted_box
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example, read_record
@@ -390,3 +392,188 @@ def test_a_length_that_no_memory_holds(folder):
 def test_damaged_names_of_classes(folder):
     (folder / "classes.txt").write_text("ant\n\ncat\n")
     assert "classes.txt is damaged" in error_of(folder)
+
+
+# ---------------------------------------------------------------- what networks see
+
+
+@given(
+    st.integers(1, 700), st.integers(1, 700), st.integers(0, 2**40), st.sampled_from([(224, 224), (96, 128)])
+)
+@settings(max_examples=150)
+def test_a_distorted_box_is_as_large_and_as_wide_as_it_may_be(width, height, seed, size):
+    left, top, right, bottom = distorted_box(width, height, size, seed, (3, 0, 7))
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+    if (left, top, right, bottom) != (0, 0, width, height):
+        assert (right - left) * (bottom - top) >= 0.05 * width * height
+        aspect = size[1] / size[0]
+        # The width is rounded to whole pixels.
+        assert 0.75 * aspect * (bottom - top) - 0.5 <= right - left <= 1.33 * aspect * (bottom - top) + 0.5
+    assert (left, top, right, bottom) == distorted_box(width, height, size, seed, (3, 0, 7))
+
+
+def test_distorted_boxes_are_distributed_as_tensorflow_s():
+    tf = pytest.importorskip("tensorflow")
+    width, height, count = 500, 375, 3000
+    ours = np.array([distorted_box(width, height, (224, 224), 5, (0, 0, k)) for k in range(count)], float)
+    draw = tf.function(
+        lambda k: tf.concat(
+            tf.image.stateless_sample_distorted_bounding_box(
+                (height, width, 3),
+                tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+                seed=tf.stack([5, k]),
+                min_object_covered=0.0,
+                aspect_ratio_range=(0.75, 1.33),
+                area_range=(0.05, 1.0),
+                max_attempts=100,
+            )[:2],
+            0,
+        )
+    )
+    top, left, _, tall, wide, _ = tf.map_fn(draw, tf.range(count)).numpy().T.astype(float)
+    theirs = np.stack([left, top, left + wide, top + tall], axis=1)
+    for measure in (
+        lambda b: b[:, 2] - b[:, 0],
+        lambda b: b[:, 3] - b[:, 1],
+        lambda b: b[:, 0],
+        lambda b: b[:, 1],
+    ):
+        a, b = measure(ours), measure(theirs)
+        spread = np.hypot(a.std(), b.std()) / np.sqrt(count)
+        assert abs(a.mean() - b.mean()) < 4 * spread + 0.5
+        assert abs(a.std() / b.std() - 1) < 0.06
+        assert np.abs(np.percentile(a, [10, 50, 90]) - np.percentile(b, [10, 50, 90])).max() < 14
+
+
+def test_training_and_validation_boxes_are_imagenet_s(folder):
+    """Batches through the records, against Pillow by hand: the same boxes, pixels and labels."""
+    from ipucnn.datasets.hashing import AUGMENT, uniform
+    from ipucnn.datasets.pipeline import eval_batches, train_batches
+
+    source = open_folder(folder)
+    options = dict(input_shape=(14, 14, 3), input_range="raw", batch_size=2)
+    (images, labels, weights), *_ = eval_batches(source.eval, source.info, **options).as_numpy_iterator()
+    for k in range(2):
+        image = Image.open(io.BytesIO(source.eval.encoded(k)))
+        # Short side 30 to 16 (256 of 224), then the centre 14: 26.25 of the 30 pixels.
+        box = (20 - 26.25 / 2, 15 - 26.25 / 2, 20 + 26.25 / 2, 15 + 26.25 / 2)
+        assert np.array_equal(images[k], np.asarray(image.resize((14, 14), Image.BILINEAR, box=box)))
+        assert labels[k] == source.eval.labels[k] and weights[k] == 1
+    batches = train_batches(
+        source, samples_per_epoch=7, augment=True, seed=11, shuffle=False, **options
+    ).as_numpy_iterator()
+    images, labels = next(batches)
+    for k in range(2):
+        image = Image.open(io.BytesIO(source.train.encoded(k)))
+        box = distorted_box(40, 30, (14, 14), 11, (0, 0, k))
+        expected = np.asarray(image.resize((14, 14), Image.BILINEAR, box=box))
+        if uniform(11, AUGMENT, 0, 0, k, 400) < 0.5:
+            expected = expected[:, ::-1]
+        assert np.array_equal(images[k], expected) and labels[k] == source.train.labels[k]
+    # A run that goes on elsewhere sees what it would have seen.
+    later = train_batches(
+        source, samples_per_epoch=7, augment=True, seed=11, start_epoch=1, start_sample=3, **options
+    ).as_numpy_iterator()
+    from_the_start = train_batches(
+        source, samples_per_epoch=7, augment=True, seed=11, **options
+    ).as_numpy_iterator()
+    seen = [next(from_the_start) for _ in range(6)]
+    assert np.array_equal(next(later)[0], seen[5][0]) and np.array_equal(seen[5][1].shape, (2,))
+
+
+def test_an_unreadable_image_ends_training_with_its_place(folder):
+    from ipucnn.datasets.pipeline import data_errors, train_batches
+
+    path = folder / "train-00001-of-00003"
+    bad = make_example({"image/encoded": jpeg(5)[:200], "image/class/label": 1})
+    at = len(path.read_bytes())
+    path.write_bytes(path.read_bytes() + frame(bad))
+    source = open_folder(folder)
+    batches = train_batches(
+        source,
+        batch_size=8,
+        samples_per_epoch=8,
+        input_shape=(14, 14, 3),
+        input_range="raw",
+        augment=False,
+        seed=1,
+    )
+    with pytest.raises(DataError) as caught, data_errors():
+        next(iter(batches))
+    assert f"train-00001-of-00003, record 2 at byte {at} cannot be decoded" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_run_trains_resumes_and_evaluates_on_records(tmp_path, run):
+    (tmp_path / "imagenet").mkdir()
+    write_shards(tmp_path / "imagenet", "train", [k % 10 + 1 for k in range(24)], 2)
+    write_shards(tmp_path / "imagenet", "validation", [k % 10 + 1 for k in range(10)], 1, first=100)
+    (tmp_path / "imagenet" / "classes.txt").write_text("".join(f"{k}\n" for k in range(10)))
+    options = ["lenet", "--dataset", "imagenet", "--dataset-path", tmp_path, "--augment", "--seed", 3]
+    options += ["--micro-batch-size", 4, "--gradient-accumulation-count", 1, "--image-size", 28]
+
+    def report(name, *more):
+        code, _, err = run("train", *options, "--lr-schedule", "const", "--run-dir", name, *more)
+        assert code == 0, err
+        return json.loads((tmp_path / name / "report.json").read_text())
+
+    whole = report("whole", "--num-epochs", 2)
+    report("short", "--num-epochs", 1)
+    longer = report("short", "--num-epochs", 2, "--resume")
+    assert whole["trained_samples"] == 48 and longer["validation"] == whole["validation"]
+    checkpoints = [(tmp_path / name / "checkpoints" / "last.npz").read_bytes() for name in ("whole", "short")]
+    assert checkpoints[0] == checkpoints[1]
+    code, out, err = run("evaluate", "whole", "--dataset-path", tmp_path, "--json")
+    assert code == 0, err
+    assert f'"accuracy": {whole["validation"]["accuracy"]}' in out
+    code, out, err = run("verify-dataset", "imagenet", "--dataset-path", tmp_path)
+    assert code == 0, (out, err)
+
+
+@pytest.mark.slow
+@needs_samples
+def test_resnet50_trains_on_photographs_as_records(tmp_path, run):
+    """Two executions of training and a validation at 224 x 224; labels and pixels are those that Pillow reads."""
+    from ipucnn.datasets.sources.record_builder import build
+
+    build(SAMPLES, tmp_path / "imagenet", 4, 2, 2)
+    options = [
+        "resnet50",
+        "--dataset",
+        "imagenet",
+        "--dataset-path",
+        tmp_path,
+        "--augment",
+        "--limit-train",
+        8,
+    ]
+    options += [
+        "--limit-eval",
+        4,
+        "--micro-batch-size",
+        4,
+        "--num-epochs",
+        1,
+        "--logs-per-epoch",
+        2,
+        "--seed",
+        1,
+    ]
+    code, _, err = run("train", *options, "--run-dir", "run")
+    assert code == 0, err
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    program = json.loads((tmp_path / "run" / "program.json").read_text())
+    assert report["trained_samples"] == 8 and report["validation"]["samples"] == 4
+    assert program["num_executions"] == 2 and report["input_shape"] == [224, 224, 3]
+    source = open_folder(tmp_path)
+    files = {path.read_bytes(): path for path in SAMPLES.glob("*/*/*") if path.parts[-3] in ("train", "val")}
+    for examples in (source.train, source.eval):
+        for k in range(len(examples)):
+            path = files[examples.encoded(k)]
+            assert source.info.class_names[examples.labels[k]] == path.parts[-2]
+            ours = decode_for_eval(examples.encoded(k), "x", (224, 224), 3, dataset="imagenet")
+            image = Image.open(path).convert("RGB")
+            half = min(image.size) * 224 / 256 / 2
+            centre = image.width / 2, image.height / 2
+            box = (centre[0] - half, centre[1] - half, centre[0] + half, centre[1] + half)
+            assert np.array_equal(ours, np.asarray(image.resize((224, 224), Image.BILINEAR, box=box)))

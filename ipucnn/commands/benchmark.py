@@ -187,11 +187,12 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import note, telling_of_indexing
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
-    one = Benchmark(resolved, settings, verbose)
+    with telling_of_indexing():
+        one = Benchmark(resolved, settings, verbose)
     note(resolved.choice.message)
     public = resolved.public_note()
     if public:

@@ -100,7 +100,7 @@ def infer(
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
-    from ipucnn.reports.console import ItemProgress, note
+    from ipucnn.reports.console import ItemProgress, note, telling_of_indexing
     from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
@@ -108,7 +108,7 @@ def infer(
 
     form = _format(form, json_output)
     sheet = ContactSheet()
-    with ItemProgress("classifying") as progress:
+    with telling_of_indexing(), ItemProgress("classifying") as progress:
         done = infer_run(
             named,
             images or [],

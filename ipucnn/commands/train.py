@@ -19,7 +19,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import note, telling_of_indexing
     from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
     from ipucnn.runs.start import is_cross_validation
 
@@ -38,7 +38,8 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         return
     from ipucnn.runs.train import TrainingRun
 
-    run = TrainingRun(resolved, verbose)
+    with telling_of_indexing():
+        run = TrainingRun(resolved, verbose)
     if resolved.config.dry_run:
         show_dry_run(run, json_output)
         return

@@ -9,7 +9,7 @@ import ctypes
 import io
 import math
 import warnings
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 
 EVAL_MARGIN = 1.14
-"""Evaluation resizes the short side to this times the crop: 256 for 224, the usual ImageNet protocol."""
+"""Evaluation resizes the short side to this times the crop: about 256 for 224, the usual ImageNet protocol."""
 MIN_AREA = 0.08
 MAX_ASPECT = 4 / 3
 TRIES = 10
@@ -156,14 +156,21 @@ def centre_box(width: int, height: int, size: Tuple[int, int], margin: float = 1
 
 
 def decode_for_eval(
-    data: bytes, origin: str, size: Tuple[int, int], channels: int, max_pixels: int = MAX_IMAGE_PIXELS
+    data: bytes,
+    origin: str,
+    size: Tuple[int, int],
+    channels: int,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+    dataset: str = "",
 ) -> Any:
-    """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop.
+    """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop (or as ``dataset`` has
+    it, see :func:`crops_of`).
 
     Both steps are one resampling of the centre box.  Raises DataError.
     """
     image = open_image(data, origin, channels, max_pixels)
-    return _resample(image, size, centre_box(image.width, image.height, size, EVAL_MARGIN))
+    margin = crops_of(dataset).margin
+    return _resample(image, size, centre_box(image.width, image.height, size, margin))
 
 
 def decode_to_size(
@@ -195,6 +202,61 @@ def random_box(width: int, height: int, size: Tuple[int, int], seed: int, words:
     return centre_box(width, height, size)
 
 
+DISTORTED_AREA = 0.05
+DISTORTED_ASPECTS = (0.75, 1.33)
+DISTORTED_TRIES = 100
+
+
+def distorted_box(
+    width: int, height: int, size: Tuple[int, int], seed: int, words: Tuple[int, int, int]
+) -> Box:
+    """A box of 5 to 100 % of the area and 0.75 to 1.33 of the target's aspect, at a random place.
+
+    The distribution of TensorFlow's ``sample_distorted_bounding_box`` with the ranges that the public application has
+    for ImageNet: aspect uniform, then the height uniform among those whose box lies in the image and is not too small;
+    a hundred tries, then the whole image.  That application also refuses boxes with less than a tenth of an object, or
+    of the image where no object is marked.
+    """
+    least, target = DISTORTED_AREA * width * height, size[1] / size[0]
+    for attempt in range(DISTORTED_TRIES):
+        shape, tall, x, y = (uniform(seed, AUGMENT, *words, 4 * attempt + k) for k in range(4))
+        aspect = target * (DISTORTED_ASPECTS[0] + shape * (DISTORTED_ASPECTS[1] - DISTORTED_ASPECTS[0]))
+        most = min(height, math.floor((width + 0.5) / aspect))
+        smallest = min(round(math.sqrt(least / aspect)), most)
+        box_height = smallest + math.floor(tall * (most - smallest + 1))
+        box_width = round(box_height * aspect)
+        if box_width * box_height < least:  # by rounding
+            box_height += 1
+            box_width = round(box_height * aspect)
+        if least <= box_width * box_height and 0 < box_width <= width and 0 < box_height <= height:
+            left, top = math.floor(x * (width - box_width + 1)), math.floor(y * (height - box_height + 1))
+            return (left, top, left + box_width, top + box_height)
+    return (0, 0, width, height)
+
+
+class Crops(NamedTuple):
+    """Which boxes of photographs networks see.
+
+    Attributes:
+        box: of training, before it is resized.
+        flips: the word that whether it is mirrored is drawn with, after those of all tries.
+        margin: of evaluation: the short side over that of the crop.
+    """
+
+    box: Callable[[int, int, Tuple[int, int], int, Tuple[int, int, int]], Box]
+    flips: int
+    margin: float
+
+
+_PHOTOGRAPHS = Crops(random_box, 4 * TRIES, EVAL_MARGIN)
+_CROPS: Dict[str, Crops] = {"imagenet": Crops(distorted_box, 4 * DISTORTED_TRIES, 256 / 224)}
+
+
+def crops_of(dataset: str) -> Crops:
+    """The boxes of a data set by its name: ImageNet's are those of the public application."""
+    return _CROPS.get(dataset, _PHOTOGRAPHS)
+
+
 def decode_for_training(
     data: bytes,
     origin: str,
@@ -203,13 +265,14 @@ def decode_for_training(
     seed: int,
     words: Tuple[int, int, int],
     max_pixels: int = MAX_IMAGE_PIXELS,
+    dataset: str = "",
 ) -> Any:
-    """uint8 [h, w, channels]: a random resized crop, mirrored half of the time.
+    """uint8 [h, w, channels]: a random resized crop, mirrored half of the time; of which boxes, :func:`crops_of` knows.
 
     A pure function of the image, ``seed`` and ``words`` (epoch, round, index).  Raises DataError.
     """
-    image = open_image(data, origin, channels, max_pixels)
-    array = _resample(image, size, random_box(image.width, image.height, size, seed, words))
-    if uniform(seed, AUGMENT, *words, 4 * TRIES) < 0.5:
+    image, crops = open_image(data, origin, channels, max_pixels), crops_of(dataset)
+    array = _resample(image, size, crops.box(image.width, image.height, size, seed, words))
+    if uniform(seed, AUGMENT, *words, crops.flips) < 0.5:
         array = np.ascontiguousarray(array[:, ::-1])
     return array

@@ -5,6 +5,7 @@ And what the reports share: tables, and a bar over samples or images.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ from typing import (
     Callable,
     Dict,
     Iterable,
+    Iterator,
     Optional,
     Sequence,
     TextIO,
@@ -171,3 +173,19 @@ class ItemProgress(ProgressBar):
         if self._bar is None:
             self._start((self._what, BAR, COUNT, "left", LEFT), total)
         self._update(completed=done)
+
+
+@contextlib.contextmanager
+def telling_of_indexing() -> Iterator[None]:
+    """Within the block a bar shows how many files of records are indexed, while a data set's are."""
+    from ipucnn.datasets.sources.records import telling_progress
+
+    with ItemProgress("indexing records") as bar:
+
+        def update(done: int, total: int) -> None:
+            bar.update(done, total)
+            if done == total:
+                bar.__exit__()  # before another bar begins
+
+        with telling_progress(update):
+            yield

@@ -209,7 +209,9 @@ def _reader(
     def read() -> np.ndarray:
         data = load()
         if height is None or width is None:
-            return image_files.decode_for_eval(data, origin, input_shape[:2], channels, info.max_image_pixels)
+            return image_files.decode_for_eval(
+                data, origin, input_shape[:2], channels, info.max_image_pixels, info.name
+            )
         return image_files.decode_to_size(data, origin, (height, width), channels, info.max_image_pixels)
 
     return read
