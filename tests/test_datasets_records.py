@@ -552,7 +552,7 @@ def test_resnet50_trains_on_photographs_as_records(tmp_path, run):
         for k in range(len(examples)):
             path = files[examples.encoded(k)]
             assert source.info.class_names[examples.labels[k]] == path.parts[-2]
-            ours = decode_for_eval(examples.encoded(k), "x", (224, 224), 3, dataset="imagenet")
+            ours = decode_for_eval(examples.encoded(k), "x", (224, 224), 3, crops="imagenet")
             image = Image.open(path).convert("RGB")
             half = min(image.size) * 224 / 256 / 2
             centre = image.width / 2, image.height / 2

@@ -45,6 +45,7 @@ class DatasetInfo:
         tiled: images keep their scale: networks see tiles of them, with mirrored borders (see ``tiles``).
         own_split: which examples are for evaluation was decided here, not by who published the set.
         max_image_pixels: what an image file may have at most; none is decoded that has more.
+        crops: the data set whose boxes of photographs networks see; see ``images.crops_of``.
     """
 
     name: str
@@ -62,6 +63,7 @@ class DatasetInfo:
     tiled: bool = False
     own_split: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
+    crops: str = ""
 
 
 @dataclass(frozen=True)

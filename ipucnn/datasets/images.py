@@ -161,15 +161,15 @@ def decode_for_eval(
     size: Tuple[int, int],
     channels: int,
     max_pixels: int = MAX_IMAGE_PIXELS,
-    dataset: str = "",
+    crops: str = "",
 ) -> Any:
-    """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop (or as ``dataset`` has
+    """uint8 [h, w, channels]: the centre after the short side was resized to 1.14 times the crop (or as ``crops`` has
     it, see :func:`crops_of`).
 
     Both steps are one resampling of the centre box.  Raises DataError.
     """
     image = open_image(data, origin, channels, max_pixels)
-    margin = crops_of(dataset).margin
+    margin = crops_of(crops).margin
     return _resample(image, size, centre_box(image.width, image.height, size, margin))
 
 
@@ -265,14 +265,14 @@ def decode_for_training(
     seed: int,
     words: Tuple[int, int, int],
     max_pixels: int = MAX_IMAGE_PIXELS,
-    dataset: str = "",
+    crops: str = "",
 ) -> Any:
     """uint8 [h, w, channels]: a random resized crop, mirrored half of the time; of which boxes, :func:`crops_of` knows.
 
     A pure function of the image, ``seed`` and ``words`` (epoch, round, index).  Raises DataError.
     """
-    image, crops = open_image(data, origin, channels, max_pixels), crops_of(dataset)
-    array = _resample(image, size, crops.box(image.width, image.height, size, seed, words))
-    if uniform(seed, AUGMENT, *words, crops.flips) < 0.5:
+    image, boxes = open_image(data, origin, channels, max_pixels), crops_of(crops)
+    array = _resample(image, size, boxes.box(image.width, image.height, size, seed, words))
+    if uniform(seed, AUGMENT, *words, boxes.flips) < 0.5:
         array = np.ascontiguousarray(array[:, ::-1])
     return array

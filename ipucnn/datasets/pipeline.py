@@ -293,11 +293,11 @@ def _decode_in_python(
             data, origin = examples.encoded(position), examples.describe(position)
             if random is None:
                 return image_files.decode_for_eval(
-                    data, origin, size, channels, info.max_image_pixels, info.name
+                    data, origin, size, channels, info.max_image_pixels, info.crops
                 )
             words = (int(epoch), int(turn), position)
             return image_files.decode_for_training(
-                data, origin, size, channels, random[0], words, info.max_image_pixels, info.name
+                data, origin, size, channels, random[0], words, info.max_image_pixels, info.crops
             )
         except DataError as error:
             # Only the text of an exception crosses TensorFlow; data_errors() finds it again.

@@ -217,6 +217,7 @@ class TrainedRun:
             location=str(self.path),
             mean=tuple(meta["mean"]),
             std=tuple(meta["std"]),
+            crops=meta["dataset"],
         )
 
     @property

@@ -101,6 +101,7 @@ def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         warnings=tuple(warnings),
+        crops=name,
         augmentation="none",  # the random crops of files happen while they are decoded
     )
     return DataSource(info, train, evaluation)

@@ -257,6 +257,7 @@ def open_records(folder: Path) -> DataSource:
         location=str(folder),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
+        crops="imagenet",
     )
     return DataSource(info, train, evaluation)
 

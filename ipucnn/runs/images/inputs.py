@@ -210,7 +210,7 @@ def _reader(
         data = load()
         if height is None or width is None:
             return image_files.decode_for_eval(
-                data, origin, input_shape[:2], channels, info.max_image_pixels, info.name
+                data, origin, input_shape[:2], channels, info.max_image_pixels, info.crops
             )
         return image_files.decode_to_size(data, origin, (height, width), channels, info.max_image_pixels)
 
