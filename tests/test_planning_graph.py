@@ -175,8 +175,8 @@ def test_unknown_layers_and_open_sizes_are_refused():
     from ipucnn.planning.graphs.keras_graph import graph_of
 
     images = keras.Input((8, 8, 3), name="input")
-    noise = keras.Model(images, keras.layers.GaussianNoise(0.1, name="noise")(images))
-    with pytest.raises(ConfigurationError, match="'noise' is a GaussianNoise"):
+    noise = keras.Model(images, keras.layers.ActivityRegularization(name="noise")(images))
+    with pytest.raises(ConfigurationError, match="'noise' is a ActivityRegularization"):
         graph_of(noise, "noisy")
     images = keras.Input((None, None, 3), name="input")
     with pytest.raises(ConfigurationError, match="fixed image size"):

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 import typer
 
@@ -12,7 +12,15 @@ from ipucnn.config import spec
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
-from ipucnn.filesystem import check_different, check_not_read, check_output, expand, write_output_text
+from ipucnn.filesystem import (
+    check_different,
+    check_not_read,
+    check_output,
+    expand,
+    shown,
+    write_output_text,
+)
+from ipucnn.models.registry import NETWORK_FILES
 
 if TYPE_CHECKING:
     from ipucnn.planning.request import PlanRequest
@@ -49,6 +57,12 @@ COMPARE = own_option(
     PANEL,
 )
 SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
+SAVE_GRAPH = own_option(
+    "--save-graph",
+    "FILE",
+    "Write the layers that were planned as JSON; `plan-splits FILE` reads it.",
+    PANEL,
+)
 HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
 INFERENCE = typer.Option(
     False,
@@ -78,6 +92,7 @@ def plan_splits(
     compare: Optional[List[str]] = COMPARE,
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
+    save_graph: Optional[str] = SAVE_GRAPH,
     optimisations: bool = OPTIMISATIONS,
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
@@ -85,7 +100,7 @@ def plan_splits(
     The splits are a fastest choice, proved, under the memory that is predicted; --splits judges yours instead.
     Nothing is measured and no IPU is needed.
     """
-    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
+    from ipucnn.planning.plan import NothingFits, check_not_fitting, load_graph, make_plan
     from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note
     from ipucnn.runs.setup import input_shape_for, network_options
@@ -93,7 +108,9 @@ def plan_splits(
 
     save_to = None if save is None else expand(save, "--save")
     html_to = None if html is None else expand(html, "--html")
-    _check_outputs(resolved, save_to, html_to, compare or [])
+    graph_to = None if save_graph is None else expand(save_graph, "--save-graph")
+    outputs = (("--save", save_to), ("--html", html_to), ("--save-graph", graph_to))
+    _check_outputs(resolved, outputs, compare or [])
     request = make_request(
         resolved,
         network_options,
@@ -106,6 +123,15 @@ def plan_splits(
     )
     for warning in request.warnings:
         note(f"warning: {warning}")
+    if graph_to is not None:
+        if graph_to.suffix.lower() != NETWORK_FILES[1]:
+            raise ConfigurationError(
+                f"--save-graph {shown(graph_to)}: plan-splits knows a layer graph by the ending {NETWORK_FILES[1]}",
+                f"--save-graph {shown(graph_to.with_suffix(NETWORK_FILES[1]))}",
+            )
+        # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
+        write_output_text(graph_to, load_graph(request, note, import_tensorflow).to_json())
+        note(f"written: {graph_to}")
     if optimisations:
         for option, given in (
             ("--save", save),
@@ -158,21 +184,23 @@ def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output:
 
 
 def _check_outputs(
-    resolved: Resolved, save: Optional[Path], html: Optional[Path], compare: List[str]
+    resolved: Resolved, outputs: Sequence[Tuple[str, Optional[Path]]], compare: List[str]
 ) -> None:
     """Refuses files that cannot be written, or would replace what is read, before anything else is done.
 
     Raises:
         DataError: nothing can be written there.
-        ConfigurationError: both are one file, or one is a file that is read.
+        ConfigurationError: two are one file, or one is a file that is read.
     """
     from ipucnn.planning.splits import RULES
 
     read = [("the file of --compare", expand(name, "--compare")) for name in compare if name not in RULES]
     if resolved.config_path is not None:
         read.append(("the file of --config-path", Path(resolved.config_path)))
-    for option, path in (("--save", save), ("--html", html)):
+    if resolved.record.file is not None:
+        read.append(("the file of MODEL", resolved.record.file))
+    for option, path in outputs:
         if path is not None:
             check_output(path, option)
             check_not_read(path, option, read, ConfigurationError)
-    check_different((("--save", save), ("--html", html)), ConfigurationError)
+    check_different(outputs, ConfigurationError)

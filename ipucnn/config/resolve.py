@@ -23,6 +23,8 @@ PUBLIC_ORIGIN = "public application"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that find nothing to act on in 32 bits, on whatever device."""
 ORDER_ORIGIN = "deterministic"
+TAKES_FILES = ("plan-splits",)
+"""Commands whose MODEL may be a network in a file."""
 # What Graphcore's public application does to the training images of a data set, whatever its files say.
 _PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
     "cifar10": {"augment": True, "normalise": "image"},
@@ -154,7 +156,7 @@ def resolve(
         DataError: if a data set that was asked for is not there.
     """
     from ipucnn.config import presets
-    from ipucnn.models.registry import get_model
+    from ipucnn.models.registry import find_network, get_model
 
     given = convert_flags(flags)
     if model is not None:
@@ -164,7 +166,8 @@ def resolve(
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given.get("plan"), read_plan)
-    record = get_model(str(_first("model_name", given, in_file, in_plan)))
+    of_name = find_network if command in TAKES_FILES else get_model
+    record = of_name(str(_first("model_name", given, in_file, in_plan)))
     between = [values for _, values in reversed(below)]
     if plan is not None:
         _check_plan_model(plan, str(given["plan"]), record)
@@ -331,7 +334,16 @@ RESUMABLE = (
     "checkpoint_input_dir",
     "num_epochs",
     "plan",  # what is in it is compared
+    "target_accuracy",
+    "early_stopping",
+    "mlperf_logging",
+    "wandb",
+    "wandb_run_name",
+    "wandb_tags",
 )
+
+# Of those, what says when a run is over: one that was is continued where they have changed.
+ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 
 
 CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"

@@ -2,8 +2,9 @@
 
 Nothing in such a file is executed or deserialised.
 
-Only HDF5 data sets and the attributes that name layers are read.  The model's configuration, which can hold
-code (the function of a Lambda layer) or names of functions to call, is never looked at.  Three layouts:
+Of weights only HDF5 data sets and the attributes that name layers are read.  A model's configuration, which can hold
+code (the function of a Lambda layer) or names of functions to call, is read as plain values (``read_configuration``)
+by the planner alone, which knows stock layers by the names of their classes.  Three layouts of weights:
 
 - HDF5 of Keras 2 (``save_weights("w.h5")``, below ``model_weights`` with ``save("m.h5")``, also of Keras 3): the
   attribute ``layer_names`` lists the layers in the network's order, ``weight_names`` of each its tensors;
@@ -26,6 +27,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.datasets.limits import check_memory
+from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import file_size, open_regular, shown
 from ipucnn.models.names import named_weights, snake_case
@@ -41,6 +43,7 @@ _MOST_NAMES_OF_ANY_LENGTH = 4096
 _FILTERS = (1, 2, 3)
 """Deflate, shuffle and checksums of HDF5; any other makes it load a library."""
 _ZIP_MEMBER = "model.weights.h5"
+_ZIP_CONFIGURATION = "config.json"
 # Layers of preprocessing and of random numbers: what they hold are no weights of the network.
 _NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
 
@@ -123,6 +126,38 @@ def _hdf5_of(path: Path) -> Any:
         check_memory(found[0].file_size, f"{_ZIP_MEMBER} in {shown(path)}")
         # As many bytes as its header says: zipfile ends there.
         return io.BytesIO(archive.read(found[0]))
+
+
+def read_configuration(path: Path, hint: str) -> Any:
+    """The configuration of the model in a ``.keras`` file, as plain values.
+
+    Args:
+        hint: what to give instead of a file that is none.
+
+    Raises:
+        DataError: absent, damaged, larger than any network's, or not a zip of Keras 3.
+    """
+    with open_regular(path, "network", hint=hint) as handle:
+        is_zip = handle.read(4) == _ZIP
+    if not is_zip:
+        raise DataError(f"{shown(path)} is no .keras file: it is not a zip", hint)
+    check_memory(file_size(path), f"network {shown(path)}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [entry for entry in archive.infolist() if entry.filename == _ZIP_CONFIGURATION]
+            if len(found) != 1:
+                raise DataError(f"{shown(path)} is no .keras file: it holds no {_ZIP_CONFIGURATION}", hint)
+            with archive.open(found[0]) as member:
+                data = member.read(MAX_RECORD_BYTES + 1)
+        if len(data) > MAX_RECORD_BYTES:
+            raise DataError(f"{shown(path)}: its {_ZIP_CONFIGURATION} is too large for a network's", hint)
+        return load_record(data.decode("utf-8"))
+    except DataError:
+        raise
+    except Exception as error:
+        # A damaged zip makes zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError
+        # and more; the reader of JSON says what it does not read in ValueErrors.
+        raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
 
 
 def _read_layout(file: Any, path: Path) -> KerasFile:

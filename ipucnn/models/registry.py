@@ -10,15 +10,19 @@ import importlib
 import pkgutil
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.filesystem import exists, expand
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.text import shown_value
 
 TASKS = ("classification", "segmentation")
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
 NORMS = ("batch", "group", "none")
+NETWORK_FILES = (".keras", ".json")
+"""Endings of files that hold a network: a model that Keras saved, a layer graph."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class ModelRecord:
         default_norm: normalisation of the network as published: "batch", "group" or "none".
         norms: the normalisations it can be built with.
         size_step, size_offset: legal sizes are ``size_offset`` modulo ``size_step``; 1 and 0: all are.
+        file: that holds the network, of one that is not registered: then nothing else here says what it is.
     """
 
     name: str
@@ -66,6 +71,7 @@ class ModelRecord:
     norms: Tuple[str, ...] = NORMS
     size_step: int = 1
     size_offset: int = 0
+    file: Optional[Path] = None
 
     def __post_init__(self) -> None:
         for value, choices in (
@@ -124,10 +130,52 @@ def get_model(name: str) -> ModelRecord:
     try:
         return records[_key(name)]
     except KeyError:
+        if is_network_file(name):
+            raise ConfigurationError(
+                f"{shown_value(name)} is a file, and this takes a network by its name, as `ipucnn models` lists them",
+                f"networks in files can be planned: ipucnn plan-splits {shown_value(name)}",
+            ) from None
         hint = did_you_mean(name, (r.name for r in records.values()))
         raise ConfigurationError(
             f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
         ) from None
+
+
+def find_network(name: str) -> ModelRecord:
+    """The record of what MODEL names where it may be a file: of a registered network, else of the network in a file.
+
+    A file is named by its ending, .keras or .json, or by any path at which there is something.  It is not read here.
+
+    Raises:
+        ConfigurationError: it names neither.
+    """
+    path = _path_of(name) if _key(name) not in _records() else None
+    if path is None:
+        return get_model(name)
+    if not is_network_file(name):
+        raise ConfigurationError(
+            f"{shown_value(name)} is not a network: its name ends in neither {' nor '.join(NETWORK_FILES)}",
+            f"save it with Keras 3 as NAME{NETWORK_FILES[0]}, or name a network of `ipucnn models`",
+        )
+    return ModelRecord(name, "file", "", _no_builder, home_dataset="none", file=path)
+
+
+def is_network_file(name: str) -> bool:
+    """Whether a network's name is that of a file that holds it."""
+    return name.lower().endswith(NETWORK_FILES)
+
+
+def _path_of(name: str) -> Optional[Path]:
+    """The path that a name stands for, if it is one."""
+    try:
+        path = expand(name, "MODEL")
+        return path if is_network_file(name) or exists(path, "MODEL") else None
+    except UserError:  # no path can be that
+        return None
+
+
+def _no_builder(*_: Any, **__: Any) -> Blueprint:
+    raise ConfigurationError("networks in files are planned, not built", "name a network of `ipucnn models`")
 
 
 def list_models(pattern: str = "*", exclude: Iterable[str] = ()) -> List[ModelRecord]:

@@ -79,7 +79,7 @@ def load_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[],
         note: called with a line for the user.
         import_tensorflow: called before the network is built, if it has to be: imports TensorFlow as in a run.
     """
-    graph = known_graph(request.record, request.options)
+    graph = request.graph or known_graph(request.record, request.options)
     if graph is None:
         note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
         import_tensorflow()

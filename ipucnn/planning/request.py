@@ -10,6 +10,8 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.network_files import read_network, unknown_layers
 from ipucnn.planning.pipeline_plan import kept_options
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
 from ipucnn.planning.search.planner import candidates
@@ -51,6 +53,7 @@ class PlanRequest:
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
+        graph: of a network in a file.
     """
 
     record: ModelRecord
@@ -68,6 +71,7 @@ class PlanRequest:
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
+    graph: Optional[LayerGraph] = None
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -114,8 +118,12 @@ def make_request(
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
-    shape, num_classes = _input(resolved, classes, input_shape_for, assumed)
-    options = network_options(resolved.record, config, shape, num_classes)
+    graph = _graph_in_file(resolved, classes, assumed)
+    if graph is not None:
+        options = BuildOptions(graph.input_shape, graph.num_classes)
+    else:
+        shape, num_classes = _input(resolved, classes, input_shape_for, assumed)
+        options = network_options(resolved.record, config, shape, num_classes)
     splits = _given_splits(resolved)
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
@@ -137,6 +145,7 @@ def make_request(
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
+        graph=graph,
     )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
@@ -187,6 +196,37 @@ def _unstaged(config: RunConfig) -> PlanSettings:
 def _build(options: BuildOptions) -> Dict[str, Any]:
     names = ("norm", "norm_groups", "norm_channels_per_group", "dropout", "base_filters")
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+# What a network in a file is already: options that would make another one of it.
+_OF_THE_NETWORK = ("image_size", "dataset", "norm_layer", "dropout", "base_filters")
+
+
+def _graph_in_file(resolved: Resolved, classes: Optional[int], assumed: List[str]) -> Optional[LayerGraph]:
+    """The network that MODEL names, where that is a file.
+
+    Raises:
+        ConfigurationError: options that would make another network of it.
+        DataError: there is none, or none that can be planned.
+    """
+    record = resolved.record
+    if record.file is None:
+        return None
+    typed = [BY_NAME[name].flag for name in _OF_THE_NETWORK if name in resolved.typed]
+    if typed or classes is not None:
+        raise ConfigurationError(
+            f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
+            "drop it, and save the network as it is to be",
+        )
+    graph = read_network(record.file)
+    unknown = unknown_layers(graph)
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        assumed.append(
+            "layers of classes that the planner has no model of are counted by the bytes they read and write and by "
+            f"their weights: {', '.join(unknown[:5])}{more}"
+        )
+    return graph
 
 
 def _input(

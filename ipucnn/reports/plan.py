@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
+from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
@@ -390,6 +391,10 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     options = plan.run_options()
+    if is_network_file(plan.model):
+        out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
+        out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
+        return
     what = "train with it" if plan.settings.training else "measure it"
     out.print(
         Text(f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):", style="bold")

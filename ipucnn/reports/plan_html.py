@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple
 
+from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
@@ -92,7 +93,7 @@ def _page(plan: PipelinePlan) -> Page:
         title=f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
         cards=_cards(plan),
-        command_line=command_line(plan),
+        command_line="" if is_network_file(plan.model) else command_line(plan),
         memory=plan_figures.memory_figure(plan),
         memory_legend=[(f"cat-{name}", name.replace("_", " ")) for name in CATEGORIES],
         timeline=plan_figures.timeline_figure(plan),

@@ -20,11 +20,10 @@ from ipucnn.planning.cost.products import (
     Products,
     partition_products,
 )
-from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 PASSES = ("forward", "backward_data", "backward_weights")
-PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"))
 
 # Statistics shared between replicas (distributed batch norm): seconds per norm and pass, from the difference
 # between public logs with and without it, span 2.
@@ -97,6 +96,10 @@ def needs_gradient(graph: LayerGraph) -> Set[str]:
     return found
 
 
+def _is_product(layer: Layer) -> bool:
+    return layer.op_class in PRODUCT_CLASSES or (layer.op_class == OTHER and layer.macs > 0)
+
+
 def _product_keys(
     layer: Layer, source: Layer, batch: int, data_gradient: bool, training: bool
 ) -> List[Optional[_Key]]:
@@ -111,6 +114,8 @@ def _product_keys(
         batch * int(np.prod(shape[:-1], dtype=int)) for shape in (layer.output_shape, source.output_shape)
     )
     near, far = layer.output_shape[-1] // groups, layer.input_channels // groups
+    if layer.op_class == OTHER:  # as many channels as give its MACs
+        far = max(1, round(layer.macs / layer.output_elements))
     swapped = layer.op_class == "transposed_conv"
     if swapped:  # it is the data gradient of the convolution that goes the other way
         small, large, near, far = large, small, far, near
@@ -160,6 +165,9 @@ def _moved(layer: Layer, inputs: int, training: bool, folded: bool) -> List[Tupl
         window = layer.kernel[0] * layer.kernel[1] * out if max(layer.kernel) > 1 else inputs
         whole = layer.output_shape[:2] == (1, 1) or len(layer.output_shape) == 1
         return [(window + out, _REDUCE_STEPS if whole else 2), (window + 2 * inputs, 2)]
+    if kind == OTHER:
+        # Every tensor once each way; backward the inputs again.
+        return [(inputs + out, 1), (2 * inputs + out, 1)]
     if kind in ("resize", "concat"):
         return [(inputs + out, 1), (inputs + out, 1)]
     if kind == "reshape" and out < inputs:  # cropping copies; padding and a change of shape are views
@@ -196,7 +204,7 @@ def _other_work(
         if more > 0 and layer.name in with_gradient:
             moved[i, 1] += 3 * more * layer.output_elements
             steps[i, 1] += 2 * more
-        if layer.op_class in PRODUCT_CLASSES:
+        if _is_product(layer):
             steps[i, 1] += _FLIP_STEPS if flows else 0
             steps[i, 2] += _TRANSPOSE_STEPS
         if layer.num_trainable:
@@ -210,9 +218,22 @@ def _other_work(
     return work
 
 
-@lru_cache(maxsize=64)
+class SameGraph:
+    """A graph as the key of what is known of it: the object itself, since to hash all its layers takes milliseconds."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameGraph) and other.graph is self.graph
+
+
+@lru_cache(maxsize=256)
 def _partitioned(
-    graph: LayerGraph,
+    same: SameGraph,
     batch: int,
     arithmetic: str,
     element_bytes: int,
@@ -223,13 +244,14 @@ def _partitioned(
     constants: CostConstants,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """work, partitions, units, temporary bytes, see ``LayerTimes``; one search for each distinct operation."""
+    graph = same.graph
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
     # Per bound of temporary bytes: its distinct products, and where each is: (layer, pass, number of the product).
     distinct: Dict[float, Dict[_Key, int]] = {}
     where: Dict[float, List[Tuple[int, int, int]]] = {}
     for i, layer in enumerate(graph.layers):
-        if layer.op_class in PRODUCT_CLASSES:
+        if _is_product(layer):
             flows = layer.inputs[0] in with_gradient
             keys = _product_keys(layer, by_name[layer.inputs[0]], batch, flows, training)
             for pass_, key in enumerate(keys):
@@ -279,7 +301,7 @@ def layer_times(
             stages unless the settings say otherwise.
     """
     work, partitions, units, temporary = _partitioned(
-        graph,
+        SameGraph(graph),
         settings.micro_batch_size,
         settings.arithmetic,
         settings.element_bytes,
@@ -326,8 +348,15 @@ def program_times(
 
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
     """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
-    outputs = dict(zip((layer.name for layer in graph.layers), output_bytes(graph, settings)))
-    return np.array([sum(outputs[name] for name in graph.crossing(cut)) for cut in cuts], dtype=float)
+    outputs, places = output_bytes(graph, settings), {layer.name: i for i, layer in enumerate(graph.layers)}
+    last_use: np.ndarray = np.arange(len(outputs))
+    for i, layer in enumerate(graph.layers):
+        last_use[[places[name] for name in layer.inputs]] = i
+    change = np.zeros(len(outputs) + 2)
+    np.add.at(change, np.arange(len(outputs)) + 1, outputs)
+    np.add.at(change, last_use + 1, -outputs)
+    crossing: np.ndarray = np.cumsum(change)[np.asarray(cuts, dtype=int)]
+    return crossing
 
 
 def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings, ipu: IPU) -> np.ndarray:

@@ -8,14 +8,17 @@ pipeline stage must have its inputs as the outputs of the previous stage").
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ipucnn.documents import MAX_RECORD_BYTES, MAX_RECORD_NODES, load_json
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 1
 _HINT = "ask ipucnn to read the layers of the network again, from a build of it"
 
+OTHER = "other"
+"""A layer of a class that the planner has no model of: counted by the bytes it reads and writes, and its MACs."""
 OP_CLASSES = (
     "input",
     "conv",
@@ -30,7 +33,14 @@ OP_CLASSES = (
     "resize",
     "concat",
     "reshape",
+    OTHER,
 )
+PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"))
+"""Convolutions and matrix products."""
+MAX_LAYERS = 3000
+"""The planner's tables grow with the square of it."""
+_MAX_NUMBER = 2**48
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,11 @@ class LayerGraph:
 
     def __post_init__(self) -> None:
         position = {layer.name: i for i, layer in enumerate(self.layers)}
+        if len(self.layers) > MAX_LAYERS:
+            raise DataError(
+                f"layer graph of {self.model}: {len(self.layers):,} layers, more than {MAX_LAYERS:,}",
+                "join layers that are never split",
+            )
         if len(position) != len(self.layers):
             names = [layer.name for layer in self.layers]
             raise DataError(f"layer graph of {self.model}: '{_first_repeated(names)}' is there twice", _HINT)
@@ -114,7 +129,9 @@ class LayerGraph:
         object.__setattr__(self, "_last_use", tuple(last_use))
 
     def _check(self, i: int, layer: Layer, position: Dict[str, int]) -> None:
-        where = f"layer graph of {self.model}, layer '{layer.name}'"
+        where = f"layer graph of {self.model}, layer '{shown_value(layer.name)}'"
+        if not layer.name or not layer.name.isprintable() or len(layer.name) > _MAX_NAME:
+            raise DataError(f"{where}: names have 1 to {_MAX_NAME} visible characters", "rename it")
         if layer.op_class not in OP_CLASSES:
             hint = did_you_mean(layer.op_class, OP_CLASSES) or f"it is one of {', '.join(OP_CLASSES)}"
             raise DataError(f"{where}: unknown op_class '{layer.op_class}'", hint)
@@ -132,6 +149,16 @@ class LayerGraph:
         counts = (layer.input_channels, layer.macs, layer.num_parameters, layer.num_trainable)
         if not layer.output_shape or min(positive) < 1 or min(counts) < 0:
             raise DataError(f"{where}: sizes must be at least 1 and counts at least 0", _HINT)
+        if max(*positive, *counts, layer.output_elements) > _MAX_NUMBER:
+            raise DataError(f"{where}: no size or count may be above {_MAX_NUMBER:,}", _HINT)
+        if layer.op_class in PRODUCT_CLASSES:
+            ends = (layer.input_channels, layer.output_shape[-1])
+            if layer.input_channels != self.layers[position[layer.inputs[0]]].output_shape[-1]:
+                raise DataError(
+                    f"{where}: input_channels must be the last dimension of its first input", _HINT
+                )
+            if any(n % layer.groups for n in ends):
+                raise DataError(f"{where}: {layer.groups} groups of {ends[0]} and {ends[1]} channels", _HINT)
         if layer.num_trainable > layer.num_parameters:
             raise DataError(
                 f"{where}: {layer.num_trainable} of {layer.num_parameters} weights trainable", _HINT
@@ -200,8 +227,11 @@ class LayerGraph:
         return json.dumps(data, indent=1) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> "LayerGraph":
+    def from_json(text: str, name: Optional[str] = None) -> "LayerGraph":
         """Reads ``to_json``'s text.  ``tied`` and a layer's fields with defaults may be left out.
+
+        Args:
+            name: of the network, in place of the one in the text.
 
         Raises:
             DataError: naming what is wrong.
@@ -219,13 +249,19 @@ class LayerGraph:
                 "write it again with this version",
             )
         layers = _get(data, "layers", list, "layer graph")
-        return LayerGraph(
-            model=_get(data, "model", str, "layer graph"),
+        tied = _get({"tied": [], **data}, "tied", list, "layer graph")
+        graph = LayerGraph(
+            model=_get(data, "model", str, "layer graph") if name is None else name,
             input_shape=_integers(_get(data, "input_shape", list, "layer graph"), "input_shape", 3),  # type: ignore[arg-type]
             num_classes=_get(data, "num_classes", int, "layer graph"),
             layers=tuple(_read_layer(entry, i) for i, entry in enumerate(layers)),
-            tied=tuple(_names(pair, "tied", 2) for pair in data.get("tied", [])),  # type: ignore[misc]
+            tied=tuple(_names(pair, "tied", 2) for pair in tied),  # type: ignore[misc]
         )
+        if graph.input_shape != graph.layers[0].output_shape or not 0 < graph.num_classes <= _MAX_NUMBER:
+            raise DataError(
+                "layer graph: input_shape is not its first layer's, or num_classes is none", _HINT
+            )
+        return graph
 
 
 def _first_repeated(names: List[str]) -> str:

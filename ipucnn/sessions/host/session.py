@@ -24,6 +24,7 @@ from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
+from ipucnn.models.names import is_moving_statistic
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
@@ -501,7 +502,8 @@ class HostSession(Session):
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
-            opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
+            statistics = {name: v for name, v in weights.kept.items() if is_moving_statistic(name)}
+            opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
 
             def loop_of(program: Program) -> UpdateLoop:
@@ -656,7 +658,7 @@ class HostSession(Session):
         running = {name: weights[name].numpy() for name in self._large_batches.names}
         with tf.device(self.place), _exceptions():
             self._settle()  # which rounds the running statistics, too
-            self.measured = self._large_batches.measure(self.feed(batches))
+            self.evaluated = {**self.evaluated, **self._large_batches.measure(self.feed(batches))}
         for name, value in running.items():
             weights[name].assign(value)
 
