@@ -154,9 +154,10 @@ def plan_splits(
         # What else the search found is shown, and not what is run.
         texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
+        from ipucnn.planning.what_if import choices
         from ipucnn.reports.plan_html import render
 
-        texts.append((html_to, render(plan)))
+        texts.append((html_to, render(plan, choices(request, plan, note, import_tensorflow))))
     for path, text in texts:
         write_output_text(path, text)
     if json_output:

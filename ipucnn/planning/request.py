@@ -16,6 +16,7 @@ from ipucnn.planning.pipeline_plan import kept_options
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
+    PRECISIONS,
     SCHEDULES,
     PlanSettings,
     Proportions,
@@ -53,6 +54,7 @@ class PlanRequest:
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
+        precisions: that nothing excludes; a page of a search has them all.
         graph: of a network in a file.
     """
 
@@ -71,6 +73,7 @@ class PlanRequest:
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
+    precisions: Tuple[str, ...] = ()
     graph: Optional[LayerGraph] = None
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
@@ -129,6 +132,7 @@ def make_request(
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
+    precisions = (config.precision,) if resolved.given("precision") else PRECISIONS
     request = PlanRequest(
         record=resolved.record,
         options=options,
@@ -145,6 +149,7 @@ def make_request(
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
+        precisions=precisions,
         graph=graph,
     )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
