@@ -449,6 +449,33 @@ class Training:
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"
     )
+    mixup: Optional[float] = option(
+        None,
+        "Mixup: each training image is summed with another of its micro-batch, the labels likewise; the share is drawn "
+        "from Beta(N, N), e.g. 0.2.",
+        minimum=bounds.LEAST_BETA,
+        maximum=bounds.MAX_BETA,
+        metavar="N",
+        commands=TRAIN,
+        default_text="none",
+    )
+    cutmix: Optional[float] = option(
+        None,
+        "CutMix: a rectangle of each training image is taken from another of its micro-batch, and the labels are mixed "
+        "by area, drawn from Beta(N, N), e.g. 1; with --mixup, each micro-batch gets one of the two.",
+        minimum=bounds.LEAST_BETA,
+        maximum=bounds.MAX_BETA,
+        metavar="N",
+        commands=TRAIN,
+        default_text="none",
+    )
+    random_erasing: float = option(
+        0.0,
+        "Probability that a rectangle of a training image, 2 to 33 % of it, gets the data set's mean colour.",
+        minimum=0,
+        maximum=1,
+        commands=TRAIN,
+    )
     precision: str = option(
         "32.32",
         "Bits of compute and of weights: 16.16, 16.32 or 32.32.",

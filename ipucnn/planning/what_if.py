@@ -141,7 +141,5 @@ def _batches(
     for count in counts:
         own = replace(settings, gradient_accumulation_count=count)
         prediction = predict(graph, splits, own, system, times=times)
-        found.append(
-            Batch(count, prediction.images_per_s, prediction.weight_update_s, prediction.bottleneck)
-        )
+        found.append(Batch(count, prediction.images_per_s, prediction.weight_update_s, prediction.bottleneck))
     return tuple(found)

@@ -138,9 +138,7 @@ def _policy(script: str) -> str:
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         allowed = f"'sha256-{digest}'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def _chosen(plan: PipelinePlan) -> List[Tuple[str, str]]:

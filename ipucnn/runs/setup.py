@@ -314,12 +314,22 @@ def training_batches(
         samples_per_element: of each batch.
         shard: (count, index) of the instances that train together.
     """
+    from ipucnn.datasets.mixing import Mixing
     from ipucnn.datasets.pipeline import constant_batch, train_batches
 
     config = setup.config
     epoch, update = divmod(first_update, program.weight_updates_per_epoch)
     if config.synthetic_data == "ipu":
         epoch = update = 0  # the same batch, wherever training begins
+    mixing = None
+    if config.mixup or config.cutmix or config.random_erasing:
+        mixing = Mixing(
+            program.micro_batch_size,
+            setup.source.info.num_classes,
+            config.mixup or 0.0,
+            config.cutmix or 0.0,
+            config.random_erasing,
+        )
     batches = train_batches(
         setup.source,
         batch_size=samples_per_element,
@@ -336,6 +346,7 @@ def training_batches(
         num_parallel=config.pipeline_num_parallel,
         output_shape=setup.output_shape,
         shard=shard,
+        mixing=mixing,
     )
     return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 

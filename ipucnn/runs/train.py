@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
@@ -81,6 +81,7 @@ class TrainingRun:
         check_device(config.device)
         loss = run_setup.loss_name(config, resolved.record.task)
         run_setup.check_padding(config, loss)
+        _check_mixing(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         self.folder = _own_folder(self.instances, start.folder, config)
         self._check_flags()
@@ -455,6 +456,27 @@ class TrainingRun:
             return
         path = expand(weights, "--weights")
         self.fresh_weights = len(checkpoints.load_starting_weights(model, path))
+
+
+def _check_mixing(config: RunConfig, task: str) -> None:
+    """Refuses what is done to whole images and classes where there are masks, and mixing with nothing.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    for name in ("mixup", "cutmix", "random_erasing"):
+        if not getattr(config, name):
+            continue
+        what = f"{BY_NAME[name].flag} {getattr(config, name):g}"
+        if task == "segmentation":
+            raise ConfigurationError(
+                f"{what} is for classes, and {config.model_name} predicts one for each pixel", "drop it"
+            )
+        if name != "random_erasing" and config.micro_batch_size == 1:
+            raise ConfigurationError(
+                f"{what} mixes the images of a micro-batch, and --micro-batch-size is 1",
+                "use --micro-batch-size 2 or more, or drop it",
+            )
 
 
 def _schedule_picture(config: RunConfig) -> Optional[Path]:

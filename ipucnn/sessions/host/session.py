@@ -40,7 +40,7 @@ from ipucnn.sessions.session import (
     TrainState,
 )
 from ipucnn.training.batching import divisors
-from ipucnn.training.losses import LossFunction
+from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
@@ -334,7 +334,8 @@ class UpdateLoop:
             gradients = [g * share for g in gradients]
         self._move_statistics(context, chunk)
         self._move_once(context, chunk)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
+        truth = class_numbers(labels)
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))

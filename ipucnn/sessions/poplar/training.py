@@ -29,7 +29,7 @@ from ipucnn.models.names import is_moving_statistic
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.training.losses import LossFunction
+from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -86,7 +86,8 @@ def training_batches(
         number = first_update * p.num_micro_batches + index * instances.count + instances.index
         images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
         images = tf.ensure_shape(images, [size, *images.shape[1:]])
-        labels = tf.ensure_shape(tf.cast(labels, tf.int32), [size, *labels.shape[1:]])
+        labels = labels if labels.dtype.is_floating else tf.cast(labels, tf.int32)
+        labels = tf.ensure_shape(labels, [size, *labels.shape[1:]])
         inputs = images
         if takes_seeds:
             seed = tf.stack([run_seed, tf.cast(number % SEED_MASK, tf.int32)])
@@ -112,7 +113,9 @@ def training_batches(
 
 
 def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """Labels as the losses take them: Keras 2.6 makes (n, 1) of (n,)."""
+    """Labels as the losses take them: Keras 2.6 makes (n, 1) of (n,).  Those of mixed images have the logits' shape."""
+    if labels.dtype.is_floating and labels.shape[-1] == logits.shape[-1]:
+        return tf.cast(labels, tf.float32)
     return tf.cast(tf.reshape(labels, logits.shape[:-1]), tf.int32)
 
 
@@ -192,7 +195,8 @@ def make_metrics(loss: LossFunction, mean: Optional[_Mean] = None) -> List[Sampl
         return loss(logits, labels, 1, counts)[0] * (size / tf.maximum(tf.reduce_sum(counts), 1.0))
 
     def accuracy(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
+        truth = class_numbers(labels)
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), truth), tf.float32)
         right = tf.reduce_mean(tf.reshape(right, [int(logits.shape[0]), -1]), axis=1)
         if counts is None:
             return tf.reduce_mean(right)
