@@ -423,8 +423,8 @@ def test_the_same_plan_gives_the_same_bytes(plan):
 
 
 def test_hostile_names_stay_text():
-    # A graph's own names are visible ones; those of a plan come from a file.
-    visible = HOSTILE.replace("\x00", "").replace("\ud800", "")
+    # Layers have visible names; everything else may come from anywhere.
+    visible = "".join(c for c in HOSTILE if c.isprintable())
     graph = network(8, prefix=visible, model=HOSTILE)
     plan = make_plan(3, graph=graph)
     why = NoFit(0.8, 3, graph.layers[1].name, ((HOSTILE, HOSTILE),), None, None, 16, None)
@@ -434,10 +434,7 @@ def test_hostile_names_stay_text():
         assumed=(HOSTILE,),
         no_fit=why,
         comparison=tuple(replace(row, name=HOSTILE) for row in plan.comparison),
-        stages=tuple(
-            replace(stage, first_layer=HOSTILE, last_layer=HOSTILE, skips=(HOSTILE,)) for stage in plan.stages
-        ),
-        profile=tuple(replace(layer, name=HOSTILE) for layer in plan.profile),
+        stages=tuple(replace(stage, skips=(HOSTILE,)) for stage in plan.stages),
         system=replace(plan.system, title=HOSTILE, ipu=HOSTILE),
         ipucnn_version=HOSTILE,
     )
