@@ -11,7 +11,6 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -48,12 +47,10 @@ def searched(planner, training=True, **space):
     base = PlanSettings(training=training)
     best, rows = search(planner, SearchSpace(base, 4, (2, 8, 32), **space))
     plan = assemble(planner, best, planned=True, build={}, pareto=rows, options={"optimizer": "sgd"})
-    own = SearchSpace(base, 4, **space)
-    request = SimpleNamespace(space=own)
-    found = [choice(planner, plan.settings, row, request) for row in rows]
+    found = [choice(planner, plan.settings, row) for row in rows]
     # Another precision of the first configuration.
     other = replace(plan.settings, precision="32.32")
-    found.append(replace(choice(planner, other, rows[0], request), best=False))
+    found.append(replace(choice(planner, other, rows[0]), best=False))
     return plan, tuple(found)
 
 

@@ -76,7 +76,7 @@ def choices(
     if request.space is None or not plan.pareto:
         return ()
     planner = Planner(load_graph(request, note, import_tensorflow), request.system)
-    found = [choice(planner, plan.settings, row, request) for row in plan.pareto]
+    found = [choice(planner, plan.settings, row) for row in plan.pareto]
     for precision in request.precisions:
         if precision == plan.settings.precision:
             continue
@@ -86,7 +86,7 @@ def choices(
         except UserError:
             continue  # nothing fits, or no batch is legal: there is nothing to choose
         own = replace(plan.settings, precision=precision)
-        found += [replace(choice(planner, own, row, request), best=False) for row in rows]
+        found += [replace(choice(planner, own, row), best=False) for row in rows]
     return tuple(found)
 
 
@@ -97,18 +97,13 @@ def settings_of(base: PlanSettings, row: ParetoRow) -> PlanSettings:
     return replace(base, **own, device_mapping=tuple(range(row.num_stages)) if is_apart else None)
 
 
-def choice(planner: Planner, base: PlanSettings, row: ParetoRow, request: PlanRequest) -> Choice:
+def choice(planner: Planner, base: PlanSettings, row: ParetoRow) -> Choice:
     """A row of a front with all that is predicted for it."""
     graph, system = planner.graph, planner.system
     settings = settings_of(base, row)
     starts = stage_starts(graph, row.splits)
     ends = [*starts[1:], len(graph.layers)]
-    is_fixed = request.space is not None and (
-        request.space.global_batch_size is not None or request.space.gradient_accumulation_count is not None
-    )
-    counts = {settings.gradient_accumulation_count}
-    if not is_fixed:
-        counts |= set(_counts(settings))
+    counts = {settings.gradient_accumulation_count, *_counts(settings)}
     return Choice(
         settings=settings,
         splits=row.splits,

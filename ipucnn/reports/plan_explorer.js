@@ -193,14 +193,14 @@ function explore(page) {
     page.getElementById("explored-about").textContent = choice.about;
     var cards = [
       ["predicted throughput", Math.round(batch.images).toLocaleString("en-US") + " images/s", batch.bottleneck],
-      ["predicted memory", choice.verdict + ": " + Math.round(100 * choice.fill) + "%", "of the fullest IPU"],
-      [data.whole, milliseconds(batch.seconds), batch.count + " micro-batches"],
+      ["predicted memory", choice.verdict + ": " + choice.fullest, "of the fullest IPU", choice.verdict],
+      [data.whole, milliseconds(batch.seconds), batch.count + (batch.count === 1 ? " micro-batch" : " micro-batches")],
       ["predicted tick", milliseconds(choice.tick), "latency, forward: " + milliseconds(choice.latency)]
     ];
     fill("explored-cards", cards.map(function (card) {
       var box = make("div");
       box.appendChild(make("dt", card[0]));
-      box.appendChild(make("dd", card[1], "value"));
+      box.appendChild(make("dd", card[1], card[3] ? "value " + card[3].replace(/ /g, "-") : "value"));
       box.appendChild(make("dd", card[2], "muted"));
       return box;
     }));
@@ -220,12 +220,11 @@ function explore(page) {
   }
 
   function memory(choice) {
-    var scale = 500 / Math.max(1, choice.fill);
+    var scale = 820 / Math.max(1, choice.fill);
     var height = 24 * choice.memory.length + 8;
     var parts = [];
     choice.memory.forEach(function (sizes, ipu) {
-      var at = 60;
-      var sum = 0;
+      var at = 76;
       parts.push(draw("text", { x: 0, y: 24 * ipu + 17, "class": "label" }, "IPU " + ipu));
       sizes.forEach(function (share, place) {
         var name = data.categories[place];
@@ -233,13 +232,12 @@ function explore(page) {
           x: at, y: 24 * ipu + 4, width: scale * share, height: 18, "class": "cat-" + name
         }, name.replace(/_/g, " ") + ": " + (100 * share).toFixed(1) + "% of an IPU, predicted"));
         at += scale * share;
-        sum += share;
       });
-      parts.push(draw("text", { x: 570, y: 24 * ipu + 17, "class": "label" }, Math.round(100 * sum) + "%"));
+      parts.push(draw("text", { x: 906, y: 24 * ipu + 17, "class": "label strong" }, choice.fills[ipu]));
     });
-    parts.push(draw("line", { x1: 60 + scale, x2: 60 + scale, y1: 0, y2: height, "class": "bound whole" }));
+    parts.push(draw("line", { x1: 76 + scale, x2: 76 + scale, y1: 0, y2: height, "class": "bound whole" }));
     var figure = draw("svg", {
-      viewBox: "0 0 640 " + height, "class": "figure half", role: "img",
+      viewBox: "0 0 1000 " + height, "class": "figure", role: "img",
       "aria-label": "Predicted memory of each IPU of a replica"
     });
     parts.forEach(function (part) { figure.appendChild(part); });
@@ -273,7 +271,7 @@ function explore(page) {
     });
     if (told.omitted) {
       figure.appendChild(draw("text", {
-        x: x(told.from) + gap / 2, y: height - 6, "class": "label middle"
+        x: x(told.from) + gap / 2, y: row * choice.stages.length / 2 + 4, "class": "label middle"
       }, told.omitted + " more"));
     }
     figure.appendChild(draw("text", { x: 976, y: height - 6, "class": "label end" }, milliseconds(told.end)));

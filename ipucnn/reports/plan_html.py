@@ -197,6 +197,8 @@ def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
         "latency": prediction.latency_s,
         "fill": fullest.fill,
         "verdict": fullest.verdict,
+        "fullest": units.percent(fullest.fill),
+        "fills": [units.percent(memory.fill) for memory in one.ipus],
         "memory": [
             [size / memory.capacity_bytes for size in memory.categories().values()] for memory in one.ipus
         ],
