@@ -148,6 +148,8 @@ class ParetoRow:
         num_ipus: of all replicas.
         predicted_fill: of the fullest IPU.
         best: the one that the plan takes.
+        half_partials: which change numerics; optimizer_state_offloading: which the SDK has for pipelines and for
+            accumulated gradients.  Both where they make a difference.
     """
 
     num_stages: int
@@ -164,6 +166,13 @@ class ParetoRow:
     predicted_fill: float
     verdict: str
     best: bool
+    half_partials: bool = False
+    optimizer_state_offloading: bool = False
+
+    @property
+    def marks(self) -> str:
+        """ "h" for half partials, "o" for optimizer state outside the chip."""
+        return "h" * self.half_partials + "o" * self.optimizer_state_offloading
 
 
 @dataclass(frozen=True)
