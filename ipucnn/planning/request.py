@@ -13,7 +13,13 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.graphs.network_files import read_network, unknown_layers
 from ipucnn.planning.pipeline_plan import kept_options
-from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
+from ipucnn.planning.search.configurations import (
+    FREE,
+    SearchSpace,
+    all_micro_batches,
+    default_count,
+    micro_batches,
+)
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
     PRECISIONS,
@@ -497,12 +503,17 @@ def _ask_search(
     )
     request.system = _system_of(ipus, system, request.assumed)
     sizes = {config.micro_batch_size}
+    more: Tuple[int, ...] = ()
     if "micro_batch_size" not in resolved.typed:
-        sizes |= set(micro_batches(config.global_batch_size))
+        sizes = sizes | set(micro_batches(config.global_batch_size))
+        more = all_micro_batches(config.global_batch_size)
     request.space = SearchSpace(
         base=request.settings,
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
+        more_micro_batch_sizes=more,
+        # What is typed holds, whatever is faster.
+        free=tuple(name for name in FREE if name not in resolved.typed),
         # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
         # Without a backward pass there is one way through a pipeline.
         schedules=(config.pipeline_schedule,)

@@ -173,6 +173,10 @@ def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
     how = f"{settings.num_stages} stages, {settings.schedule}" if settings.num_stages > 1 else "one stage"
     if settings.training:
         how += f", recomputation {'on' if settings.recomputation else 'off'}"
+    if settings.half_partials and settings.precision != "32.32":
+        how += ", half partials (which change numerics)"
+    if settings.offloads_optimizer_state and settings.optimizer_slots:
+        how += ", optimizer state outside the chip"
     fullest = max(one.ipus, key=lambda memory: memory.fill)
     command = ""
     if not is_network_file(plan.model):
