@@ -113,9 +113,9 @@ class System:
         return num_bytes / self.all_reduce_bytes_per_s + collective_latency_s(num_replicas)
 
 
-# A step of a collective: what it takes however few bytes are sent.  Batch norm's statistics shared by two replicas, a ring
-# of two steps, cost 3 us per norm and pass: the difference between logs with and without [MLPerf].  [AutoPipe] counts 3000
-# cycles before an IPU sends to another, 1.6 us on a Bow.
+# A step of a collective: what it takes however few bytes are sent.  Batch norm's statistics shared by two replicas, a
+# ring of two steps, cost 3 us per norm and pass: the difference between logs with and without [MLPerf].  [AutoPipe]
+# counts 3000 cycles before an IPU sends to another, 1.6 us on a Bow.
 _COLLECTIVE_STEP_S = 1.5e-6
 
 
@@ -186,8 +186,8 @@ _HOST_PER_MACHINE = 5.5e9
 _IPUS_PER_MACHINE = 4  # [DS] M2000 and Bow-2000
 
 # ResNet-50's 51 MB of fp16 gradients take about 4 ms in POD16 and POD64, 7 ms in POD128 and 10 ms in POD256, whose
-# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].  What the steps
-# of the ring take of that is counted by itself.
+# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].  What the
+# steps of the ring take of that is counted by itself.
 _ALL_REDUCE_INSIDE = 51e6 / (4e-3 - collective_latency_s(16))
 _ALL_REDUCE_POD128 = 51e6 / (7e-3 - collective_latency_s(128))
 _ALL_REDUCE_POD256 = 51e6 / (10e-3 - collective_latency_s(256))
