@@ -12,10 +12,9 @@ import pytest
 
 import ipucnn
 from ipucnn import documents
-from ipucnn.config.options import BY_NAME, SPECS, RunConfig
+from ipucnn.config.options import BY_NAME, SPECS
 from ipucnn.config.reference import DOCUMENT, effects
 from ipucnn.config.spec import OptionSpec
-from ipucnn.errors import ConfigurationError
 
 PACKAGE = Path(ipucnn.__file__).parent
 BY_RESOLVE = {"dataset", "dataset_path", "plan"}
@@ -180,7 +179,7 @@ def test_somebody_reads_each_option_where_it_says_it_has_an_effect(spec):
     readers = READERS[spec.name]
     on_host = {module for module in readers if not module.startswith("sessions/poplar/")}
     on_ipus = {module for module in readers if not module.startswith("sessions/host/")}
-    if spec.refused or spec.warning or spec.name in STANDS_FOR:
+    if spec.warning or spec.name in STANDS_FOR:
         return
     if spec.host_effect:
         assert on_host, f"{spec.flag} says that it has an effect on the host, and nothing there reads it"
@@ -190,22 +189,6 @@ def test_somebody_reads_each_option_where_it_says_it_has_an_effect(spec):
 
 STANDS_FOR = {"deterministic": "shuffle"}
 """Options that ``config/resolve.py`` makes another option's value of; tests/test_config_resolve.py tests that."""
-REFUSED = [spec for spec in SPECS if spec.refused]
-
-
-@pytest.mark.parametrize("spec", REFUSED, ids=lambda spec: spec.key)
-def test_what_this_version_lacks_may_stand_in_a_file_and_is_refused_by_name_when_it_runs(spec):
-    from ipucnn.config.resolve import resolve
-    from ipucnn.runs.setup import check_supported
-
-    value = True if spec.is_bool else spec.convert("0.7" if spec.kind.is_number else "text")
-    config = resolve("train", {spec.name: value}, model="toy_model").config
-    assert RunConfig.from_yaml(config.to_yaml()) == config
-    with pytest.raises(
-        ConfigurationError, match=f"^--{spec.key}: .* is not available in this version$"
-    ) as error:
-        check_supported(config)
-    assert error.value.hint.startswith("drop it; ")
 
 
 def test_a_sweep_is_accepted_with_one_warning(run):

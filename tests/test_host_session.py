@@ -1,6 +1,6 @@
 """The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List
 
 import numpy as np
@@ -133,6 +133,7 @@ class Naive:
     weights: Dict[str, np.ndarray]
     slots: Dict[str, np.ndarray]
     replica_moving: List[Dict[str, np.ndarray]]
+    clipped: List[bool] = field(default_factory=list)
 
     def forward(self, values: Dict[str, Any], images: np.ndarray, group: int):
         """Logits and batch statistics of ``group`` replicas' micro-batches normalised together."""
@@ -192,11 +193,19 @@ class Naive:
                     accumulated[k] = accumulated.get(k, 0.0) + d
         if p.gradient_accumulation_reduction_method == "mean":
             accumulated = {k: d / p.gradient_accumulation_count for k, d in accumulated.items()}
+        largest, decay = (optimizer[2].get(name, 0.0) for name in ("clip_gradient_norm", "ema_decay"))
+        norm = np.sqrt(sum(np.sum(np.float64(d) ** 2) for d in accumulated.values()))
+        self.clipped.append(bool(largest and norm > largest))
         for k, d in accumulated.items():
-            self.weights[k] = self.step(optimizer, k, d, rate, count)
+            shorter = d * largest / norm if self.clipped[-1] else d
+            self.weights[k] = self.step(optimizer, k, shorter, rate, count)
         for k in self.weights:
             if "moving" in k:
                 self.weights[k] = np.mean([m[k] for m in self.replica_moving], axis=0)
+        if decay:
+            kept = min(decay, count / (count + 10))
+            for k, value in self.weights.items():
+                self.slots[f"{k}/average"] = kept * self.slot(f"{k}/average", value) + (1 - kept) * value
         return np.mean(losses), np.mean(hits)
 
     def slot(self, key, like):
@@ -254,6 +263,8 @@ def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed
         loss, hit = naive.update(program, optimizer, images[part], labels[part], rate, u)
         losses.append(loss)
         hits.append(hit)
+    if "clip_gradient_norm" in optimizer[2]:
+        assert {True, False} == set(naive.clipped), "the test is of nothing unless some are clipped"
     return naive.weights, naive.slots, losses, hits
 
 
@@ -266,10 +277,10 @@ def assert_close(ours: Dict[str, np.ndarray], theirs: Dict[str, np.ndarray], tol
 SGD = ("sgd", {"momentum": 0.9}, {})
 OPTIMIZERS = [
     ("sgd", {"momentum": 0.0}, {"weight_decay": 0.1}),
-    ("sgd", {"momentum": 0.9, "nesterov": True}, {"l2_regularization": 0.01}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}, {"l2_regularization": 0.01, "clip_gradient_norm": 0.3}),
     ("lars", {"momentum": 0.9, "weight_decay": 1e-2, "eeta": 0.1, "epsilon": 0}, {}),
     ("adam", {}, {}),
-    ("adamw", {}, {"weight_decay": 0.05}),
+    ("adamw", {}, {"weight_decay": 0.05, "ema_decay": 0.05}),
     ("rmsprop", {"rho": 0.9, "momentum": 0.5, "epsilon": 1e-2}, {}),
 ]
 

@@ -46,8 +46,9 @@ def test_two_instances_train_what_one_process_trains(tmp_path, capfd):
     flags = ["cifar_resnet8", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
     flags += ["--limit-train", 16]
     flags += ["--gradient-accumulation-count", 2, "--optimizer-params", '{"momentum": 0.9}']
+    every = ["--ckpt-all-instances", "--checkpoint-dir", tmp_path / "checkpoints"]
     started = [
-        start(tmp_path, index, "train", *flags, "--run-dir", tmp_path / "both", total=2, local=1)
+        start(tmp_path, index, "train", *flags, *every, "--run-dir", tmp_path / "both", total=2, local=1)
         for index in (0, 1)
     ]
     with installed():
@@ -55,7 +56,10 @@ def test_two_instances_train_what_one_process_trains(tmp_path, capfd):
     ended = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     assert '"validation"' in ended[0][0] and ended[1][0] == ""
-    both, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("both", "one"))
+    both = load_checkpoint(tmp_path / "checkpoints" / "last.npz")
+    one = load_checkpoint(tmp_path / "one" / "checkpoints" / "last.npz")
+    second = load_checkpoint(tmp_path / "checkpoints" / "instance-1" / "last.npz")
+    assert all(np.array_equal(second.weights[name], both.weights[name]) for name in both.weights)
     for there, here in ((one.weights, both.weights), (one.slots, both.slots)):
         assert list(there) == list(here)
         for name in there:

@@ -139,11 +139,23 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
 
 
 @pytest.mark.parametrize(
+    ("norm", "changes"), [("batch", {}), ("group", {**PIPELINE, "num_ipus": 4})], ids=["replicas", "pipeline"]
+)
+def test_clipped_gradients_and_averages_as_on_the_host(norm, changes):
+    """The norm is that of all stages' gradients together; averages are of moving statistics, too."""
+    program = make_program(4, 4, 2, updates_per_epoch=3, **changes)
+    optimizer = ("sgd", {"momentum": 0.9}, {"clip_gradient_norm": 0.3, "ema_decay": 0.1})
+    host, poplar, _ = both(norm, program, optimizer)
+    assert_same(host, poplar)
+    assert sum(name.endswith("/average") for name in host[1]) == len(host[0])
+
+
+@pytest.mark.parametrize(
     "optimizer",
     [
         ("sgd", {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1, "l2_regularization": 0.01}),
-        ("lars", {"momentum": 0.9}, {}),
-        ("adam", {}, {}),
+        ("lars", {"momentum": 0.9}, {"ema_decay": 0.9}),
+        ("adam", {}, {"clip_gradient_norm": 3.0}),
         ("adamw", {}, {"weight_decay": 0.1}),
         ("rmsprop", {"momentum": 0.5}, {}),
     ],

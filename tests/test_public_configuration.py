@@ -525,13 +525,6 @@ def test_planning_knows_a_set_by_any_spelling(run, written):
     assert code == 0 and "input 32x32x3" in " ".join((out + err).split()), err
 
 
-def test_checkpoints_of_all_instances_are_refused_in_a_sentence(run):
-    code, _, err = run("train", "lenet", "--dataset", "digits", "--ckpt-all-instances")
-    assert code == 2 and "a checkpoint of every instance is not available in this version" in " ".join(
-        err.split()
-    )
-
-
 def test_two_sources_of_data_are_refused():
     flags = {"synthetic_data": "ipu", "host_generated_data": True}
     with pytest.raises(

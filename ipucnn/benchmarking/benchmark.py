@@ -118,7 +118,6 @@ class Benchmark:
         self.kind = data_kind(config)
         check_data(settings, self.kind)
         check_device(config.device)
-        run_setup.check_supported(config)
         self.loss_name = run_setup.loss_name(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         layout = make_layout(config)

@@ -56,7 +56,6 @@ class Fit:
         config = replace(resolved.config, validation=False, checkpoints=False)
         self.resolved, self.engine, self.verbose = replace(resolved, config=config), engine, verbose
         check_device(config.device)
-        run_setup.check_supported(config)
         self.system = system
         self.loss_name = run_setup.loss_name(config, resolved.record.task)
         run_setup.check_padding(config, self.loss_name)

@@ -29,6 +29,8 @@ MAX_FLOAT32 = 3.4028234663852886e38
 """The largest number of 32 bits: training computes with no larger ones."""
 MAX_DECAY = 1e9
 """Weight decay and penalties; none above 1 was ever of use."""
+LEAST_BETA, MAX_BETA = 0.01, 1000.0
+"""Parameters of the shares of mixed images: below, one image of two is always whole; above, both always have a half."""
 MAX_LOSS_SCALING = 2**32
 """The largest number of 16 bits is 65,504, and gradients are seldom scaled by more."""
 MAX_WORKERS = 2**16

@@ -7,9 +7,6 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 from ipucnn.config import bounds, values
 from ipucnn.config.spec import DATA, DEVICE, NETWORK, PLAN, RUN, TRAIN, option
 
-# What the options of Weights & Biases would do, and what does it now.
-_WANDB = ("logging to Weights & Biases", "metrics go to metrics.jsonl and TensorBoard")
-
 
 @dataclasses.dataclass(frozen=True)
 class General:
@@ -318,24 +315,31 @@ class Evaluation:
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
     ckpt_all_instances: bool = option(
         False,
-        "Save a checkpoint of every instance of poprun.",
+        "Under poprun every instance saves checkpoints, those after the first below --checkpoint-dir in instance-1, "
+        "instance-2, ...; else the first one saves for all.",
         commands=TRAIN,
-        refused=("a checkpoint of every instance", "instance 0 saves them for all"),
-    )
-    mlperf_logging: bool = option(
-        False,
-        "Log as MLPerf's rules ask.",
-        commands=TRAIN,
-        refused=("MLPerf's log", "times and metrics go to metrics.jsonl and report.json"),
     )
     target_accuracy: Optional[float] = option(
         None,
-        "Accuracy that training is to reach, from 0 to 1.",
-        minimum=0,
+        "Accuracy (for masks: Dice) from 0 to 1: training ends at the first validation that reaches it, and the "
+        "report says how long that took.",
+        above=0,
         maximum=1,
         commands=TRAIN,
         default_text="none",
-        refused=("stopping at an accuracy", "the accuracy of each epoch is in metrics.jsonl"),
+    )
+    early_stopping: Optional[int] = option(
+        None,
+        "Training ends when so many validations in a row are no better than the best one before them.",
+        minimum=1,
+        maximum=bounds.MAX_COUNT,
+        commands=TRAIN,
+        default_text="none",
+    )
+    mlperf_logging: bool = option(
+        False,
+        "Write the lines that MLPerf's rules for training ask for (:::MLLOG) to mlperf.log in the run folder.",
+        commands=TRAIN,
     )
     sweep: bool = option(
         False,
@@ -345,24 +349,21 @@ class Evaluation:
     )
     wandb: bool = option(
         False,
-        "Log to Weights & Biases too.",
+        "Log to Weights & Biases too (needs: pip install 'ipucnn[wandb]'; without a network set WANDB_MODE=offline).",
         commands=TRAIN,
-        refused=_WANDB,
     )
     wandb_run_name: Optional[str] = option(
         None,
         "Name of the run at Weights & Biases.",
         metavar="NAME",
         commands=TRAIN,
-        default_text="none",
-        refused=_WANDB,
+        default_text="the run folder's name",
     )
     wandb_tags: Tuple[str, ...] = option(
         (),
         "Tags of the run at Weights & Biases.",
         metavar="TAG...",
         commands=TRAIN,
-        refused=_WANDB,
     )
 
 
@@ -421,6 +422,22 @@ class Training:
         minimum=0,
         maximum=bounds.MAX_DECAY,
     )
+    clip_gradient_norm: Optional[float] = option(
+        None,
+        "Largest norm that all gradients of a weight update have together; what is longer is shortened to it.",
+        above=0,
+        maximum=bounds.MAX_FLOAT32,
+        default_text="none",
+    )
+    ema_decay: Optional[float] = option(
+        None,
+        "Averages all weights over training, with this decay per weight update (0.999 averages over about 1000); "
+        "validation and checkpoints have the averages, and training goes on from the weights themselves.",
+        above=0,
+        below=1,
+        commands=TRAIN,
+        default_text="none",
+    )
     loss_scaling: float = option(
         0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
     )
@@ -431,6 +448,33 @@ class Training:
     )
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", minimum=0, below=1, default_text="none"
+    )
+    mixup: Optional[float] = option(
+        None,
+        "Mixup: each training image is summed with another of its micro-batch, the labels likewise; the share is drawn "
+        "from Beta(N, N), e.g. 0.2.",
+        minimum=bounds.LEAST_BETA,
+        maximum=bounds.MAX_BETA,
+        metavar="N",
+        commands=TRAIN,
+        default_text="none",
+    )
+    cutmix: Optional[float] = option(
+        None,
+        "CutMix: a rectangle of each training image is taken from another of its micro-batch, and the labels are mixed "
+        "by area, drawn from Beta(N, N), e.g. 1; with --mixup, each micro-batch gets one of the two.",
+        minimum=bounds.LEAST_BETA,
+        maximum=bounds.MAX_BETA,
+        metavar="N",
+        commands=TRAIN,
+        default_text="none",
+    )
+    random_erasing: float = option(
+        0.0,
+        "Probability that a rectangle of a training image, 2 to 33 % of it, gets the data set's mean colour.",
+        minimum=0,
+        maximum=1,
+        commands=TRAIN,
     )
     precision: str = option(
         "32.32",

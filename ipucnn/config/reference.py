@@ -35,8 +35,6 @@ def reference() -> str:
 
 def effects(spec: OptionSpec) -> Tuple[str, str]:
     """What a run on the host and one on IPUs make of an option, in a word or two."""
-    if spec.refused is not None:
-        return "refused", "refused"
     if spec.warning:
         return "a warning", "a warning"
     return "acts" if spec.host_effect else "none", "acts" if spec.ipu_effect else "none"
@@ -54,8 +52,6 @@ def _effects() -> List[str]:
 
 def _row(spec: OptionSpec) -> str:
     notes = [_escape(spec.help)]
-    if spec.refused is not None:
-        notes.append(f"Not available in this version: {spec.refused[0]}.")
     if spec.aliases:
         notes.append("Also " + ", ".join(f"`{alias}`" for alias in spec.aliases) + ".")
     if not spec.in_yaml:

@@ -334,7 +334,16 @@ RESUMABLE = (
     "checkpoint_input_dir",
     "num_epochs",
     "plan",  # what is in it is compared
+    "target_accuracy",
+    "early_stopping",
+    "mlperf_logging",
+    "wandb",
+    "wandb_run_name",
+    "wandb_tags",
 )
+
+# Of those, what says when a run is over: one that was is continued where they have changed.
+ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 
 
 CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"

@@ -76,8 +76,6 @@ class OptionSpec:
         ipu_effect: whether a run on IPUs acts on it.  One of the two does; a test looks for who reads it.
         in_yaml: False for options that only make sense as a flag.
         default_text: how the reference describes a default of None.
-        refused: what this version does not do, and what there is instead, for an option of the public application that
-            a configuration may hold and no run accepts; None for all others.
         warning: all that a run makes of an option of that application, to be said once; "" for all others.
     """
 
@@ -102,12 +100,11 @@ class OptionSpec:
     ipu_effect: bool = True
     in_yaml: bool = True
     default_text: str = ""
-    refused: Optional[Tuple[str, str]] = None
     warning: str = ""
 
     def __post_init__(self) -> None:
         lower, upper = (self.minimum, self.above), (self.maximum, self.below)
-        if not (self.host_effect or self.ipu_effect or self.refused):
+        if not (self.host_effect or self.ipu_effect):
             raise TypeError(f"the option {self.name} has an effect neither on the host nor on IPUs")
         if self.kind.is_number and None in (_first(lower), _first(upper)):
             raise TypeError(f"the option {self.name} is a number: declare its bounds, see config/bounds.py")

@@ -25,9 +25,9 @@ def shift_right(word: Any, bits: int) -> Any:
     return tf.bitwise.right_shift(word, tf.constant(bits, tf.int64))
 
 
-def draws(seed: int, epochs: Any, rounds: Any, indices: Any, count: int) -> Any:
+def draws(seed: int, epochs: Any, rounds: Any, indices: Any, count: int, stream: int = AUGMENT) -> Any:
     """int64 [b, count]: hashes in [0, 2**32) for each sample; the inputs are int64 [b]."""
-    state = tf.fill(tf.shape(indices), tf.constant(stream_state(seed, AUGMENT), tf.int64))
+    state = tf.fill(tf.shape(indices), tf.constant(stream_state(seed, stream), tf.int64))
     for word in (epochs, rounds, indices):
         state = chain(state, word, shift_right)
     return chain(state[:, tf.newaxis], tf.range(count, dtype=tf.int64)[tf.newaxis, :], shift_right)

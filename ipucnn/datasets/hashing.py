@@ -15,7 +15,7 @@ from typing import Any, Callable
 import numpy as np
 
 MASK = 0xFFFFFFFF
-ORDER, AUGMENT, LIMIT = 1, 2, 3
+ORDER, AUGMENT, LIMIT, ERASE, MIX = 1, 2, 3, 4, 5
 """Streams: numbers drawn for one purpose say nothing about another."""
 
 

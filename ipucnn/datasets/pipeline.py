@@ -16,7 +16,8 @@ from ipucnn.datasets import images as image_files
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples
 from ipucnn.datasets.hashing import ORDER, chain, stream_state
-from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
+from ipucnn.datasets.mixing import Mixing
+from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
 from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen
 from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_tiles
 from ipucnn.errors import ConfigurationError, DataError
@@ -48,6 +49,7 @@ def train_batches(
     weigh_padding: bool = False,
     until: str = "batch",
     shard: Tuple[int, int] = (1, 0),
+    mixing: Optional[Mixing] = None,
 ) -> tf.data.Dataset:
     """Infinite batches of (images float32 [batch, h, w, c], labels int32 [batch] or [batch, h', w']).
 
@@ -73,6 +75,7 @@ def train_batches(
             "batch" does the rest.  Of files, single samples until "batch": "read" delivers bytes, "decode" the
             centre of the image, "augment" a random crop instead.
         shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
+        mixing: what else is done to images that are no tiles; batches are then whole micro-batches.
 
     A file that cannot be decoded raises when its batch is asked for; wrap the loop in
     :func:`data_errors` to get a DataError.
@@ -123,8 +126,11 @@ def train_batches(
                 images, labels = augmentation.apply(images, labels, random)
             if until != "batch":
                 return images, labels
-            images = prepare_range(images, input_shape, input_range, info)
             labels = prepare_labels(labels, input_shape, output_shape)
+            if mixing is not None:
+                words, mean = (epochs, turns, indices), pixel_mean(info, input_shape)
+                images, labels = mixing.apply(images, labels, seed, words, mean)
+            images = prepare_range(images, input_shape, input_range, info)
             return (images, labels, _first_round(turns)) if weigh_padding else (images, labels)
 
         # Small batches are prepared several at a time: most of their cost is per call.
@@ -149,10 +155,15 @@ def train_batches(
                 examples, info, input_shape, (seed, epoch, turn) if augment else None, index
             )
             label = tf.gather(all_labels, index)
-            return (image, label, _first_round(turn)) if weigh_padding else (image, label)
+            rest = (_first_round(turn),) if weigh_padding else ()
+            return (image, label, *rest) if mixing is None else (image, label, *rest, ticket)
 
-        def finish(images: Any, *rest: Any) -> Tuple[Any, ...]:
-            return (prepare_range(prepare_size(images, input_shape), input_shape, input_range, info), *rest)
+        def finish(images: Any, labels: Any, *rest: Any) -> Tuple[Any, ...]:
+            images = prepare_size(images, input_shape)
+            if mixing is not None:
+                words, rest = split_ticket(rest[-1], rounds), rest[:-1]
+                images, labels = mixing.apply(images, labels, seed, words, pixel_mean(info, input_shape))
+            return (prepare_range(images, input_shape, input_range, info), labels, *rest)
 
         if until == "read":
             return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)

@@ -76,6 +76,11 @@ def _to_channels(values: Sequence[float], channels: int) -> Tuple[float, ...]:
     return (values[0],) * channels
 
 
+def pixel_mean(info: DatasetInfo, input_shape: Sequence[int]) -> Tuple[float, ...]:
+    """The data set's mean colour, in 0..255, with the network's number of channels."""
+    return _to_channels(info.mean, int(input_shape[2]))
+
+
 def normalise(images: Any, input_range: str, info: DatasetInfo) -> Any:
     """float32 [b, h, w, c] in 0..255 to the range the network was designed for.
 

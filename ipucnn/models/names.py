@@ -14,8 +14,14 @@ from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.models.blueprint import Blueprint, Step
 
 INPUT_NAME = "input"
+MOVING_STATISTICS = ("moving_mean", "moving_variance")
 # Keras 3 shortened the names of these weights; the longer, older one tells two kernels of a layer apart.
 _KERAS_3_NAMES = {"DepthwiseConv2D": {"kernel": "depthwise_kernel"}}
+
+
+def is_moving_statistic(name: str) -> bool:
+    """Whether a weight is one of batch norm's moving statistics."""
+    return name.rsplit("/", 1)[-1] in MOVING_STATISTICS
 
 
 def canonical_names(model: KerasModel) -> List[str]:

@@ -320,6 +320,16 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
         rows += _dice_rows(validation, data.get("class_names", ()))
         rows.append(("validation loss", f"{validation['loss']:.4f}"))
+    if report.get("averaged_weights"):
+        rows.append(("weights", "averaged over training, in the figures above and in the checkpoints"))
+    if report.get("ended_early"):
+        rows.append(("ended early", report["ended_early"]))
+    target = report.get("target")
+    if target and not target["reached"]:
+        rows.append(("target", f"an accuracy of {target['accuracy']:g} was not reached"))
+    elif target and target["time_to_train_s"] is not None:
+        how = "from the end of compiling to the validation that reached the target"
+        rows.append(("time to train", f"{units.duration(target['time_to_train_s'])} {how}"))
     if neighbours is not None:
         rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))
     device = compiled["device"]

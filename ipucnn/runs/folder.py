@@ -36,11 +36,14 @@ CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.jso
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 # Of a segmentation network: images, their masks and what was predicted.
 PREDICTIONS = "predictions.png"
-CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+# The log of --mlperf-logging.
+MLPERF = "mlperf.log"
+# WANDB is the folder of that library's own files, which --wandb makes.
+CHECKPOINTS, TENSORBOARD, WANDB = "checkpoints", "tensorboard", "wandb"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS)
+RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -247,7 +250,7 @@ class RunFolder:
     def _refuse_links(self) -> None:
         """Refuses folders inside the run folder that lie elsewhere: a run folder may come from others."""
         inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
-        for folder in (*inside, self.path / TENSORBOARD):
+        for folder in (*inside, self.path / TENSORBOARD, self.path / WANDB):
             if is_link(folder):
                 hint = f"remove it: rm {folder}"
                 if folder in inside:

@@ -5,28 +5,28 @@ Everything that is done here is done in such an order that every checkpoint is a
 """
 
 import json
-import os
-import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.errors import EXIT_SIGTERM, DataError
-from ipucnn.filesystem import is_file, make_folder, make_new_file
+from ipucnn.errors import EXIT_SIGTERM
+from ipucnn.filesystem import is_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.machine import peak_memory_bytes
+from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS, RunFolder
+from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
+from ipucnn.runs.trackers import Curves, MlperfLog, WeightsAndBiases
 from ipucnn.sessions.session import (
     CheckpointDue,
     CompilationReport,
@@ -38,8 +38,11 @@ from ipucnn.sessions.session import (
     Session,
     Stopped,
     ValidationDue,
+    is_checkpoint_due,
 )
+from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
+from ipucnn.training.schedules import largest_rate
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Training:
         compilation: what the session compiled before the first weight update.
         first_weight_update: where this process goes on; 0 where the run begins.
         is_in_place: the run goes on in its own folder, where its earlier checkpoints are, too.
+        optimizer: checked settings.
     """
 
     setup: Setup
@@ -113,6 +117,7 @@ class Training:
     compilation: CompilationReport
     first_weight_update: int
     is_in_place: bool
+    optimizer: OptimizerSettings
 
     @property
     def info(self) -> DatasetInfo:
@@ -148,7 +153,8 @@ class Recorder:
     """Handles events in such an order that every checkpoint is a place to go on from.
 
     What an event does to history and state is done before it is counted in ``state.events_done``, and a
-    checkpoint is written only after that.  A context manager: inside it TensorBoard's curves are open.
+    checkpoint is written only after that.  A context manager: inside it
+    TensorBoard's curves, and what else is told of the run (``trackers.py``), are open.
 
     Args:
         training: the run.
@@ -161,8 +167,6 @@ class Recorder:
         report: the end report; empty before :meth:`finish`.
     """
 
-    _curves: "EventWriter"
-
     def __init__(
         self, training: Training, session: Session, state: RunState, guard: InterruptGuard, timer: Timer
     ) -> None:
@@ -174,16 +178,85 @@ class Recorder:
         self._settled_at = -1
         self._saved_at = -1
         self._statistics = "running"
+        self._reason = reason_to_end(state.history, self._config)
+        self._told: List[Union[Curves, WeightsAndBiases]] = []
+        self._mlperf: Optional[MlperfLog] = None
+        # When the first slice of weight updates was done, with which everything is compiled that training takes.
+        self._compiled_at: Optional[float] = None
+        self._time_to_train_s: Optional[float] = None
         self._environment: Dict[str, Any] = {}
         self._processes: List[Dict[str, Any]] = []
         self.report: Dict[str, Any] = {}
 
     def __enter__(self) -> "Recorder":
-        self._curves = EventWriter(self._folder.path / TENSORBOARD, self._training.first_weight_update)
+        folder, config = self._folder.path, self._config
+        self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
+        if config.wandb:
+            self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
+        if config.mlperf_logging:
+            self._begin_mlperf(MlperfLog(folder / MLPERF))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._curves.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        for tracker in self._told:
+            if isinstance(tracker, WeightsAndBiases):
+                tracker.close(failed=kind is not None)
+            else:
+                tracker.close()
+        if self._mlperf is not None and self._compiled_at is not None:
+            is_done = kind is None and (self._config.target_accuracy is None or self._has_target)
+            self._mlperf.end("run_stop", status="success" if is_done else "aborted")
+
+    def _begin_mlperf(self, log: MlperfLog) -> None:
+        """What the log has before the first weight update."""
+        training, p = self._training, self._training.program
+        self._mlperf = log
+        log.start("init_start", time.time() - (time.perf_counter() - self._timer.started))
+        rates = training.schedule(np.array([p.num_weight_updates - 1]))
+        highest = largest_rate(training.schedule, p.num_weight_updates)
+        log.settings(
+            p,
+            training.setup.seed,
+            (training.info.num_train, training.info.num_eval),
+            training.optimizer,
+            (highest, float(rates[0])),
+            float((self._config.lr_warmup_params or {}).get("warmup_epochs", 0)),
+        )
+        log.end("init_stop")
+
+    def _begin_block(self, weight_updates: int) -> None:
+        if self._mlperf is not None:
+            per_validation = self._training.program.executions_per_validation or 1
+            updates = per_validation * self._training.program.weight_updates_per_execution
+            epochs = updates / self._training.program.weight_updates_per_epoch
+            self._mlperf.start("block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs)
+
+    def _epoch(self, weight_updates: int) -> float:
+        """The epochs that are done, a whole number where they are whole."""
+        done = weight_updates / self._training.program.weight_updates_per_epoch
+        return int(done) if done == int(done) else done
+
+    @property
+    def _has_target(self) -> bool:
+        """Whether the latest validation reached ``--target-accuracy``."""
+        last, target = self._state.last_validation, self._config.target_accuracy
+        return target is not None and last is not None and last[_figure(last)] >= target
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run ends here, before its last weight update, and everything due here is done."""
+        state = self._session.state
+        if self._reason is None:
+            return False
+        done = state.weight_updates // self._training.program.weight_updates_per_execution
+        # An execution's own event, its validation, and its checkpoint if there is one.
+        due = 2 + is_checkpoint_due(self._training.program, done)
+        return not 0 < state.events_done < due
+
+    def _plot(self, weight_updates: int, points: Dict[str, float]) -> None:
+        """Adds one point to each named curve."""
+        for tracker in self._told:
+            tracker.scalars(weight_updates, points)
 
     def note_process(self, is_continued: bool) -> List[str]:
         """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
@@ -207,6 +280,11 @@ class Recorder:
             Interrupted: a signal asked the run to end; it is saved.
             UserError: the loss or the weights are no longer finite, or a file cannot be written.
         """
+        if self._compiled_at is None and isinstance(event, (Progress, ExecutionFinished)):
+            self._compiled_at = time.perf_counter()
+            if self._mlperf is not None:
+                self._mlperf.start("run_start")
+            self._begin_block(self._training.first_weight_update)
         if isinstance(event, Progress):
             yield event
         elif isinstance(event, ExecutionFinished):
@@ -245,7 +323,7 @@ class Recorder:
         points = {f"train/{k}": v for k, v in event.metrics.items()}
         points.update({f"train/{name}": value for name, value in scale.items()})
         points.update({"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s})
-        self._curves.scalars(event.weight_updates, points)
+        self._plot(event.weight_updates, points)
         yield event
 
     def _record(self, computed: Dict[str, Any], measured: Dict[str, Any]) -> None:
@@ -259,11 +337,15 @@ class Recorder:
     def _validation(self, event: ValidationDue) -> Iterator[RunEvent]:
         training, state = self._training, self._state
         self._settle_statistics()
+        epoch = self._epoch(event.weight_updates)
+        if self._mlperf is not None and self._compiled_at is not None:
+            self._mlperf.end("block_stop", first_epoch_num=epoch)
+            self._mlperf.start("eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
         batches = run_setup.evaluation_batches(training.setup, batch)
         try:
-            with self._session.measured_statistics():
+            with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
             # Not counted as done: a continued run validates here.
@@ -275,7 +357,7 @@ class Recorder:
                 "lower the learning rate; checkpoints written before are kept",
             )
         metrics = {**metrics, "samples": _num_images(metrics["samples"], training.info)}
-        figure = "dice" if "dice" in metrics else "accuracy"
+        figure = _figure(metrics)
         is_best = state.best is None or metrics[figure] > state.best[figure]
         self._record(
             {"event": "validation", "weight_updates": event.weight_updates, **metrics}, {"wall_s": wall_s}
@@ -284,8 +366,19 @@ class Recorder:
         if is_best:
             state.best = metrics
         self._session.state.events_done += 1
+        self._reason = reason_to_end(state.history, self._config)
+        if self._session.any_instance(self._reason is not None) and self._reason is None:
+            self._reason = "another instance of poprun ended it"
+        if self._has_target and self._compiled_at is not None:
+            self._time_to_train_s = time.perf_counter() - self._compiled_at
+        if self._mlperf is not None and self._compiled_at is not None:
+            self._mlperf.event("eval_accuracy", metrics[figure], epoch_num=epoch)
+            self._mlperf.end("eval_stop", epoch_num=epoch)
+            is_last = event.weight_updates == training.program.num_weight_updates
+            if self._reason is None and not is_last:
+                self._begin_block(event.weight_updates)
         points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
-        self._curves.scalars(event.weight_updates, points)
+        self._plot(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
         if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST))
@@ -298,20 +391,34 @@ class Recorder:
             yield from self.handle(ValidationDue(updates, 0))
 
     def _settle_statistics(self) -> None:
-        """Measures batch norm's statistics where the run or its pipeline wants it, once per position."""
+        """What is evaluated: averaged weights, and statistics measured where the run or its pipeline wants it.
+
+        Once per position.  Statistics are those of the weights that are evaluated, the averaged ones if there are any.
+        """
         session = self._session
         position = session.state.weight_updates
         if not self._config.training or position == self._settled_at:
             return
-        if self._config.precise_batch_norm:
-            batches, count, size = run_setup.statistics_batches(self._training.setup)
-            session.measure_statistics(batches)
-            if session.measured:
-                self._statistics = f"measured over {count} batches of {size} training images"
-        else:
-            updates = session.recompute_statistics(self._training.batches)
-            if updates:
-                self._statistics = f"recomputed over {updates} weight updates' batches"
+        session.take_averages()
+        averages = dict(session.evaluated)
+        if any(map(is_moving_statistic, averages)):
+            self._statistics = "averaged as the weights are"
+        with session.as_evaluated():
+            if self._config.precise_batch_norm:
+                batches, count, size = run_setup.statistics_batches(self._training.setup)
+                session.measure_statistics(batches)
+                if any(map(is_moving_statistic, session.evaluated)):
+                    self._statistics = f"measured over {count} batches of {size} training images"
+            else:
+                updates = session.recompute_statistics(self._training.batches)
+                if updates:
+                    self._statistics = f"recomputed over {updates} weight updates' batches"
+                    found = {
+                        name: session.state.weights[name].numpy()
+                        for name in averages
+                        if is_moving_statistic(name)
+                    }
+                    session.evaluated = {**averages, **found}
         self._settled_at = position
 
     def _save(self, name: str) -> Path:
@@ -334,9 +441,9 @@ class Recorder:
             **checkpoints.position(state, self._state),
         }
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
-        with self._session.measured_statistics():
+        with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
-        running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.measured}
+        running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.evaluated}
         slots = checkpoints.arrays({**state.slots, **running}, rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
 
@@ -406,6 +513,9 @@ class Recorder:
                 "peak_memory_bytes": peak_memory_bytes(),
                 "first_weight_update": training.first_weight_update,
             },
+            "ended_early": self._reason,
+            "target": self._target(),
+            "averaged_weights": bool(self._config.ema_decay),
             "moving_statistics": self._statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,
@@ -419,11 +529,59 @@ class Recorder:
             "environment": self._environment,
         }
 
+    def _target(self) -> Optional[Dict[str, Any]]:
+        """Whether the accuracy that was asked for was reached, and how long that took; None if none was.
+
+        Time to train counts from the end of what compiles, the first weight update (on IPUs: execution) of the process,
+        to the end of the validation, with everything between.  Of a run that was continued it is not known.
+        """
+        target = self._config.target_accuracy
+        if target is None:
+            return None
+        whole = self._training.first_weight_update == 0
+        return {
+            "accuracy": target,
+            "reached": self._has_target,
+            "weight_updates": self._session.state.weight_updates if self._has_target else None,
+            "time_to_train_s": self._time_to_train_s if whole else None,
+        }
+
     def _checkpoint_names(self, weight_updates: int) -> List[str]:
         """The checkpoints of this run that are there after that many weight updates."""
         first = 0 if self._training.is_in_place else self._training.first_weight_update
         names = checkpoints.written_names(self._training.program, first, weight_updates)
         return sorted(name for name in names if is_file(self._folder.checkpoints / name))
+
+
+def _figure(metrics: Mapping[str, float]) -> str:
+    """The figure of a validation by which the best one is chosen."""
+    return "dice" if "dice" in metrics else "accuracy"
+
+
+def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
+    """Why a run ends before its last weight update, from its history alone, so that a continued run ends there, too.
+
+    Args:
+        history: lines of ``metrics.jsonl``.
+        config: the run's.
+
+    Returns:
+        What to tell the user; None where it goes on.
+    """
+    target, patience = config.target_accuracy, config.early_stopping
+    if target is None and patience is None:
+        return None
+    rows = [row for row in map(json.loads, history) if row["event"] == "validation"]
+    figures = [float(row[_figure(row)]) for row in rows]
+    if not figures:
+        return None
+    name = _figure(rows[-1])
+    if target is not None and figures[-1] >= target:
+        return f"{name} {figures[-1]:.4f} reached the target of {target:g}"
+    since_best = len(figures) - 1 - int(np.argmax(figures))
+    if patience is not None and since_best >= patience:
+        return f"none of the last {since_best} validations was better than {name} {max(figures):.4f}"
+    return None
 
 
 def _portable(config: RunConfig) -> RunConfig:
@@ -454,49 +612,3 @@ def _validated_pixels(setup: Setup) -> Optional[Dict[str, Any]]:
         return None
     inner, of = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
     return None if inner == of else {"inner": inner, "of": of}
-
-
-class EventWriter:
-    """One TensorBoard event file in ``folder``; usable once TensorFlow may be imported.
-
-    It holds scalars only, written with TensorFlow's record writer: no TensorBoard is needed.
-
-    Args:
-        folder: of the event files.
-        first_step: where a run is continued; TensorBoard drops what earlier files have from there on.
-    """
-
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
-        import tensorflow as tf
-
-        make_folder(folder, "TensorBoard folder", "choose another --run-dir")
-        now = time.time()
-        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = tf.io.TFRecordWriter(str(make_new_file(folder, name)))
-        self._event = tf.compat.v1.Event
-        # The first record names the format's version; TensorBoard refuses a file without it.
-        self._write(self._event(wall_time=now, file_version="brain.Event:2"))
-        log = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        self._write(self._event(wall_time=now, step=first_step, session_log=log))
-
-    def _write(self, event: object) -> None:
-        import tensorflow as tf
-
-        try:
-            self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
-            self._writer.flush()
-        except tf.errors.OpError as error:
-            raise DataError(
-                f"TensorBoard events cannot be written: {error.message}", "free some space"
-            ) from None
-
-    def scalars(self, step: int, values: Dict[str, float]) -> None:
-        """Adds one point to each named curve."""
-        import tensorflow as tf
-
-        points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
-        self._write(self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points)))
-
-    def close(self) -> None:
-        """Ends the file."""
-        self._writer.close()

@@ -94,23 +94,6 @@ def input_range(config: RunConfig, record: ModelRecord) -> str:
     return config.normalise
 
 
-def check_supported(config: RunConfig) -> None:
-    """Refuses what this version cannot do, rather than doing something else.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
-    for spec in SPECS:
-        value = getattr(config, spec.name)
-        if spec.refused and value != spec.default:
-            what, instead = spec.refused
-            raise ConfigurationError(
-                f"{spec.flag}: {what} is not available in this version", f"drop it; {instead}"
-            )
-    if config.clean_dir and not config.checkpoints:
-        raise ConfigurationError("--clean-dir without --checkpoints has nothing to clean", "drop one of them")
-
-
 def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
@@ -331,12 +314,22 @@ def training_batches(
         samples_per_element: of each batch.
         shard: (count, index) of the instances that train together.
     """
+    from ipucnn.datasets.mixing import Mixing
     from ipucnn.datasets.pipeline import constant_batch, train_batches
 
     config = setup.config
     epoch, update = divmod(first_update, program.weight_updates_per_epoch)
     if config.synthetic_data == "ipu":
         epoch = update = 0  # the same batch, wherever training begins
+    mixing = None
+    if config.mixup or config.cutmix or config.random_erasing:
+        mixing = Mixing(
+            program.micro_batch_size,
+            setup.source.info.num_classes,
+            config.mixup or 0.0,
+            config.cutmix or 0.0,
+            config.random_erasing,
+        )
     batches = train_batches(
         setup.source,
         batch_size=samples_per_element,
@@ -353,6 +346,7 @@ def training_batches(
         num_parallel=config.pipeline_num_parallel,
         output_shape=setup.output_shape,
         shard=shard,
+        mixing=mixing,
     )
     return constant_batch(batches) if config.synthetic_data == "ipu" else batches
 
@@ -490,6 +484,20 @@ def _validation(config: RunConfig, layout: Layout) -> Lack:
     return _pipeline(config, layout) or (None if config.validation else ("without validation", ""))
 
 
+def _validations(config: RunConfig, layout: Layout) -> Lack:
+    if not config.training:
+        return "with --no-training", ""
+    return None if config.validation else ("without validation", "drop --no-validation")
+
+
+def _wandb(config: RunConfig, layout: Layout) -> Lack:
+    return None if config.wandb else ("without Weights & Biases", "add --wandb")
+
+
+def _own_checkpoints(config: RunConfig, layout: Layout) -> Lack:
+    return None if config.checkpoint_dir else ("without a folder for them", "add --checkpoint-dir DIR")
+
+
 def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
     norm = config.norm_layer
     return None if norm_of(norm) == "batch" else (f"with norm-layer {norm['name']}", "")
@@ -516,6 +524,11 @@ RULES: Tuple[Rule, ...] = (
     Rule("dbn_replica_group_size", _batch_norm, ipu_only=False),
     Rule("precise_batch_norm", _precise_batch_norm, ipu_only=False),
     *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS),
+    Rule("target_accuracy", _validations, ipu_only=False),
+    Rule("early_stopping", _validations, ipu_only=False),
+    Rule("wandb_run_name", _wandb, ipu_only=False),
+    Rule("wandb_tags", _wandb, ipu_only=False),
+    Rule("ckpt_all_instances", _own_checkpoints, ipu_only=False),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),

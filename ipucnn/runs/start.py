@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.resolve import RESUMABLE, Resolved, resolve_resumed
+from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved, resolve_resumed
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
@@ -35,6 +35,7 @@ from ipucnn.runs.folder import (
     METRICS,
     RUN_FILES,
     TENSORBOARD,
+    WANDB,
     RunFolder,
     is_checkpoint_name,
     locked,
@@ -44,7 +45,7 @@ from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
 ELSEWHERE = "choose another --run-dir"
-_OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD)
+_OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD, WANDB)
 
 
 def is_cross_validation(resolved: Resolved) -> bool:
@@ -391,7 +392,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     folder = RunFolder(path, _checkpoint_dir(config.checkpoint_dir))
     start = Start(replace(merged, config=config), folder, in_place=True)
     report = folder.read_report()
-    if report is not None and config.num_epochs == saved.num_epochs:
+    if report is not None and all(getattr(config, name) == getattr(saved, name) for name in ENDS_RUN):
         return replace(start, report=report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
         raise DataError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
-from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
@@ -29,7 +29,7 @@ from ipucnn.planning.splits import (
     plan_differences,
     settle_splits,
 )
-from ipucnn.runs import checkpoints
+from ipucnn.runs import checkpoints, trackers
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import METRICS, RunFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
@@ -79,11 +79,11 @@ class TrainingRun:
         self.verbose = verbose
         self.resolved = resolved
         check_device(config.device)
-        run_setup.check_supported(config)
         loss = run_setup.loss_name(config, resolved.record.task)
         run_setup.check_padding(config, loss)
+        _check_mixing(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        self.folder = _own_folder(self.instances, start.folder)
+        self.folder = _own_folder(self.instances, start.folder, config)
         self._check_flags()
         # Before data is touched; the rest of the Program needs the size of the data set.
         run_setup.check_effects(config, resolved.origins, make_layout(config))
@@ -140,6 +140,12 @@ class TrainingRun:
                 "`ipucnn models --json` lists keras_application for the networks that have them",
             )
         run_setup.check_compile_only(config)
+        if config.clean_dir and not config.checkpoints:
+            raise ConfigurationError(
+                "--clean-dir without --checkpoints has nothing to clean", "drop one of them"
+            )
+        if config.wandb:
+            trackers.import_wandb()
         self.schedule_picture = _schedule_picture(config)
         both = origins["ipus"] == "flag" == origins["num_replicas"]
         if both and make_layout(config).batching.num_replicas != config.num_replicas:
@@ -353,9 +359,11 @@ class TrainingRun:
         if session.any_instance(guard.is_set):
             guard.end_before_training()
         with recorder, data_errors():
-            if config.training:
+            if config.training and not recorder.is_over:
                 for event in session.train(self.dataset):
                     yield from recorder.handle(event)
+                    if recorder.is_over:
+                        break
             yield from recorder.validate_each(validated)
             if config.validation and self.state.last_validation is None:
                 yield from recorder.handle(ValidationDue(0, 0))
@@ -364,7 +372,7 @@ class TrainingRun:
             if self.setup.record.task == "segmentation" and config.training:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
-                with session.measured_statistics():
+                with session.as_evaluated():
                     self.pictures = predicted_pictures(self.setup, session)
 
     def _settled(self, compilation: CompilationReport) -> Training:
@@ -380,6 +388,7 @@ class TrainingRun:
             compilation=compilation,
             first_weight_update=self.first_weight_update,
             is_in_place=self.start.in_place,
+            optimizer=self.optimizer,
         )
 
     def _compile_ahead(self, session: Session) -> Dict[str, Any]:
@@ -449,6 +458,27 @@ class TrainingRun:
         self.fresh_weights = len(checkpoints.load_starting_weights(model, path))
 
 
+def _check_mixing(config: RunConfig, task: str) -> None:
+    """Refuses what is done to whole images and classes where there are masks, and mixing with nothing.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    for name in ("mixup", "cutmix", "random_erasing"):
+        if not getattr(config, name):
+            continue
+        what = f"{BY_NAME[name].flag} {getattr(config, name):g}"
+        if task == "segmentation":
+            raise ConfigurationError(
+                f"{what} is for classes, and {config.model_name} predicts one for each pixel", "drop it"
+            )
+        if name != "random_erasing" and config.micro_batch_size == 1:
+            raise ConfigurationError(
+                f"{what} mixes the images of a micro-batch, and --micro-batch-size is 1",
+                "use --micro-batch-size 2 or more, or drop it",
+            )
+
+
 def _schedule_picture(config: RunConfig) -> Optional[Path]:
     """Where ``--plot-schedule`` goes.
 
@@ -475,10 +505,17 @@ def _schedule_picture(config: RunConfig) -> Optional[Path]:
     return path
 
 
-def _own_folder(instances: Instances, folder: RunFolder) -> RunFolder:
-    """The run folder for the instance that writes; for the others one that goes away with them."""
+def _own_folder(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
+    """The run folder for the instance that writes; for the others one that goes away with them.
+
+    With ``--ckpt-all-instances`` the checkpoints of the others stay, in ``instance-1``, ... of ``--checkpoint-dir``:
+    each may be on a host of its own, whose disk the first instance does not see.
+    """
     if instances.is_writer:
         return folder
     path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
     atexit.register(shutil.rmtree, str(path), ignore_errors=True)
-    return RunFolder(path / "run")
+    own = None
+    if config.ckpt_all_instances:
+        own = str(folder.checkpoints / f"instance-{instances.index}")
+    return RunFolder(path / "run", own)

@@ -180,7 +180,6 @@ def _here(command: str, resolved: Resolved) -> Resolved:
         # A few images; how many replicas trained does not matter, and there may be fewer IPUs here.
         config = replace(config, num_replicas=1, validation_num_replicas=None)
     check_device(config.device)
-    run_setup.check_supported(config)
     return replace(resolved, config=config)
 
 

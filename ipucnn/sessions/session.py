@@ -25,7 +25,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.optimizers import LOSS_SCALE, OptimizerSettings
+from ipucnn.training.optimizers import AVERAGE, LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -216,7 +216,8 @@ class Session:
         state: everything a weight update changes.
         first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
         compilation: the latest report, with what only the first execution told.
-        measured: what :meth:`measure_statistics` found last, by the names of the moving statistics.
+        evaluated: what evaluation and checkpoints have in place of the weights of that name: averages, see
+            :meth:`take_averages`, and what :meth:`measure_statistics` found last.
         would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
             needed; see ``planning.search.smallest_change``; set before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
@@ -233,7 +234,7 @@ class Session:
     _schedule: Schedule
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
-    measured: Mapping[str, np.ndarray] = {}
+    evaluated: Mapping[str, np.ndarray] = {}
     would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
@@ -445,10 +446,16 @@ class Session:
         """Sets the moving statistics to means over the batches of so many weight updates."""
         raise NotImplementedError
 
-    def measure_statistics(self, batches: "TfDataset") -> None:
-        """Measures batch norm's statistics over large batches of training images, into ``measured``.
+    def take_averages(self) -> None:
+        """Puts the averages of weights and moving statistics, where the optimizer keeps them, into ``evaluated``."""
+        slots = self.state.slots
+        names = [name for name in self.state.weights if name + AVERAGE in slots]
+        self.evaluated = {name: slots[name + AVERAGE].numpy() for name in names}
 
-        The moving statistics stay as they are, for training to go on from; see :meth:`measured_statistics` and
+    def measure_statistics(self, batches: "TfDataset") -> None:
+        """Measures batch norm's statistics over large batches of training images, into ``evaluated``.
+
+        The moving statistics stay as they are, for training to go on from; see :meth:`as_evaluated` and
         :mod:`ipucnn.sessions.host.large_batches`.  A network without batch norm has nothing to measure.
 
         Args:
@@ -460,12 +467,12 @@ class Session:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def measured_statistics(self) -> Iterator[None]:
-        """Inside it the network has the statistics in ``measured``, for evaluation and checkpoints."""
+    def as_evaluated(self) -> Iterator[None]:
+        """Inside it the network has the weights in ``evaluated``, for evaluation and checkpoints."""
         weights = self.state.weights
-        running = {name: weights[name].numpy() for name in self.measured}
+        running = {name: weights[name].numpy() for name in self.evaluated}
         try:
-            for name, value in self.measured.items():
+            for name, value in self.evaluated.items():
                 weights[name].assign(value)
             yield
         finally:

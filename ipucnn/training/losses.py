@@ -14,12 +14,19 @@ LossFunction = Callable[..., "Tensor"]
 Pixels whose label is negative count nowhere (``ipucnn.datasets.segmentation.tiles.IGNORED``)."""
 
 
+def class_numbers(labels: "Tensor") -> "Tensor":
+    """Labels as class numbers: of a mixed image that of the larger share."""
+    import tensorflow as tf
+
+    return tf.argmax(labels, -1, output_type=tf.int32) if labels.dtype.is_floating else labels
+
+
 def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
     """Softmax cross-entropy, mean over the pixels of a sample that are not ignored.
 
     Args:
         logits: (n, classes) or (n, h, w, classes).
-        labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.
+        labels: int32 (n,) or (n, h, w); pixels below 0 are ignored.  float32 (n, classes) of mixed images.
         label_smoothing: probability spread evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567).
 
     Returns:
@@ -28,6 +35,10 @@ def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing
     import tensorflow as tf
 
     logits = tf.cast(logits, tf.float32)
+    if labels.dtype.is_floating:
+        mixed = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        return (1.0 - label_smoothing) * mixed + label_smoothing * uniform if label_smoothing else mixed
     pixels = len(labels.shape) > 1
     known = tf.maximum(labels, 0) if pixels else labels
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=known, logits=logits)

@@ -31,6 +31,8 @@ _SLOTS = {
     "rmsprop": ("mean_square", "momentum"),
 }
 OPTIMIZERS = tuple(_PARAMETERS)
+AVERAGE = "/average"
+"""Ends the names of averaged weights among the slots."""
 LOSS_SCALE = "loss_scale/factor"
 """Where the state of a run has the loss scale, if it is found while training."""
 
@@ -44,12 +46,16 @@ class OptimizerSettings:
         params: its own parameters, complete.
         weight_decay: decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
         l2_regularization: added to the gradient of every trainable weight: g += l2 * w.
+        clip_gradient_norm: the largest norm of all gradients of a weight update together; 0: any.
+        ema_decay: of the averages of all weights; 0: there are none.
     """
 
     name: str
     params: Mapping[str, Any]
     weight_decay: float = 0.0
     l2_regularization: float = 0.0
+    clip_gradient_norm: float = 0.0
+    ema_decay: float = 0.0
 
     @property
     def slots(self) -> Tuple[str, ...]:
@@ -58,7 +64,8 @@ class OptimizerSettings:
         RMSprop's operation takes both of its tensors, with momentum or without.
         """
         unused = self.name != "rmsprop" and not self.params.get("momentum")
-        return tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
+        own = tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
+        return (*own, AVERAGE[1:]) if self.ema_decay else own
 
 
 def make_settings(
@@ -68,6 +75,8 @@ def make_settings(
     global_batch_size: int,
     weight_decay: float = 0.0,
     l2_regularization: float = 0.0,
+    clip_gradient_norm: float = 0.0,
+    ema_decay: float = 0.0,
 ) -> OptimizerSettings:
     """Checks an optimizer's parameters and fills in the defaults.
 
@@ -110,7 +119,7 @@ def make_settings(
             raise ConfigurationError(
                 f"optimizer parameter {key} is {values[key]:g}", f"{key} must not be negative"
             )
-    return OptimizerSettings(name, values, weight_decay, l2_regularization)
+    return OptimizerSettings(name, values, weight_decay, l2_regularization, clip_gradient_norm, ema_decay)
 
 
 def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:
@@ -121,6 +130,8 @@ def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSetti
         global_batch_size=global_batch_size,
         weight_decay=config.weight_decay,
         l2_regularization=config.l2_regularization,
+        clip_gradient_norm=config.clip_gradient_norm or 0.0,
+        ema_decay=config.ema_decay or 0.0,
     )
 
 
@@ -196,10 +207,15 @@ class Optimizer:
         settings: from :func:`make_settings`.
         variables: the tf.Variables to train.
         names: their canonical names, unique.
+        statistics: moving statistics by name, which are averaged as weights are, where those are.
     """
 
     def __init__(
-        self, settings: OptimizerSettings, variables: "Sequence[TfVariable]", names: Sequence[str]
+        self,
+        settings: OptimizerSettings,
+        variables: "Sequence[TfVariable]",
+        names: Sequence[str],
+        statistics: "Optional[Mapping[str, TfVariable]]" = None,
     ) -> None:
         import tensorflow as tf
 
@@ -210,9 +226,16 @@ class Optimizer:
         self.slots: Dict[str, TfVariable] = {}
         for slot in settings.slots:
             for variable, name in zip(self._variables, self._names):
+                # In 16 bits an average would stand still: what a weight update adds to it is too small.
+                dtype = tf.float32 if slot == AVERAGE[1:] else variable.dtype
                 self.slots[f"{name}/{slot}"] = tf.Variable(
-                    tf.zeros(variable.shape, variable.dtype), trainable=False, name=f"{slot}_slot"
+                    tf.zeros(variable.shape, dtype), trainable=False, name=f"{slot}_slot"
                 )
+        self._statistics = dict(statistics or {}) if settings.ema_decay else {}
+        for name, variable in self._statistics.items():
+            self.slots[name + AVERAGE] = tf.Variable(
+                tf.zeros(variable.shape, tf.float32), trainable=False, name="average_slot"
+            )
 
     def apply(
         self,
@@ -236,6 +259,7 @@ class Optimizer:
         import tensorflow as tf
 
         count = tf.cast(weight_update, tf.float32) + 1.0
+        gradients = self.clipped(gradients)
         done: List[Tensor] = []
         if rounded is not None:
             found = [
@@ -244,10 +268,62 @@ class Optimizer:
                 for pair in self._new_values(index, gradient, learning_rate, count)
             ]
             values = rounded([value for _, value in found])
-            return [own.assign(value) for (own, _), value in zip(found, values)]
-        for index, gradient in enumerate(gradients):
-            done += self._apply(index, gradient, learning_rate, count)
+            done += [own.assign(value) for (own, _), value in zip(found, values)]
+        else:
+            for index, gradient in enumerate(gradients):
+                done += self._apply(index, gradient, learning_rate, count)
+        if self.settings.ema_decay:
+            with tf.control_dependencies(done):
+                done += [self._average(n, v, count) for n, v in zip(self._names, self._variables)]
+                done += self.average_statistics(weight_update)
         return done
+
+    def clipped(self, gradients: "Sequence[Tensor]", times: float = 1.0) -> "List[Tensor]":
+        """Gradients whose norm, of all of them together, is at most ``clip_gradient_norm``.
+
+        All are multiplied by the same number, so that their direction stays (Pascanu et al. 2013, arXiv:1211.5063,
+        section 3.2; Keras' ``global_clipnorm``).  A norm that is not finite makes them not a number.
+
+        Args:
+            gradients: of a weight update, before anything is added for decay.
+            times: what they are multiplied by.
+        """
+        import tensorflow as tf
+
+        largest = self.settings.clip_gradient_norm
+        if not largest:
+            return list(gradients)
+        wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in wide])) / times
+        factor = tf.where(norm > largest, largest / norm, norm * 0.0 + 1.0)
+        return [g * factor for g in wide]
+
+    def _average(self, name: str, variable: "TfVariable", count: "Tensor") -> "Tensor":
+        """Moves an average after weight update number ``count``, from 1 on: d average + (1 - d) value.
+
+        Polyak and Juditsky 1992 (doi:10.1137/0330046), exponentially as in timm's ``ModelEma``.  The decay grows to
+        d = min(ema_decay, (count - 1) / (count + 9)), so that an average begins as the first updated value and short
+        runs forget it; TensorFlow's ``ExponentialMovingAverage`` has (1 + n) / (10 + n), beginning one earlier.
+        """
+        import tensorflow as tf
+
+        average = self.slots[name + AVERAGE]
+        decay = tf.minimum(self.settings.ema_decay, (count - 1.0) / (count + 9.0))
+        value = tf.cast(tf.convert_to_tensor(variable), tf.float32)
+        return average.assign(decay * tf.convert_to_tensor(average) + (1.0 - decay) * value)
+
+    def average_statistics(
+        self, weight_update: "Tensor", only: "Optional[TfVariable]" = None
+    ) -> "List[Tensor]":
+        """Moves the averages of moving statistics, or of one; none where nothing is averaged."""
+        import tensorflow as tf
+
+        count = tf.cast(weight_update, tf.float32) + 1.0
+        return [
+            self._average(name, variable, count)
+            for name, variable in self._statistics.items()
+            if only is None or variable is only
+        ]
 
     @property
     def variables(self) -> "List[TfVariable]":
@@ -262,8 +338,18 @@ class Optimizer:
     def apply_one(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", weight_update: "Tensor"
     ) -> "List[Tensor]":
-        """:meth:`apply` for the ``index``-th variable alone; ``weight_update`` a float32 scalar."""
-        return self._apply(index, gradient, learning_rate, weight_update + 1.0)
+        """:meth:`apply` for the ``index``-th variable alone, without clipping and moving statistics.
+
+        ``weight_update`` is a float32 scalar.
+        """
+        import tensorflow as tf
+
+        count = weight_update + 1.0
+        done = self._apply(index, gradient, learning_rate, count)
+        if self.settings.ema_decay:
+            with tf.control_dependencies(done):
+                done = [*done, self._average(self._names[index], self._variables[index], count)]
+        return done
 
     def _apply(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"

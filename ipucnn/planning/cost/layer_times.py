@@ -214,9 +214,22 @@ def _other_work(
     return work
 
 
-@lru_cache(maxsize=64)
+class SameGraph:
+    """A graph as the key of what is known of it: the object itself, since to hash all its layers takes milliseconds."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameGraph) and other.graph is self.graph
+
+
+@lru_cache(maxsize=256)
 def _partitioned(
-    graph: LayerGraph,
+    same: SameGraph,
     batch: int,
     arithmetic: str,
     element_bytes: int,
@@ -227,6 +240,7 @@ def _partitioned(
     constants: CostConstants,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """work, partitions, units, temporary bytes, see ``LayerTimes``; one search for each distinct operation."""
+    graph = same.graph
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
     # Per bound of temporary bytes: its distinct products, and where each is: (layer, pass, number of the product).
@@ -283,7 +297,7 @@ def layer_times(
             stages unless the settings say otherwise.
     """
     work, partitions, units, temporary = _partitioned(
-        graph,
+        SameGraph(graph),
         settings.micro_batch_size,
         settings.arithmetic,
         settings.element_bytes,
@@ -330,8 +344,15 @@ def program_times(
 
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
     """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
-    outputs = dict(zip((layer.name for layer in graph.layers), output_bytes(graph, settings)))
-    return np.array([sum(outputs[name] for name in graph.crossing(cut)) for cut in cuts], dtype=float)
+    outputs, places = output_bytes(graph, settings), {layer.name: i for i, layer in enumerate(graph.layers)}
+    last_use: np.ndarray = np.arange(len(outputs))
+    for i, layer in enumerate(graph.layers):
+        last_use[[places[name] for name in layer.inputs]] = i
+    change = np.zeros(len(outputs) + 2)
+    np.add.at(change, np.arange(len(outputs)) + 1, outputs)
+    np.add.at(change, last_use + 1, -outputs)
+    crossing: np.ndarray = np.cumsum(change)[np.asarray(cuts, dtype=int)]
+    return crossing
 
 
 def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings, ipu: IPU) -> np.ndarray:

@@ -17,6 +17,7 @@ A tensor that skips over the stage is live in it, but needs no stash of its own.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -24,8 +25,8 @@ import numpy as np
 from ipucnn.hardware import IPU
 from ipucnn.planning.cost.layer_times import (
     LayerTimes,
+    SameGraph,
     layer_times,
-    output_bytes,
     stage_starts,
 )
 from ipucnn.planning.graphs.layer_graph import PRODUCT_CLASSES, Layer, LayerGraph
@@ -41,6 +42,9 @@ _PRODUCT_CODE_BYTES = 0.45e6  # per distinct convolution and pass
 _OTHER_CODE_BYTES = 0.12e6  # per distinct other operation
 _TRAINING_REUSE = 0.75  # passes of a training share some of it
 _CODE_TILES = 1472
+
+# More micro-batches than any FIFO holds.
+_DEEPEST = 1 << 14
 
 _IN_PLACE = ("activation", "norm", "elementwise", "reshape")
 
@@ -163,21 +167,103 @@ def _signature(layer: Layer, shapes: Dict[str, Tuple[int, ...]]) -> Tuple[object
     return (layer.op_class, layer.output_shape, inputs, layer.kernel, layer.strides, layer.groups)
 
 
+def _code_bytes(signature: Tuple[object, ...], training: bool) -> float:
+    """Bytes of the code of an operation in all its passes on ``_CODE_TILES`` tiles."""
+    if signature[0] == "input":
+        return 0.0
+    one = _PRODUCT_CODE_BYTES if signature[0] in PRODUCT_CLASSES else _OTHER_CODE_BYTES
+    # Forward, gradient of the inputs, gradient of the weights.
+    return one * (3 * _TRAINING_REUSE if training else 1.0)
+
+
+class _Uses:
+    """Who reads and who keeps the output of each layer of a graph, by layer number, and which layers share code."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        layers = graph.layers
+        index = {layer.name: i for i, layer in enumerate(layers)}
+        self.readers: List[List[int]] = [[] for _ in layers]
+        self.keepers: List[List[int]] = [[] for _ in layers]
+        for i, layer in enumerate(layers):
+            for name in layer.inputs:
+                self.readers[index[name]].append(i)
+            for name in layer.kept:
+                self.keepers[index[name]].append(i)
+        self.elements = np.array([layer.output_elements for layer in layers], dtype=float)
+        self.last_read = np.array([max(found, default=i) for i, found in enumerate(self.readers)])
+        self.alive = _spans(self.elements, np.arange(len(layers)), self.last_read)
+        for i, layer in enumerate(layers):
+            # An element-wise operation overwrites an input that nobody reads later.
+            if layer.op_class in _IN_PLACE and any(self.last_read[index[name]] == i for name in layer.inputs):
+                self.alive[i] -= self.elements[i]
+        self.counts = np.array([(layer.num_parameters, layer.num_trainable) for layer in layers], dtype=float)
+        shapes = {layer.name: layer.output_shape for layer in layers}
+        self.alike: Dict[Tuple[object, ...], List[int]] = {}
+        for i, layer in enumerate(layers):
+            self.alike.setdefault(_signature(layer, shapes), []).append(i)
+
+
+@lru_cache(maxsize=4)
+def _uses(same: SameGraph) -> _Uses:
+    return _Uses(same.graph)
+
+
+class RangeCounts:
+    """What the ranges of a graph hold whatever the settings, in numbers of one sample; see ``MemoryModel``."""
+
+    def __init__(self, graph: LayerGraph, item_starts: Sequence[int], training: bool) -> None:
+        uses, layers = _uses(SameGraph(graph)), graph.layers
+        starts, n = np.asarray(item_starts), len(item_starts)
+        item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
+        # What the host delivers is an input of whatever range reads it.
+        made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
+        if training:
+            kept_at = [item_of[found] for found in uses.keepers]
+            self.kept = distinct_sum(kept_at, uses.elements, n)
+            self.kept_inside = self.kept - distinct_sum(kept_at, uses.elements, n, after=made_in)
+        else:
+            self.kept = self.kept_inside = np.zeros((n, n + 1))
+        self.inputs = distinct_sum(
+            [item_of[found] for found in uses.readers], uses.elements, n, after=made_in
+        )
+        crossing = _spans(uses.elements, np.arange(len(layers)) + 1, uses.last_read)
+        self.crossing = np.array([0.0, *crossing[starts[1:]], 0.0])
+        # The next images land in a buffer of their own while a micro-batch is at work.
+        self.arriving = np.array([uses.elements[0], *self.crossing[1:-1]])
+        self.weights, self.trainable = (
+            range_sum(np.add.reduceat(column, starts)) for column in uses.counts.T
+        )
+        self.code_at = [[int(item) for item in item_of[found]] for found in uses.alike.values()]
+        self.code_bytes = [_code_bytes(signature, training) for signature in uses.alike]
+        self.code = distinct_sum(self.code_at, self.code_bytes, n)
+        self._resident: Tuple[Tuple[float, ...], np.ndarray] = (), self.code
+
+    def resident_bytes(self, weight: float, trained: float, tiles: float) -> np.ndarray:
+        """(n, n + 1): bytes that are there at any time; kept for whoever asks the same next."""
+        key = (weight, trained, tiles)
+        if self._resident[0] != key:
+            total: np.ndarray = weight * self.weights
+            total += trained * self.trainable
+            total += tiles * self.code
+            total += tiles * _FIXED_CODE_BYTES
+            total *= _IMBALANCE
+            self._resident = key, total
+        return self._resident[1]
+
+
 class MemoryModel:
     """Everything about a graph under some settings that the memory of its ranges is made of.
 
     Ranges are told in items: item a runs from layer ``item_starts[a]`` to the next item.  Tables are those of
     ``range_sum``: [a, b] is about the items a .. b - 1.
 
+    Args:
+        counts: of these items, where they are known already.
+
     Attributes:
         item_starts: (n + 1,) first layer of each item, and the number of layers.
-        kept: bytes that the backward passes of a range need.
-        kept_inside: those of them that were made in it.
-        inputs: bytes made before a range, or by the host, that its layers read.
+        sample_bytes: of a micro-batch: what a number of one sample in ``counts`` takes.
         alive: (layers,) bytes around a layer at work: made before or by it and read by it or later.
-        resident: by category, tables of what is on the IPU at any time.
-        crossing: (n + 1,) bytes that cross each cut; 0 at both ends.
-        arriving: (n,) bytes that the stage before, or the host, sends to a range that opens at an item.
     """
 
     def __init__(
@@ -186,59 +272,25 @@ class MemoryModel:
         settings: PlanSettings,
         ipu: IPU,
         item_starts: Sequence[int],
+        counts: Optional[RangeCounts] = None,
     ) -> None:
-        self.settings, self.ipu, layers = settings, ipu, graph.layers
-        starts = np.asarray(item_starts)
-        n = self.num_items = len(starts)
-        self.item_starts = np.array([*item_starts, len(layers)])
-        item_of: Any = np.searchsorted(starts, np.arange(len(layers)), side="right") - 1
-        # What the host delivers is an input of whatever range reads it.
-        made_in = np.where([layer.op_class == "input" for layer in layers], -1, item_of)
-        index = {layer.name: i for i, layer in enumerate(layers)}
-        outputs = output_bytes(graph, settings)
-
-        readers: List[List[int]] = [[] for _ in layers]
-        keepers: List[List[int]] = [[] for _ in layers]
-        for i, layer in enumerate(layers):
-            for name in layer.inputs:
-                readers[index[name]].append(i)
-            for name in layer.kept:
-                keepers[index[name]].append(i)
-        kept_at = [item_of[layers_] for layers_ in keepers]
-        read_at = [item_of[layers_] for layers_ in readers]
-        if settings.training:
-            self.kept = distinct_sum(kept_at, outputs, n)
-            self.kept_inside = self.kept - distinct_sum(kept_at, outputs, n, after=made_in)
-        else:
-            self.kept = self.kept_inside = np.zeros((n, n + 1))
-        self.inputs = distinct_sum(read_at, outputs, n, after=made_in)
-
-        last_read = np.array([max(found, default=i) for i, found in enumerate(readers)])
-        self.alive = _spans(outputs, np.arange(len(layers)), last_read)
-        crossing = _spans(outputs, np.arange(len(layers)) + 1, last_read)
-        self.crossing = np.array([0.0, *crossing[starts[1:]], 0.0])
-        # The next images land in a buffer of their own while a micro-batch is at work.
-        self.arriving = np.array([outputs[0], *self.crossing[1:-1]])
-        for i, layer in enumerate(layers):
-            # An element-wise operation overwrites an input that nobody reads later.
-            if layer.op_class in _IN_PLACE and any(last_read[index[name]] == i for name in layer.inputs):
-                self.alive[i] -= outputs[i]
+        self.settings, self.ipu = settings, ipu
+        self.num_items = len(item_starts)
+        self.item_starts = np.array([*item_starts, len(graph.layers)])
+        self.counts = counts or RangeCounts(graph, item_starts, settings.training)
+        # Whole numbers far below 2^53: their products are exact.
+        self.sample_bytes = float(settings.micro_batch_size * settings.element_bytes)
+        self.alive = _uses(SameGraph(graph)).alive * self.sample_bytes
         self._times: Callable[[StageProportions], LayerTimes] = lambda proportions: layer_times(
             graph, settings, ipu, proportions=proportions
         )
         self._working: Dict[StageProportions, Tuple[np.ndarray, np.ndarray]] = {}
-
-        counts = np.array([(layer.num_parameters, layer.num_trainable) for layer in layers], dtype=float)
-        self._weights, self._trainable = (range_sum(np.add.reduceat(column, starts)) for column in counts.T)
-        shapes = {layer.name: layer.output_shape for layer in layers}
-        code_at: Dict[Tuple[object, ...], List[int]] = {}
-        for i, layer in enumerate(layers):
-            code_at.setdefault(_signature(layer, shapes), []).append(int(item_of[i]))
-        self._code_at = code_at
-        self._code_bytes = [self._code_of(signature) for signature in code_at]
-        self._code = distinct_sum(list(code_at.values()), self._code_bytes, n)
-        self.resident = self._resident()
-        self._resident_total: np.ndarray = np.sum(list(self.resident.values()), axis=0)
+        self._tiles = ipu.num_tiles / _CODE_TILES
+        # 16.32 keeps a 32-bit master of each weight beside the 16-bit one that is multiplied with.
+        weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
+        accumulated = settings.training and settings.gradient_accumulation_count > 1
+        slots = settings.optimizer_slots if settings.training and not settings.offloads_optimizer_state else 0
+        self._per_weight = weight, settings.weight_bytes * accumulated, settings.weight_bytes * slots
 
     def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """What the layers at work take under the availableMemoryProportion of a stage.
@@ -254,65 +306,91 @@ class MemoryModel:
             self._working[own] = temporaries, range_maximum(largest)
         return self._working[own]
 
-    def _code_of(self, signature: Tuple[object, ...]) -> float:
-        """Bytes of the code of an operation in all its passes."""
-        if signature[0] == "input":
-            return 0.0
-        one = _PRODUCT_CODE_BYTES if signature[0] in PRODUCT_CLASSES else _OTHER_CODE_BYTES
-        # Forward, gradient of the inputs, gradient of the weights.
-        passes = 3 * _TRAINING_REUSE if self.settings.training else 1.0
-        return one * passes * self.ipu.num_tiles / _CODE_TILES
-
     def _resident(self) -> Dict[str, np.ndarray]:
-        """Bytes of what is on the IPU at any time, the same at every position of the pipeline."""
-        settings = self.settings
-        training = settings.training
-        # 16.32 keeps a 32-bit master of each weight beside the 16-bit one that is multiplied with.
-        weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
-        accumulated = training and settings.gradient_accumulation_count > 1
-        slots = settings.optimizer_slots if training and not settings.offloads_optimizer_state else 0
-        fixed = _FIXED_CODE_BYTES * self.ipu.num_tiles / _CODE_TILES
+        """By category, tables of what is on the IPU at any time, the same at every position of the pipeline."""
+        counts = self.counts
+        weight, accumulator, slots = self._per_weight
         return {
-            "weights": _IMBALANCE * weight * self._weights,
-            "accumulators": _IMBALANCE * settings.weight_bytes * accumulated * self._trainable,
-            "optimizer_state": _IMBALANCE * settings.weight_bytes * slots * self._trainable,
-            "code": _IMBALANCE * (fixed + self._code),
+            "weights": _IMBALANCE * weight * counts.weights,
+            "accumulators": _IMBALANCE * accumulator * counts.trainable,
+            "optimizer_state": _IMBALANCE * slots * counts.trainable,
+            "code": _IMBALANCE * self._tiles * (_FIXED_CODE_BYTES + counts.code),
         }
 
-    def _activations(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
-        """Bytes of "stash" and of "work", which stands for live activations and temporaries."""
-        settings = self.settings
-        training = settings.training
-        # A micro-batch comes back to a stage after it has been through all later ones, there and back; what it left
-        # here waits in a FIFO, which is the deeper the more stages follow (``PlanSettings.stash_multiplier``).
-        depth = settings.stash_multiplier * (num_stages - 1 - stage) if training else 0
+    def _activations(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Bytes that each micro-batch in the FIFO takes, and bytes of live activations and temporaries.
+
+        Of segments on one IPU the first is what one leaves behind it, once.
+        """
+        settings, counts = self.settings, self.counts
+        scale = self.sample_bytes
         at_work = self.working(num_stages, stage)[1]
+        again = settings.training and settings.recomputation
         if settings.segments_on_one_ipu:
             # Segments pass tensors on in place.  The inputs of one that recomputes wait as its checkpoint.
-            if training and settings.recomputation:
-                stash = np.broadcast_to(self.crossing[:-1, None], self.kept.shape)
-                work = self.kept_inside + at_work
+            if again:
+                stash = np.broadcast_to(scale * counts.crossing[:-1, None], counts.kept.shape)
+                work = scale * counts.kept_inside + at_work
             else:
-                stash, work = self.kept, at_work
-            work = work + self.arriving[0]
+                stash, work = scale * counts.kept, at_work
+            return stash, work + scale * counts.arriving[0]
+        if again and stage < num_stages - 1:
+            stash = scale * counts.inputs
+            work = scale * (counts.inputs + counts.kept_inside) + at_work
         else:
-            if training and settings.recomputation and stage < num_stages - 1:
-                stash, work = depth * self.inputs, self.inputs + self.kept_inside + at_work
-            else:
-                stash, work = depth * self.kept, self.kept + at_work
-            work = work + (self.arriving[:, None] + self.crossing[None, :])
-        return {"stash": _IMBALANCE * stash, "work": _IMBALANCE * work}
+            stash = scale * counts.kept
+            work = stash + at_work
+        return stash, work + scale * (counts.arriving[:, None] + counts.crossing[None, :])
+
+    def depth(self, num_stages: int, stage: int) -> int:
+        """Micro-batches in the FIFO of a stage.
+
+        A micro-batch comes back to a stage after it has been through all later ones, there and back; what it left here
+        waits in a FIFO, which is the deeper the more stages follow (``PlanSettings.stash_multiplier``).
+        """
+        if self.settings.segments_on_one_ipu:
+            return 1
+        return self.settings.stash_multiplier * (num_stages - 1 - stage) if self.settings.training else 0
 
     def tables(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
         """Bytes of every range as that stage, by category, "work" standing for live activations and temporaries."""
-        return {**self.resident, **self._activations(num_stages, stage)}
+        stash, work = self._activations(num_stages, stage)
+        depth = self.depth(num_stages, stage)
+        return {**self._resident(), "stash": _IMBALANCE * (depth * stash), "work": _IMBALANCE * work}
+
+    def parts(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+        """The two tables that ``total`` is made of: bytes without the FIFO, and bytes of a micro-batch in it.
+
+        They are the same for all stages but the last that share an availableMemoryProportion.
+        """
+        stash, work = self._activations(num_stages, stage)
+        work *= _IMBALANCE
+        weight, *trained = self._per_weight
+        work += self.counts.resident_bytes(weight, sum(trained), self._tiles)
+        work[np.tri(*work.shape, dtype=bool)] = np.inf
+        return work, _IMBALANCE * stash
 
     def total(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1): bytes of items a .. b - 1 as that stage; inf where b <= a."""
-        activations = self._activations(num_stages, stage)
-        table = self._resident_total + activations["stash"] + activations["work"]
-        table[np.tri(*table.shape, dtype=bool)] = np.inf
-        return table
+        without, each = self.parts(num_stages, stage)
+        return without + self.depth(num_stages, stage) * each
+
+    def within(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
+        """(n, n + 1): how many micro-batches the FIFO of items a .. b - 1 may hold as a stage like that one.
+
+        A range may be the stage itself where the number is not below the stage's own (``depth``).  -1 where the range
+        takes more than ``most_bytes`` without any.
+        """
+        without, each = self.parts(num_stages, stage)
+        room = most_bytes - without
+        found: np.ndarray = np.full(room.shape, float(_DEEPEST))
+        np.divide(room, each, out=found, where=each > 0)
+        np.clip(np.floor(found, out=found), -1, _DEEPEST, out=found)
+        # The division's rounding: as many as the sum itself says.
+        found += (without + (found + 1) * each <= most_bytes) & (found < _DEEPEST)
+        found -= (without + found * each > most_bytes) & (found >= 0)
+        found[room < 0] = -1
+        return found.astype(np.int16)
 
     def entry(self, a: int, b: int, num_stages: int, stage: int) -> StageMemory:
         """The memory of items a .. b - 1 as that stage."""
@@ -348,15 +426,15 @@ class MemoryModel:
 
     def segment(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1): bytes that items a .. b - 1 take as a segment on one IPU while it is at work."""
-        return self._activations(num_stages, stage)["work"]
+        return _IMBALANCE * self._activations(num_stages, stage)[1]
 
     def joint_code_bytes(self, ranges: Sequence[Tuple[int, int]]) -> float:
         """Code of several ranges of items on one IPU."""
-        total = _FIXED_CODE_BYTES * self.ipu.num_tiles / _CODE_TILES
-        for items, size in zip(self._code_at.values(), self._code_bytes):
+        total = _FIXED_CODE_BYTES
+        for items, size in zip(self.counts.code_at, self.counts.code_bytes):
             if any(a <= item < b for item in items for a, b in ranges):
                 total += size
-        return _IMBALANCE * total
+        return _IMBALANCE * self._tiles * total
 
 
 def program_memory(

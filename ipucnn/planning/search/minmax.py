@@ -8,7 +8,7 @@ lower corner together with the smallest Y of its upper corner.  It ends with a p
 """
 
 import heapq
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -47,13 +47,32 @@ class _Loads:
         # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
         # in both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
         num_classes = 2 if self.alternates and num_stages > 2 else 1
-        own = np.unique(tables.cut_s[1 : self.n]) if num_stages > 1 else np.zeros(1)
+        # Not by np.unique, which imports the masked arrays: a tenth of the time of a small search.
+        own = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
         self.levels = [own] * num_classes
-        self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
+        self.fits = [tables.fits(num_stages, stage).ravel() for stage in range(num_stages)]
+        self._guides: Dict[int, Tuple[np.ndarray, np.ndarray]] = {}
 
     def cut_class(self, stage: int) -> int:
         """Class of the cut that opens a stage."""
         return (stage - 1) % len(self.levels)
+
+    def group(self, stage: int) -> int:
+        """The first stage whose loads are those of this one."""
+        if len(self.tables.stage_s) == self.num_stages:
+            return stage
+        last = stage == self.num_stages - 1 and self.tables.recompute
+        return stage if last else stage % 2 if self.alternates else 0
+
+    def guide(self, stage: int, swap: bool) -> Tuple[np.ndarray, np.ndarray]:
+        """(n + 1,) a and b of all items before each; the loads of runs are their differences but for rounding."""
+        group = self.group(stage)
+        if group not in self._guides:
+            zero: np.ndarray = np.zeros(self.n + 1, dtype=int)
+            a, b = self.pair(stage, zero, np.arange(self.n + 1))
+            self._guides[group] = a, b
+        a, b = self._guides[group]
+        return (b, a) if swap else (a, b)
 
     def pair(
         self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
@@ -83,6 +102,59 @@ class _Loads:
         return x + y + self.weight * sum(t)
 
 
+class _Runs(NamedTuple):
+    """Runs of items i .. j - 1 whose loads are within thresholds, in the order of j and then of i.
+
+    Attributes:
+        offsets: (n + 2,) where the runs that end before each j begin.
+        first: (runs,) i.
+        place: (runs,) index of [i, j] in a flat (n, n + 1) table.
+        load: (runs,) b of the run.
+    """
+
+    offsets: np.ndarray
+    first: np.ndarray
+    place: np.ndarray
+    load: np.ndarray
+
+
+def _reach(
+    loads: _Loads, stage: int, fixed: np.ndarray, x: float, y: float, swap: bool, ahead: bool
+) -> np.ndarray:
+    """How far runs of a stage reach from each of some items with a <= x and b <= y.
+
+    Args:
+        fixed: one end of each run.
+        ahead: the largest j of runs from i, else the smallest i of runs to j.
+    """
+    n = loads.n
+    # Found in sums that are rounded differently from the loads, and then moved until the loads themselves say so.
+    guesses = []
+    for sums, most in zip(loads.guide(stage, swap), (x, y)):
+        aim = sums[fixed] + most if ahead else sums[fixed] - most
+        guesses.append(np.searchsorted(sums, aim, side="right" if ahead else "left") - (1 if ahead else 0))
+    far = np.minimum(*guesses) if ahead else np.maximum(*guesses)
+    far = np.clip(far, fixed, n) if ahead else np.clip(far, 0, fixed)
+    step = 1 if ahead else -1
+
+    def within(ends: np.ndarray) -> np.ndarray:
+        a, b = loads.pair(stage, fixed, ends, swap) if ahead else loads.pair(stage, ends, fixed, swap)
+        allowed: np.ndarray = (a <= x) & (b <= y)
+        return allowed
+
+    while True:
+        moved = np.clip(far + step, 0, n)
+        more = (moved != far) & within(moved)
+        if not more.any():
+            break
+        far = np.where(more, moved, far)
+    while True:
+        less = (far != fixed) & ~within(far)
+        if not less.any():
+            return far
+        far = np.where(less, far - step, far)
+
+
 def _windows(loads: _Loads, x: float, y: float, swap: bool) -> Optional[List[Tuple[int, int]]]:
     """First and last item at which each stage can open if loads are at most x and y; the last is (n, n).
 
@@ -92,21 +164,34 @@ def _windows(loads: _Loads, x: float, y: float, swap: bool) -> Optional[List[Tup
     n, k = loads.n, loads.num_stages
     high, low = [0] * (k + 1), [n] * (k + 1)
     for stage in range(k):
-        end = np.arange(high[stage] + 1, n - (k - 1 - stage) + 1)
-        a, b = loads.pair(stage, high[stage], end, swap)  # type: ignore[arg-type]
-        count = min(np.searchsorted(a, x, side="right"), np.searchsorted(b, y, side="right"))
-        high[stage + 1] = high[stage] + int(count)
+        reach = int(_reach(loads, stage, np.array([high[stage]]), x, y, swap, ahead=True)[0])
+        high[stage + 1] = min(reach, n - (k - 1 - stage))
     if high[k] != n:
         return None
     for stage in range(k - 1, -1, -1):
-        start = np.arange(low[stage + 1] - 1, stage - 1, -1)
-        a, b = loads.pair(stage, start, low[stage + 1], swap)  # type: ignore[arg-type]
-        count = min(np.searchsorted(a, x, side="right"), np.searchsorted(b, y, side="right"))
-        low[stage] = low[stage + 1] - int(count)
+        reach = int(_reach(loads, stage, np.array([low[stage + 1]]), x, y, swap, ahead=False)[0])
+        low[stage] = max(reach, stage)
     if low[0] > 0 or any(low[s] > high[s] for s in range(k + 1)):
         return None
     low[0] = 0
     return list(zip(low, high))
+
+
+def _runs(
+    loads: _Loads, stage: int, x: float, y: float, swap: bool, opens: Tuple[int, int], ends: Tuple[int, int]
+) -> _Runs:
+    """The runs that a stage may be as far as its loads are concerned, with i and j in those windows."""
+    low, high = ends
+    end = np.arange(low, high + 1)
+    begins = np.maximum(_reach(loads, stage, end, x, y, swap, ahead=False), opens[0])
+    counts = np.maximum(np.minimum(end, opens[1] + 1) - begins, 0)
+    offsets: np.ndarray = np.zeros(loads.n + 2, dtype=int)
+    offsets[low + 1 : high + 2] = np.cumsum(counts)
+    offsets[high + 2 :] = offsets[high + 1]
+    end = np.repeat(end, counts)
+    first = np.arange(len(end)) - np.repeat(offsets[low : high + 1] - begins, counts)
+    load = loads.pair(stage, first, end, swap)[1]
+    return _Runs(offsets, first, first * (loads.n + 1) + end, load)
 
 
 def _least(
@@ -124,35 +209,64 @@ def _least(
     windows = _windows(loads, x, y, swap)
     if windows is None:
         return None
-    k, cut_s = loads.num_stages, loads.tables.cut_s
-    best = np.zeros(1)
-    back: List[np.ndarray] = []
-    for stage in range(k):
-        i = np.arange(windows[stage][0], windows[stage][1] + 1)
-        j = np.arange(windows[stage + 1][0], windows[stage + 1][1] + 1)
-        a, b = loads.pair(stage, i[:, None], j[None, :], swap)
-        allowed = loads.fits[stage][i[0] : i[-1] + 1, j[0] : j[-1] + 1] & (a <= x) & (b <= y)
-        if stage < k - 1:
-            allowed &= cut_s[j] <= t[loads.cut_class(stage + 1)]
+    n, k, cut_s = loads.n, loads.num_stages, loads.tables.cut_s
+    best = np.full(n + 1, np.inf)
+    best[0] = 0.0
+    bests = [best]
+    known: Dict[int, _Runs] = {}
+    # Stages with wide windows share the runs that are the same for them; narrow ones have less of their own.
+    shared = sum(high - low for low, high in windows) > n
+    everywhere = (0, n)
+
+    def runs_of(stage: int) -> _Runs:
+        key = loads.group(stage) if shared else stage
+        if key not in known:
+            spans = (everywhere, everywhere) if shared else (windows[stage], windows[stage + 1])
+            known[key] = _runs(loads, stage, x, y, swap, *spans)
+        return known[key]
+
+    def reached(stage: int, low: int, high: int) -> Tuple[np.ndarray, np.ndarray]:
+        """The runs of a stage that end at ``low`` to ``high``, and what each would make of the best so far."""
+        runs = runs_of(stage)
+        part = slice(int(runs.offsets[low]), int(runs.offsets[high + 1]))
+        values = bests[stage][runs.first[part]]
         if goal == LOAD:
-            reached = np.maximum(best[:, None], b)
-        elif goal == TRANSFER:
-            reached = best[:, None] + cut_s[j]
-        else:
-            counts = stage < k - 1 and loads.cut_class(stage + 1) == goal
-            reached = np.maximum(best[:, None], cut_s[j] if counts else 0.0 * cut_s[j])
-        reached = np.where(allowed, reached, np.inf)
-        # Of equally good predecessors the first: ties fall to early cuts.
-        source = reached.argmin(axis=0)
-        best = reached[source, np.arange(len(j))]
-        back.append(source + i[0])
-        if not np.isfinite(best).any():
+            values = np.maximum(values, runs.load[part])
+        fits = loads.fits[stage][runs.place[part]]
+        if not fits.all():
+            values[~fits] = np.inf
+        return runs.offsets[low : high + 2] - part.start, values
+
+    def with_cut(values: np.ndarray, stage: int, end: Union[int, slice]) -> np.ndarray:
+        if goal == TRANSFER:
+            return values + cut_s[end]
+        if goal != LOAD and stage < k - 1 and loads.cut_class(stage + 1) == goal:
+            return np.maximum(values, cut_s[end])
+        return values
+
+    for stage in range(k):
+        low, high = windows[stage + 1]
+        offsets, values = reached(stage, low, high)
+        least = np.minimum.reduceat(np.append(values, np.inf), offsets[:-1])
+        least[offsets[:-1] == offsets[1:]] = np.inf
+        least = with_cut(least, stage, slice(low, high + 1))
+        if stage < k - 1:
+            least[cut_s[low : high + 1] > t[loads.cut_class(stage + 1)]] = np.inf
+        if not np.isfinite(least).any():
             return None
-    # Each stage knows the best opening for where it ends: read from the end of the network to its beginning.
-    starts = [loads.n]
+        best = np.full(n + 1, np.inf)
+        best[low : high + 1] = least
+        bests.append(best)
+    # The best opening for where each stage ends, read from the end of the network to its beginning.  Of equally good
+    # ones the first: ties fall to early cuts.
+    starts = [n]
     for stage in range(k - 1, -1, -1):
-        starts.append(int(back[stage][starts[-1] - windows[stage + 1][0]]))
-    return float(best[-1]), tuple(reversed(starts[1:]))
+        end = starts[-1]
+        values = with_cut(reached(stage, end, end)[1], stage, end)
+        source = int(np.flatnonzero(values == bests[stage + 1][end])[0])
+        runs = runs_of(stage)
+        starts.append(int(runs.first[int(runs.offsets[end]) + source]))
+    return float(best[n]), tuple(reversed(starts[1:]))
 
 
 class _Search:

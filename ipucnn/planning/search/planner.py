@@ -12,7 +12,7 @@ import numpy as np
 
 from ipucnn.errors import InfeasibleError
 from ipucnn.hardware import System
-from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, StageMemory, program_memory
+from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import Prediction, predict
 from ipucnn.planning.graphs.layer_graph import LayerGraph
@@ -84,7 +84,9 @@ class Planner:
     def __init__(self, graph: LayerGraph, system: System) -> None:
         self.graph, self.system = graph, system
         self.starts = item_starts(graph)
+        self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
+        self._alike: Dict[Tuple[object, ...], Solution] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
@@ -116,7 +118,10 @@ class Planner:
             if settings.schedule == "Sequential":
                 count = own.num_stages if one_ipu else max(2, own.num_stages)
                 asked = own.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
-            tables = stage_tables(self.graph, asked, self.system, max_fill=max(LIMITS))
+            if own.training not in self._counts:
+                self._counts[own.training] = RangeCounts(self.graph, self.starts, own.training)
+            counts = self._counts[own.training]
+            tables = stage_tables(self.graph, asked, self.system, max(LIMITS), counts)
             if shared:
                 tables = replace(tables, cut_s=np.zeros(tables.num_items + 1))
             self._tables[key] = tables
@@ -274,14 +279,26 @@ class Planner:
     def _solution(
         self, settings: PlanSettings, limit: float, max_evaluations: Optional[int] = None
     ) -> Solution:
-        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer."""
+        """``fastest_split``, once for each question; neither replicas nor the number accumulated change the answer.
+
+        Settings of which no number and nothing that fits is another, as those with a larger
+        availableMemoryProportion than any operation needs, are one question.
+        """
         count = min(2, settings.gradient_accumulation_count)
         key = (replace(settings, num_replicas=1, gradient_accumulation_count=count), limit, max_evaluations)
         if key not in self._solutions:
             tables = self.tables(settings, limit)
-            self._solutions[key] = fastest_split(
-                tables, settings.num_stages, settings.schedule, max_evaluations
+            same = (
+                tables.digest(settings.num_stages),
+                settings.num_stages,
+                settings.schedule,
+                max_evaluations,
             )
+            if same not in self._alike:
+                self._alike[same] = fastest_split(
+                    tables, settings.num_stages, settings.schedule, max_evaluations
+                )
+            self._solutions[key] = self._alike[same]
         return self._solutions[key]
 
     def _candidate(

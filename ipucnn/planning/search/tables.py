@@ -4,6 +4,7 @@ The search cuts a sequence of n items, the runs of layers between neighbouring l
 opens a stage at item c.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
-from ipucnn.planning.cost.memory import MemoryModel
+from ipucnn.planning.cost.memory import MemoryModel, RangeCounts
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
@@ -42,6 +43,8 @@ class StageTables:
             stage has its own IPU.  (n + 1,) bytes stored between forward and backward pass for a segment that opens
             at c.  ``memory_bytes`` is then what a segment takes while it runs, and ``capacity_bytes`` what the
             weights leave; the checkpoints of all segments and the largest segment share it.
+        within: (number of stages, stage, capacity) -> (n, n + 1): which items i .. j - 1 take no more than the capacity
+            as that stage, where that is known without their bytes.
 
     Raises:
         ValueError: arrays of the wrong shape, negative or not finite.
@@ -56,6 +59,7 @@ class StageTables:
     training: bool = True
     checkpoint_bytes: Optional[np.ndarray] = None
     stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
+    within: Optional[Callable[[int, int, float], np.ndarray]] = None
     _allowed: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -108,7 +112,7 @@ class StageTables:
     def memory(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1) bytes of items i .. j - 1 as stage ``stage`` of ``num_stages``; inf where j <= i."""
         n = self.num_items
-        table = np.array(self.memory_bytes(num_stages, stage), dtype=np.float64)
+        table: np.ndarray = np.array(self.memory_bytes(num_stages, stage), dtype=np.float64)
         if table.shape != (n, n + 1):
             raise ValueError(f"memory_bytes gave shape {table.shape}, wanted ({n}, {n + 1})")
         table[np.tri(n, n + 1, dtype=bool)] = np.inf
@@ -120,8 +124,25 @@ class StageTables:
         if key not in self._allowed:
             if any(known != num_stages for known, _ in self._allowed):
                 self._allowed.clear()  # large networks: a megabyte each
-            self._allowed[key] = self.memory(num_stages, stage) <= self.capacity_bytes
+            if self.within is not None:
+                self._allowed[key] = self.within(num_stages, stage, self.capacity_bytes)
+            else:
+                self._allowed[key] = self.memory(num_stages, stage) <= self.capacity_bytes
         return self._allowed[key]
+
+    def digest(self, num_stages: int) -> bytes:
+        """Of all that decides the fastest split into that many stages; equal ones have the same."""
+        digest = hashlib.blake2b(f"{self.recompute} {self.training} {len(self.stage_s)}".encode())
+        arrays = [self.forward_s, self.backward_s, self.cut_s]
+        arrays += [array for pair in self.stage_s for array in pair]
+        if self.checkpoint_bytes is not None:
+            arrays += [self.checkpoint_bytes, np.array(self.capacity_bytes)]
+            arrays += [self.memory(num_stages, stage) for stage in range(num_stages)]
+        else:
+            arrays += [np.packbits(self.fits(num_stages, stage)) for stage in range(num_stages)]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.digest()
 
     def recomputes(self, num_stages: int, stage: int) -> bool:
         """Whether that stage repeats its forward pass."""
@@ -147,6 +168,7 @@ def stage_tables(
     settings: PlanSettings,
     system: System,
     max_fill: float = 1.0,
+    counts: Optional[RangeCounts] = None,
 ) -> StageTables:
     """What the planner needs to know about a graph under some settings.
 
@@ -155,6 +177,7 @@ def stage_tables(
             ``PlanSettings.proportions_of`` says.  Sequential stages without a device mapping, or with all on one IPU,
             are recomputation segments of that IPU; otherwise each stage has its own.
         max_fill: share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
+        counts: of the graph's items, where they are known already.
     """
     starts = item_starts(graph)
 
@@ -166,7 +189,7 @@ def stage_tables(
     # No pipeline has 0 stages, so this asks for what holds for all numbers of stages but that of the settings.
     forward_s, backward_s = seconds(0, 0)
     count = settings.num_stages if settings.has_own_proportions else 0
-    model = MemoryModel(graph, settings, system.ipu, starts)
+    model = MemoryModel(graph, settings, system.ipu, starts, counts)
     n = len(starts)
     one_ipu = settings.segments_on_one_ipu
     cut_s = np.zeros(n + 1)
@@ -189,17 +212,17 @@ def stage_tables(
             checkpoint_bytes=checkpoints,
             **common,
         )
-    known: Dict[Tuple[int, bool, StageProportions], np.ndarray] = {}
+    known: Dict[Tuple[bool, StageProportions, float], np.ndarray] = {}
 
-    def memory(num_stages: int, stage: int) -> np.ndarray:
-        # A stage's memory depends on how many follow it, on whether any does, and on its proportions.
-        own = settings.proportions_of(stage, num_stages)
-        key = (num_stages - 1 - stage, stage == num_stages - 1, own)
+    def within(num_stages: int, stage: int, capacity_bytes: float) -> np.ndarray:
+        # Stages with the same proportions differ in the depth of their FIFO alone, but for the last, which keeps all.
+        key = (stage == num_stages - 1, settings.proportions_of(stage, num_stages), capacity_bytes)
         if key not in known:
-            known[key] = model.total(num_stages, stage)
-        return known[key]
+            known[key] = model.within(num_stages, stage, capacity_bytes)
+        allowed: np.ndarray = known[key] >= model.depth(num_stages, stage)
+        return allowed
 
-    return StageTables(capacity_bytes=capacity, memory_bytes=memory, **common)
+    return StageTables(capacity_bytes=capacity, memory_bytes=model.total, within=within, **common)
 
 
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:

@@ -24,6 +24,7 @@ from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
+from ipucnn.models.names import is_moving_statistic
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
@@ -39,7 +40,7 @@ from ipucnn.sessions.session import (
     TrainState,
 )
 from ipucnn.training.batching import divisors
-from ipucnn.training.losses import LossFunction
+from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
@@ -333,7 +334,8 @@ class UpdateLoop:
             gradients = [g * share for g in gradients]
         self._move_statistics(context, chunk)
         self._move_once(context, chunk)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=labels.dtype), labels), tf.float32)
+        truth = class_numbers(labels)
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
@@ -501,7 +503,8 @@ class HostSession(Session):
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
-            opt = Optimizer(optimizer, [weights.kept[name] for name in names], names)
+            statistics = {name: v for name, v in weights.kept.items() if is_moving_statistic(name)}
+            opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
 
             def loop_of(program: Program) -> UpdateLoop:
@@ -656,7 +659,7 @@ class HostSession(Session):
         running = {name: weights[name].numpy() for name in self._large_batches.names}
         with tf.device(self.place), _exceptions():
             self._settle()  # which rounds the running statistics, too
-            self.measured = self._large_batches.measure(self.feed(batches))
+            self.evaluated = {**self.evaluated, **self._large_batches.measure(self.feed(batches))}
         for name, value in running.items():
             weights[name].assign(value)
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.config.options import RunConfig
+from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.model import DeviceModel, copy_weights
 from ipucnn.sessions.poplar.training import training_batches, transfer_type
@@ -122,9 +123,6 @@ def _depth(program: Optional[Program]) -> int:
     return int(program.num_stages)
 
 
-_MOVING = ("moving_mean", "moving_variance")
-
-
 class StatisticsNetwork:
     """Batch norm's statistics over training batches, by a forward pass that returns those of each micro-batch.
 
@@ -171,5 +169,5 @@ class StatisticsNetwork:
         means = [np.asarray(values, np.float64).mean(axis=0) for values in found[: 2 * len(made.norms)]]
         sizes: np.ndarray = np.cumsum([len(values) for values in means])[:-1]
         together = self._device.mean_over_instances(np.concatenate(means))
-        names = [f"{norm}/{moving}" for norm in made.norms for moving in _MOVING]
+        names = [f"{norm}/{moving}" for norm in made.norms for moving in MOVING_STATISTICS]
         return {name: part.astype(np.float32) for name, part in zip(names, np.split(together, sizes))}

@@ -272,7 +272,7 @@ class PoplarSession(Session):
             assert self._host_weights is not None
             copy_weights(self.state.weights, self._host_weights.kept)
             self._host_weights.settle()
-            self.measured = self._large_batches.measure(batches)
+            self.evaluated = {**self.evaluated, **self._large_batches.measure(batches)}
 
     def _unpack(self, images: Tensor) -> Tensor:
         """On the host, what IPUs do to images that were sent to them."""

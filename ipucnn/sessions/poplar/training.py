@@ -25,10 +25,11 @@ from tensorflow import keras
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
+from ipucnn.models.names import is_moving_statistic
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.training.losses import LossFunction
+from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -85,7 +86,8 @@ def training_batches(
         number = first_update * p.num_micro_batches + index * instances.count + instances.index
         images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
         images = tf.ensure_shape(images, [size, *images.shape[1:]])
-        labels = tf.ensure_shape(tf.cast(labels, tf.int32), [size, *labels.shape[1:]])
+        labels = labels if labels.dtype.is_floating else tf.cast(labels, tf.int32)
+        labels = tf.ensure_shape(labels, [size, *labels.shape[1:]])
         inputs = images
         if takes_seeds:
             seed = tf.stack([run_seed, tf.cast(number % SEED_MASK, tf.int32)])
@@ -111,7 +113,9 @@ def training_batches(
 
 
 def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """Labels as the losses take them: Keras 2.6 makes (n, 1) of (n,)."""
+    """Labels as the losses take them: Keras 2.6 makes (n, 1) of (n,).  Those of mixed images have the logits' shape."""
+    if labels.dtype.is_floating and labels.shape[-1] == logits.shape[-1]:
+        return tf.cast(labels, tf.float32)
     return tf.cast(tf.reshape(labels, logits.shape[:-1]), tf.int32)
 
 
@@ -191,7 +195,8 @@ def make_metrics(loss: LossFunction, mean: Optional[_Mean] = None) -> List[Sampl
         return loss(logits, labels, 1, counts)[0] * (size / tf.maximum(tf.reduce_sum(counts), 1.0))
 
     def accuracy(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
+        truth = class_numbers(labels)
+        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), truth), tf.float32)
         right = tf.reduce_mean(tf.reshape(right, [int(logits.shape[0]), -1]), axis=1)
         if counts is None:
             return tf.reduce_mean(right)
@@ -309,9 +314,11 @@ class WeightUpdate:
         Each replica has moving statistics of its own.  Their recursion is linear, so averaging them once per weight
         update is the same as averaging the statistics of every micro-batch, and the host session's formula.
         """
-        if self._once is not None and variable in self._once:
-            return [self._once.move(gradient, variable)]
         count = tf.cast(iterations, tf.float32)
+        if self._once is not None and variable in self._once:
+            moved = self._once.move(gradient, variable)
+            with tf.control_dependencies([moved]):
+                return [moved, *self._optimizer.average_statistics(count, only=underlying(variable))]
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
         index = self._index[id(underlying(variable))]
         # Not in 16 bits: what the loss scale kept from underflowing would be lost again.
@@ -323,6 +330,9 @@ class WeightUpdate:
             done += self._scaler.look(self._beyond, iterations)
         if index == 0:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
+            if self._once is None:
+                with tf.control_dependencies(done):
+                    done += self._optimizer.average_statistics(count)
         return done
 
     def before_reduction(self, gradients: Gradients) -> Gradients:
@@ -330,13 +340,15 @@ class WeightUpdate:
         return gradients if self._once is None else self._once.add_spread(gradients)
 
     def after_reduction(self, gradients: Gradients) -> Gradients:
-        """The gradients of a weight update, summed over replicas, without the loss scale that was found."""
-        if self._scaler is None:
+        """The gradients of a weight update, summed over replicas, clipped and without the loss scale that was found."""
+        if self._scaler is None and not self._optimizer.settings.clip_gradient_norm:
             return gradients
         own = [n for n, (_, v) in enumerate(gradients) if self._once is None or v not in self._once]
-        # The scale is the replicas' number here: on the host, what is looked at is the mean over replicas.
-        unscaled, self._beyond = self._scaler.unscaled([gradients[n][0] for n in own], self._scale)
-        found = dict(zip(own, unscaled))
+        values = [gradients[n][0] for n in own]
+        if self._scaler is not None:
+            # The scale is the replicas' number here: on the host, what is looked at is the mean over replicas.
+            values, self._beyond = self._scaler.unscaled(values, self._scale)
+        found = dict(zip(own, self._optimizer.clipped(values, self._scale)))
         return [(found.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
 
 
@@ -471,8 +483,7 @@ class TrainedNetwork:
         p = self._program
         if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.once:
             return []
-        moving = ("moving_mean", "moving_variance")
-        return [v for name, v in self.made.weights.items() if name.rsplit("/", 1)[-1] in moving]
+        return [v for name, v in self.made.weights.items() if is_moving_statistic(name)]
 
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
@@ -535,7 +546,8 @@ def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
     ids -= {id(tf_variable(v)) for norm in made.once for v in (norm.moving_mean, norm.moving_variance)}
     names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
-    return Optimizer(settings, [made.weights[name] for name in names], names)
+    statistics = {name: v for name, v in made.weights.items() if is_moving_statistic(name)}
+    return Optimizer(settings, [made.weights[name] for name in names], names, statistics)
 
 
 def _seed(run_seed: int, weight_update: int) -> int:

@@ -1,0 +1,219 @@
+"""What a run tells other tools: TensorBoard's curves, Weights & Biases, and the log that MLPerf's rules ask for.
+
+Each gets its points from the :class:`~ipucnn.runs.recorder.Recorder`, and none decides anything about the run.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import DataError, MissingError
+from ipucnn.filesystem import append_text, make_folder, make_new_file
+from ipucnn.training.optimizers import OptimizerSettings
+from ipucnn.training.program import Program
+
+
+class Curves:
+    """TensorBoard's curves: one event file in ``folder``; usable once TensorFlow may be imported.
+
+    It holds scalars only, written with TensorFlow's record writer: no TensorBoard is needed.
+
+    Args:
+        folder: of the event files.
+        first_step: where a run is continued; TensorBoard drops what earlier files have from there on.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
+        import tensorflow as tf
+
+        make_folder(folder, "TensorBoard folder", "choose another --run-dir")
+        now = time.time()
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = tf.io.TFRecordWriter(str(make_new_file(folder, name)))
+        self._event = tf.compat.v1.Event
+        # The first record names the format's version; TensorBoard refuses a file without it.
+        self._write(self._event(wall_time=now, file_version="brain.Event:2"))
+        log = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write(self._event(wall_time=now, step=first_step, session_log=log))
+
+    def _write(self, event: object) -> None:
+        import tensorflow as tf
+
+        try:
+            self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
+            self._writer.flush()
+        except tf.errors.OpError as error:
+            raise DataError(
+                f"TensorBoard events cannot be written: {error.message}", "free some space"
+            ) from None
+
+    def scalars(self, step: int, values: Dict[str, float]) -> None:
+        """Adds one point to each named curve."""
+        import tensorflow as tf
+
+        points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
+        self._write(self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points)))
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
+
+def import_wandb() -> ModuleType:
+    """The library of Weights & Biases.
+
+    Raises:
+        MissingError: it is not installed.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise MissingError(
+            "--wandb: the library of Weights & Biases is not installed",
+            "install it with: pip install 'ipucnn[wandb]'; or drop --wandb",
+        ) from None
+    module: ModuleType = wandb
+    return module
+
+
+class WeightsAndBiases:
+    """The run's curves at Weights & Biases (project ``ipucnn``), or with ``WANDB_MODE=offline`` in the run folder.
+
+    The parts of a run that was interrupted are one run there: its name is derived from the run folder's path and from
+    when the run began.
+
+    Args:
+        config: the run's.
+        folder: the run folder, in which the library keeps its files.
+        began: when the first process of the run started, as ``environment.json`` has it.
+
+    Raises:
+        MissingError: the library has no account to log to, or does not start.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, began: str) -> None:
+        wandb = import_wandb()
+        name = config.wandb_run_name or folder.name
+        if config.fold is not None:
+            name += f" fold {config.fold}"
+        key = f"{socket.gethostname()} {folder.resolve()} {began}"
+        try:
+            self._run = wandb.init(
+                project="ipucnn",
+                name=name,
+                tags=list(config.wandb_tags),
+                id=hashlib.sha256(key.encode()).hexdigest()[:16],
+                resume="allow",
+                config=dataclasses.asdict(config),
+                dir=str(folder),
+            )
+        except (wandb.errors.Error, OSError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise MissingError(
+                f"--wandb: Weights & Biases does not start: {reason}",
+                "type: wandb login; or log to the run folder alone with WANDB_MODE=offline",
+            ) from None
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each named curve."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool = False) -> None:
+        """Ends the run there.
+
+        Args:
+            failed: it did not come to its end.
+        """
+        self._run.finish(exit_code=1 if failed else 0)
+
+
+class MlperfLog:
+    """``mlperf.log``: lines of MLPerf's logging library, ``:::MLLOG`` and a JSON object.
+
+    Keys and their order follow MLPerf's rules for training (github mlcommons/logging, mllog/constants.py and
+    compliance_checker).  What only a submitter knows (organisation, division, status, platform) and the clearing of
+    caches, which this program does not do, is the submitter's to add.
+
+    Args:
+        path: the log's file; lines are added to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _write(
+        self, kind: str, key: str, value: object, seconds: Optional[float], facts: Dict[str, Any]
+    ) -> None:
+        caller = sys._getframe(2)
+        file = f"ipucnn/runs/{Path(caller.f_code.co_filename).name}"
+        now = time.time() if seconds is None else seconds
+        entry = {
+            "namespace": "",
+            "time_ms": int(now * 1000),
+            "event_type": kind,
+            "key": key,
+            "value": value,
+            "metadata": {"file": file, "lineno": caller.f_lineno, **facts},
+        }
+        append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
+
+    def event(self, key: str, value: object, **facts: Any) -> None:
+        """Something that holds, or happened now."""
+        self._write("POINT_IN_TIME", key, value, None, facts)
+
+    def start(self, key: str, seconds: Optional[float] = None, **facts: Any) -> None:
+        """Something begins: now, or at a time in seconds since 1970."""
+        self._write("INTERVAL_START", key, None, seconds, facts)
+
+    def end(self, key: str, **facts: Any) -> None:
+        """Something ends now."""
+        self._write("INTERVAL_END", key, None, None, facts)
+
+    def settings(
+        self,
+        program: Program,
+        seed: int,
+        samples: Sequence[int],
+        optimizer: OptimizerSettings,
+        rates: Sequence[float],
+        warmup_epochs: float,
+    ) -> None:
+        """The run's hyperparameters.
+
+        Args:
+            program: the run's.
+            seed: its seed.
+            samples: of the training and of the evaluation set.
+            optimizer: the run's.
+            rates: the largest and the last learning rate.
+            warmup_epochs: epochs in which the rate rises.
+        """
+        name, params = optimizer.name, optimizer.params
+        lars = "lars_" if name == "lars" else ""
+        decay = params.get("weight_decay", optimizer.weight_decay or optimizer.l2_regularization)
+        values: Dict[str, object] = {
+            "seed": seed,
+            "global_batch_size": program.global_batch_size,
+            "gradient_accumulation_steps": program.gradient_accumulation_count,
+            "train_samples": samples[0],
+            "eval_samples": samples[1],
+            "opt_name": name,
+            f"{lars}opt_base_learning_rate": rates[0],
+            f"{lars}opt_end_learning_rate": rates[1],
+            f"{lars}opt_learning_rate_warmup_epochs": warmup_epochs,
+            f"{lars}opt_weight_decay": decay,
+        }
+        if "momentum" in params:
+            values[f"{lars}opt_momentum"] = params["momentum"]
+        if "epsilon" in params:
+            values["lars_epsilon" if lars else "opt_epsilon"] = params["epsilon"]
+        for key, value in values.items():
+            self.event(key, value)

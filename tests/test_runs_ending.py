@@ -1,0 +1,246 @@
+"""Runs that end before their last weight update, and what other tools are told: MLPerf's log, Weights & Biases."""
+
+import json
+import re
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn.config.resolve import resolve
+from ipucnn.runs import recorder as recorders
+from ipucnn.runs.folder import RunFolder
+
+TRAIN = ("train", "toy_model", "--dataset", "digits", "--limit-train", 64, "--limit-eval", 64, "--seed", 1)
+
+
+def rows(folder, event="validation"):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["event"] == event]
+
+
+def state_of(folder):
+    """What a run came to, without what time it took."""
+    files = {path.name: path.read_bytes() for path in sorted((folder / "checkpoints").iterdir())}
+    return (folder / "metrics.jsonl").read_bytes(), files
+
+
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of six epochs to its end, and the accuracy of each of its validations."""
+    from ipucnn import cli
+
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.run([*map(str, TRAIN), "--num-epochs", "6", "--run-dir", str(folder)]) == 0
+    return folder, [row["accuracy"] for row in rows(folder)]
+
+
+def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(run, tmp_path, whole):
+    folder, accuracies = whole
+    target = max(accuracies[:4])
+    first = next(i for i, value in enumerate(accuracies) if value >= target)
+    assert 0 < first < 5, accuracies
+    flags = ("--num-epochs", 6, "--target-accuracy", target, "--run-dir", "ends")
+    code, out, _ = run(*TRAIN, *flags)
+    assert code == 0 and "reached the target" in out and "time to train" in out
+    ended = tmp_path / "ends"
+    # Up to there the run is the one without a target.
+    lines = (folder / "metrics.jsonl").read_text()
+    assert lines.startswith((ended / "metrics.jsonl").read_text())
+    assert [row["accuracy"] for row in rows(ended)] == accuracies[: first + 1]
+    target_of = report_of(ended)["target"]
+    assert target_of["reached"] and target_of["weight_updates"] == rows(ended)[-1]["weight_updates"]
+    assert 0 < target_of["time_to_train_s"] < report_of(ended)["measured"]["wall_s"]
+    names = sorted(path.name for path in (ended / "checkpoints").iterdir())
+    assert names[-1] == "last.npz" and len(names) == first + 3
+    # It is over; with a higher target it goes on, to the bytes of a run that never stopped.
+    code, _, err = run("train", "toy_model", "--resume", "--run-dir", "ends")
+    assert code == 0 and "nothing to continue" in err
+    code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "ends", "--target-accuracy", "1")
+    assert code == 0 and "was not reached" in out
+    assert state_of(ended)[0] == state_of(folder)[0]
+    assert state_of(ended)[1]["last.npz"] == state_of(folder)[1]["last.npz"]
+    assert report_of(ended)["target"] == {
+        "accuracy": 1.0,
+        "reached": False,
+        "weight_updates": None,
+        "time_to_train_s": None,
+    }
+
+
+def test_a_run_killed_while_it_ends_ends_there(run, tmp_path, whole, monkeypatch):
+    _, accuracies = whole
+    flags = ("--num-epochs", 6, "--target-accuracy", max(accuracies[:4]))
+    assert run(*TRAIN, *flags, "--run-dir", "once")[0] == 0
+    expected = state_of(tmp_path / "once")
+
+    class Killed(BaseException):
+        """Nothing handles it, as nothing handles SIGKILL."""
+
+    writes = []
+    write = RunFolder.write_checkpoint
+    monkeypatch.setattr(
+        RunFolder, "write_checkpoint", lambda self, *args: (writes.append(1), write(self, *args))[1]
+    )
+    assert run(*TRAIN, *flags, "--run-dir", "counted")[0] == 0
+    total = len(writes)
+    for number in range(total - 1, total + 1):
+        writes.clear()
+
+        def dying(self, *args, number=number):
+            path = write(self, *args)
+            writes.append(1)
+            if len(writes) == number:
+                raise Killed
+            return path
+
+        name = f"killed-{number}"
+        with monkeypatch.context() as patched:
+            patched.setattr(RunFolder, "write_checkpoint", dying)
+            with pytest.raises(Killed):
+                run(*TRAIN, *flags, "--run-dir", name)
+        assert run("train", "toy_model", "--resume", "--run-dir", name)[0] == 0
+        assert state_of(tmp_path / name) == expected, number
+        assert report_of(tmp_path / name)["ended_early"] == report_of(tmp_path / "once")["ended_early"]
+
+
+def test_patience_ends_a_run_that_learns_nothing(run, tmp_path):
+    flags = ("--num-epochs", 9, "--learning-rate", "1e-30", "--early-stopping", 3, "--run-dir", "run")
+    code, out, _ = run(*TRAIN, *flags)
+    assert code == 0 and "none of the last 3 validations was better" in out
+    assert len(rows(tmp_path / "run")) == 4
+    # With more patience it goes on from there.
+    code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "run", "--early-stopping", "5")
+    assert code == 0 and len(rows(tmp_path / "run")) == 6
+
+
+@given(
+    st.lists(st.integers(0, 8).map(lambda n: n / 8), min_size=1, max_size=12),
+    st.one_of(st.none(), st.integers(1, 8).map(lambda n: n / 8)),
+    st.one_of(st.none(), st.integers(1, 6)),
+)
+def test_when_a_run_ends_against_a_loop(figures, target, patience):
+    """The run is asked after each validation, and ends at the first where it should."""
+    options = {"target_accuracy": target, "early_stopping": patience}
+    config = resolve("train", options, model="toy_model").config
+    history, ended = ['{"event": "execution", "weight_updates": 1}\n'], None
+    for number, figure in enumerate(figures):
+        history.append(json.dumps({"event": "validation", "accuracy": figure}) + "\n")
+        if recorders.reason_to_end(history, config) is not None:
+            ended = number
+            break
+    expected, best, waited = None, -1.0, 0
+    for number, figure in enumerate(figures):
+        waited = 0 if figure > best else waited + 1
+        best = max(best, figure)
+        if (target is not None and figure >= target) or (patience is not None and waited >= patience):
+            expected = number
+            break
+    assert ended == expected
+
+
+def test_what_mlperf_asks_for(run, tmp_path, whole):
+    """The published grammar: mlperf_compliance's ``mlp_parser`` takes lines of this form, with these fields."""
+    _, accuracies = whole
+    target = max(accuracies[:4])
+    flags = ("--num-epochs", 6, "--mlperf-logging", "--target-accuracy", target, "--run-dir", "run")
+    assert run(*TRAIN, *flags, "--optimizer", "lars", "--optimizer-params", "{}")[0] == 0
+    text = (tmp_path / "run" / "mlperf.log").read_text()
+    entries = []
+    for line in text.splitlines():
+        found = re.fullmatch(r":::MLLOG (\{.*\})", line)
+        assert found, line
+        entry = json.loads(found.group(1))
+        assert list(entry) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
+        assert entry["event_type"] in ("POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END")
+        assert isinstance(entry["time_ms"], int) and isinstance(entry["metadata"]["lineno"], int)
+        assert entry["metadata"]["file"].startswith("ipucnn/runs/")
+        entries.append(entry)
+    keys = [entry["key"] for entry in entries]
+    times = [entry["time_ms"] for entry in entries]
+    assert times == sorted(times)
+    assert keys[0] == "init_start" and keys.index("init_stop") < keys.index("run_start") < len(keys) - 1
+    validations = rows(tmp_path / "run")
+    block = ["block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop"]
+    assert keys[keys.index("run_start") + 1 :] == [*block * len(validations), "run_stop"]
+    scores = [entry["value"] for entry in entries if entry["key"] == "eval_accuracy"]
+    assert scores == [row["accuracy"] for row in validations]
+    status = "success" if scores[-1] >= target else "aborted"
+    assert entries[-1]["metadata"]["status"] == status
+    settings = {entry["key"]: entry["value"] for entry in entries if entry["event_type"] == "POINT_IN_TIME"}
+    assert settings["seed"] == 1 and settings["train_samples"] == 64 and settings["eval_samples"] == 64
+    assert settings["opt_name"] == "lars" and settings["lars_opt_weight_decay"] == 1e-4
+    assert settings["lars_opt_momentum"] == 0.9 and settings["global_batch_size"] == 32
+
+
+class FakeWandb(types.ModuleType):
+    """Takes what the library takes (wandb.init, Run.log, Run.finish), and keeps it."""
+
+    class errors:
+        class Error(Exception):
+            pass
+
+    def __init__(self, refuses=False):
+        super().__init__("wandb")
+        self.runs, self.refuses = [], refuses
+
+    def init(self, *, project, name, tags, id, resume, config, dir):
+        if self.refuses:
+            raise self.errors.Error("api_key not configured (no-tty)\nmore")
+        made = types.SimpleNamespace(
+            name=name, tags=tags, id=id, config=config, dir=dir, points=[], exit_code=None
+        )
+        made.log = lambda values, step: made.points.append((step, values))
+        made.finish = lambda exit_code: setattr(made, "exit_code", exit_code)
+        self.runs.append(made)
+        return made
+
+
+def test_weights_and_biases_get_what_tensorboard_gets(run, tmp_path, monkeypatch):
+    library = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    named = ("--wandb-run-name", "a run", "--wandb-tags", "one", "two")
+    assert run(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")[0] == 0
+    (first,) = library.runs
+    assert (first.name, first.tags, first.exit_code) == ("a run", ["one", "two"], 0)
+    assert first.config["model_name"] == "toy_model" and first.dir == "run"
+    told = {(step, name): value for step, values in first.points for name, value in values.items()}
+    for row in rows(tmp_path / "run", "execution"):
+        assert told[row["weight_updates"], "train/loss"] == row["loss"]
+    for row in rows(tmp_path / "run"):
+        assert told[row["weight_updates"], "validation/accuracy"] == row["accuracy"]
+    # A run that goes on is the same run there.
+    assert run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 3)[0] == 0
+    assert library.runs[1].id == first.id and len(first.id) == 16
+
+
+def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
+    assert code == 6 and "pip install 'ipucnn[wandb]'" in err and not (tmp_path / "run").exists()
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses=True))
+    code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
+    assert code == 6 and "api_key not configured" in err and "more" not in err
+    assert "WANDB_MODE=offline" in err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--target-accuracy", "0.9", "--no-validation"),
+        ("--early-stopping", "3", "--no-validation"),
+        ("--wandb-run-name", "name"),
+        ("--wandb-tags", "one"),
+        ("--ckpt-all-instances",),
+    ],
+)
+def test_what_would_end_or_tell_nothing_is_refused(run, tmp_path, flags):
+    code, _, err = run(*TRAIN, *flags, "--run-dir", "run")
+    assert code == 2 and f"error: {flags[0]}" in err and "has no effect" in err and "hint: drop it, or" in err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,242 @@
+"""Mixup, CutMix, random erasing, averaged weights and clipped gradients: formulas in loops, and whole runs."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from poplar_double import installed
+
+from ipucnn import cli
+from ipucnn.datasets import hashing
+from ipucnn.datasets.mixing import AREA, ASPECT, ATTEMPTS, LEVELS, Mixing
+from ipucnn.training.checkpoints import load_checkpoint
+from ipucnn.training.losses import class_numbers, cross_entropy_per_sample
+
+ALL = (
+    "--mixup",
+    0.4,
+    "--cutmix",
+    1,
+    "--random-erasing",
+    0.5,
+    "--ema-decay",
+    0.9,
+    "--clip-gradient-norm",
+    0.5,
+)
+SMALL = ("--dataset", "digits", "--limit-train", 48, "--limit-eval", 40, "--seed", 1, "--num-epochs", 2)
+TRAIN = ("train", "cifar_resnet8", *SMALL, "--micro-batch-size", 4, "--global-batch-size", 16)
+
+
+def beta(parameter, level):
+    """The quantile of Beta(a, a), by adding up its density: a way that has nothing to do with SciPy's."""
+    places = (np.arange(400_000) + 0.5) / 400_000
+    density = (places * (1 - places)) ** (parameter - 1)
+    return float(np.interp((level + 0.5) / LEVELS, np.cumsum(density) / density.sum(), places))
+
+
+def below(draw, bound):
+    return draw * bound >> 32
+
+
+def naive(mixing, images, labels, seed, tickets, mean):
+    """One image after the other, pixel by pixel, in float64."""
+    count, height, width, _ = images.shape
+    images = images.astype(np.float64).copy()
+    for n in range(count):
+        words = [int(column[n]) for column in tickets]
+        random = [hashing.draw(seed, hashing.ERASE, *words, k) for k in range(1 + 4 * ATTEMPTS)]
+        if random[0] / 2**32 >= mixing.erasing:
+            continue
+        for attempt in range(ATTEMPTS):
+            area, aspect, top, left = random[1 + 4 * attempt : 5 + 4 * attempt]
+            area = AREA[0] + (below(area, LEVELS) + 0.5) / LEVELS * (AREA[1] - AREA[0])
+            aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** ((below(aspect, LEVELS) + 0.5) / LEVELS)
+            tall = int(np.sqrt(area * height * width * aspect) + 0.5)
+            wide = int(np.sqrt(area * height * width / aspect) + 0.5)
+            if tall < height and wide < width:
+                top, left = below(top, height - tall + 1), below(left, width - wide + 1)
+                images[n, top : top + tall, left : left + wide] = mean
+                break
+    mixed, truth = images.copy(), np.eye(mixing.num_classes)[labels]
+    if not (mixing.mixup or mixing.cutmix):
+        return mixed, labels
+    for n in range(count):
+        first = n - n % mixing.micro_batch_size
+        other = first + mixing.micro_batch_size - 1 - (n - first)
+        words = [int(column[first]) for column in tickets]
+        random = [hashing.draw(seed, hashing.MIX, *words, k) for k in range(4)]
+        level = below(random[1], LEVELS)
+        cuts = mixing.cutmix and (not mixing.mixup or below(random[0], 2))
+        if cuts:
+            side = np.sqrt(1 - beta(mixing.cutmix, level))
+            half = [int(length * side) // 2 for length in (height, width)]
+            centre = [below(random[2], height), below(random[3], width)]
+            pixels = 0
+            for y in range(height):
+                for x in range(width):
+                    if (
+                        centre[0] - half[0] <= y < centre[0] + half[0]
+                        and centre[1] - half[1] <= x < centre[1] + half[1]
+                    ):
+                        mixed[n, y, x] = images[other, y, x]
+                        pixels += 1
+            share = 1 - pixels / (height * width)
+        else:
+            share = beta(mixing.mixup, level)
+            mixed[n] = share * images[n] + (1 - share) * images[other]
+        truth[n] = share * np.eye(mixing.num_classes)[labels[n]]
+        truth[n] += (1 - share) * np.eye(mixing.num_classes)[labels[other]]
+    return mixed, truth
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(2, 5),
+    st.integers(1, 3),
+    st.sampled_from([(0.0, 0.0), (0.4, 0.0), (0.0, 1.0), (0.8, 0.5)]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.tuples(st.integers(3, 12), st.integers(3, 12), st.sampled_from([1, 3])),
+    st.integers(0, 2**40),
+)
+def test_images_are_mixed_and_erased_as_in_loops(size, count, alphas, erasing, shape, seed):
+    rng = np.random.default_rng(seed)
+    mixing = Mixing(size, 6, *alphas, erasing)
+    images = rng.uniform(0, 255, (size * count, *shape)).astype(np.float32)
+    labels = rng.integers(0, 6, size * count).astype(np.int32)
+    tickets = [rng.integers(0, 1000, size * count) for _ in range(3)]
+    mean = rng.uniform(0, 255, shape[2])
+    found, truth = mixing.apply(
+        tf.constant(images), tf.constant(labels), seed, tuple(map(tf.constant, tickets)), mean
+    )
+    expected, expected_truth = naive(mixing, images, labels, seed, tickets, mean)
+    np.testing.assert_allclose(found.numpy(), expected, atol=0.3)  # the sum knows a share to 1e-3
+    np.testing.assert_allclose(truth.numpy(), expected_truth, atol=1e-3)
+
+
+def test_as_many_images_are_erased_as_asked_for_and_shares_are_spread():
+    count = 4000
+    images, labels = tf.zeros([count, 16, 16, 1]), tf.constant(np.arange(count) % 2, tf.int32)
+    tickets = (tf.zeros(count, tf.int64), tf.zeros(count, tf.int64), tf.range(count, dtype=tf.int64))
+    erased = Mixing(2, 2, erasing=0.3).apply(images, labels, 7, tickets, [9.0])[0].numpy()
+    parts = (erased == 9.0).mean(axis=(1, 2, 3))
+    assert abs((parts > 0).mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / count)
+    assert parts[parts > 0].min() > 0.01 and parts.max() < 0.4
+    # Beta(1, 1) is uniform; a rectangle that reaches over the border leaves more of the image.
+    for mixing, deviation in ((Mixing(2, 2, mixup=1.0), 12**-0.5), (Mixing(2, 2, cutmix=1.0), 0.18)):
+        shares = mixing.apply(images, labels, 7, tickets, [0.0])[1].numpy()[::2, 0]
+        assert (
+            shares.std() == pytest.approx(deviation, abs=0.02) and shares.min() < 0.3 and shares.max() > 0.95
+        )
+
+
+@given(st.floats(0, 0.9), st.integers(0, 2**31))
+def test_the_loss_of_mixed_labels(smoothing, seed):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, (5, 4)).astype(np.float32)
+    labels, share = rng.integers(0, 4, (2, 5)), rng.uniform(0, 1, (5, 1))
+    mixed = share * np.eye(4)[labels[0]] + (1 - share) * np.eye(4)[labels[1]]
+    smooth = (1 - smoothing) * mixed + smoothing / 4
+    logarithms = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    found = cross_entropy_per_sample(tf.constant(logits), tf.constant(mixed, tf.float32), smoothing)
+    np.testing.assert_allclose(found.numpy(), -(smooth * logarithms).sum(axis=1), rtol=1e-5, atol=1e-5)
+    assert class_numbers(tf.constant(mixed, tf.float32)).numpy().tolist() == mixed.argmax(axis=1).tolist()
+
+
+def weights_of(folder):
+    return load_checkpoint(folder / "checkpoints" / "last.npz")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.run([*map(str, (*TRAIN, *ALL)), "--run-dir", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_with_all_of_it_goes_on_in_the_same_bytes(run, tmp_path, whole):
+    """Interrupted after its first epoch by ending there, and continued."""
+    assert run(*TRAIN, *ALL, "--num-epochs", 1, "--lr-schedule", "const", "--run-dir", "other")[0] == 0
+    assert run(*TRAIN, *ALL, "--lr-schedule", "const", "--run-dir", "once")[0] == 0
+    assert run("train", "cifar_resnet8", "--resume", "--run-dir", "other", "--num-epochs", 2)[0] == 0
+    for name in ("last.npz", "best.npz"):
+        one, two = (tmp_path / folder / "checkpoints" / name for folder in ("once", "other"))
+        assert one.read_bytes() == two.read_bytes()
+    assert (tmp_path / "once/metrics.jsonl").read_bytes() == (tmp_path / "other/metrics.jsonl").read_bytes()
+
+
+def test_what_is_saved_and_evaluated_are_the_averages(run, whole):
+    checkpoint = weights_of(whole)
+    average = {name: value for name, value in checkpoint.slots.items() if name.endswith("/average")}
+    assert len(average) == len(checkpoint.weights)
+    for name, value in checkpoint.weights.items():
+        if name.rsplit("/", 1)[-1].startswith("moving"):
+            # The preset measures these, with the averaged weights.
+            assert not np.array_equal(value, average[name + "/average"])
+            continue
+        np.testing.assert_array_equal(value, average[name + "/average"])
+        assert not np.array_equal(checkpoint.slots[name + "/running"], value)
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    code, out, err = run("evaluate", whole, "--json")
+    assert code == 0, err
+    assert json.loads(out)["measured"]["loss"] == pytest.approx(rows[-1]["loss"], abs=1e-5)
+    assert json.loads((whole / "report.json").read_text())["averaged_weights"] is True
+
+
+@pytest.mark.parametrize("fused", [1, 2])
+def test_how_many_micro_batches_are_fused_changes_nothing(run, tmp_path, whole, fused):
+    assert run(*TRAIN, *ALL, "--fused-micro-batches", fused, "--run-dir", "run")[0] == 0
+    one, other = weights_of(whole), weights_of(tmp_path / "run")
+    for name, value in one.weights.items():
+        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=2e-4, err_msg=name)
+
+
+def test_ipus_train_the_same(run, tmp_path, whole):
+    with installed():
+        assert run(*TRAIN, *ALL, "--device", "ipu", "--run-dir", "run")[0] == 0
+    one, other = weights_of(whole), weights_of(tmp_path / "run")
+    assert list(one.slots) == list(other.slots)
+    for name, value in one.weights.items():
+        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=2e-4, err_msg=name)
+
+
+def test_images_from_files_are_mixed_too(run, tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(1)
+    for subset in ("train", "val"):
+        for label in ("a", "b"):
+            folder = tmp_path / "data" / subset / label
+            folder.mkdir(parents=True)
+            for n in range(8):
+                Image.fromarray(rng.integers(0, 255, (12, 10, 3), np.uint8)).save(folder / f"{n}.png")
+    data = ("--dataset", "data", "--image-size", 8, "--micro-batch-size", 4, "--num-epochs", 1, "--seed", 1)
+    options = ("--global-batch-size", 8, "--learning-rate", 0.01, "--lr-schedule", "const")
+    for flags in (ALL, ()):
+        code, _, err = run("train", "cifar_resnet8", *data, *options, *flags, "--run-dir", f"run{len(flags)}")
+        assert code == 0, err
+    rows = [
+        (tmp_path / name / "metrics.jsonl").read_text().splitlines()[0] for name in (f"run{len(ALL)}", "run0")
+    ]
+    assert json.loads(rows[0])["loss"] != json.loads(rows[1])["loss"]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "text"),
+    [
+        ("unet", ("--dataset", "membranes", "--mixup", "0.2"), "unet predicts one for each pixel"),
+        ("unet", ("--dataset", "membranes", "--random-erasing", "0.2"), "unet predicts one for each pixel"),
+        ("lenet", ("--cutmix", "1", "--micro-batch-size", "1"), "--micro-batch-size is 1"),
+        ("lenet", ("--mixup", "0"), "--mixup"),
+        ("lenet", ("--ema-decay", "1"), "--ema-decay"),
+        ("lenet", ("--clip-gradient-norm", "0"), "--clip-gradient-norm"),
+        ("lenet", ("--random-erasing", "1.5"), "--random-erasing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run, tmp_path, model, flags, text):
+    code, _, err = run("train", model, *flags, "--run-dir", "run")
+    assert code == 2 and "error:" in err and "hint:" in err and text in " ".join(err.split()), err
+    assert not (tmp_path / "run").exists()
