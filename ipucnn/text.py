@@ -1,6 +1,7 @@
 """Text from outside (file names, classes, messages) as text that any terminal, table and UTF-8 file can hold."""
 
 import unicodedata
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 SHOWN_CHARACTERS = 200
@@ -28,6 +29,21 @@ def shown_value(value: Any) -> str:
         half = SHOWN_CHARACTERS // 2
         return f"{printable(text[:half])}...{printable(text[-half:])} ({len(text):,} characters)"
     return printable(text)
+
+
+def percent(share: float) -> str:
+    """0.804 -> ``80%``, 0.145 -> ``15%``, 0.0414 -> ``4.1%``: whole ones from 10 % on, else two digits, halves go up.
+
+    The number that is rounded is the one that the share is written as: 0.145 is not the float a little below it.
+    """
+    value = 100 * Decimal(repr(float(share)))
+    digits = Decimal(1)
+    if value and value.is_finite() and abs(value) < Decimal("9.95"):
+        digits = Decimal(1).scaleb(max(-12, value.adjusted() - 1))
+    if not value.is_finite():
+        return f"{value}%"
+    text = f"{value.quantize(digits, ROUND_HALF_UP):f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + "%"
 
 
 def _escape(character: str) -> str:

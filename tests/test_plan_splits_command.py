@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ import yaml
 from ipucnn import cli
 from ipucnn.planning.cost.memory import published_at
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.reports import units
 from ipucnn.training.program import Program
 
 SMALL = "cifar_resnet8"
 # Data of its home data set aren't needed; the rest of its preset is.
-FITTING = [SMALL, "--stages", "2"]
+FITTING = [SMALL, "--stages", "2", "--schedule", "Grouped"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +80,7 @@ def test_the_report_fits_its_width(capsys, monkeypatch, columns):
     for text in ("optimal: true", f"{found.predicted_images_per_s:,.0f} images/s", "GB/s", "params", "fits"):
         assert text in table
     (memory,) = re.findall(r"^IPU 0 .*\|.*$", table, re.M)
-    assert f"{found.predicted_fill:.0%}" in table and "l" in memory
+    assert units.percent(found.predicted_fill) in table and "l" in memory
     assert len(re.findall(r"^stage \d [-~=.0-9]+$", table, re.M)) == 2
     line = next(line for line in paste.splitlines() if line.startswith("ipucnn train"))
     assert "--pipeline-splits " + " ".join(found.splits) in line
@@ -104,7 +106,7 @@ def test_the_yaml_and_the_line_are_options_of_train(capsys, tmp_path):
     assert cli.run(args) == 0
     there = json.loads(capsys.readouterr().out)["options"]
     line = next(line for line in out.splitlines() if line.startswith("ipucnn train"))
-    assert cli.run([*line.split()[1:], "--print-config", "--json"]) == 0
+    assert cli.run([*shlex.split(line)[1:], "--print-config", "--json"]) == 0
     here = json.loads(capsys.readouterr().out)["options"]
     found = plan(capsys, *FITTING, "--num-replicas", "2")
     for key, value in found.run_options().items():
@@ -131,19 +133,19 @@ def test_given_splits_are_judged(capsys):
     best = plan(capsys, *FITTING, "--recomputation", "off")
     graph_names = [layer.name for layer in best.profile]
     worse = graph_names[3]
-    judged = plan(capsys, SMALL, "--splits", worse, "--recomputation", "off")
+    judged = plan(capsys, SMALL, *FITTING[3:], "--splits", worse, "--recomputation", "off")
     assert (judged.planned, judged.splits, judged.optimal) == (False, (worse,), False)
     assert judged.gap == pytest.approx(judged.predicted_tick_s / best.predicted_tick_s - 1)
     assert judged.predicted_lower_bound_s == pytest.approx(best.predicted_tick_s)
     rows = {row.name: row for row in judged.comparison}
     assert rows["planned"].splits == best.splits
-    same = plan(capsys, SMALL, "--pipeline-splits", *best.splits, "--recomputation", "off")
+    same = plan(capsys, SMALL, *FITTING[3:], "--pipeline-splits", *best.splits, "--recomputation", "off")
     assert same.optimal and same.gap == 0
 
 
 def test_splits_that_do_not_fit_are_shown_and_fail(capsys):
     names = [layer.name for layer in plan(capsys, *FITTING).profile]
-    code, out, err = run(capsys, SMALL, "--splits", names[-1], "--micro-batch-size", "20000")
+    code, out, err = run(capsys, SMALL, *FITTING[3:], "--splits", names[-1], "--micro-batch-size", "20000")
     assert code == 4
     assert "does not fit" in out and "error: these splits do not fit: IPU 0" in err
     largest = re.search(r"--micro-batch-size (\d+)", err.splitlines()[-1]).group(1)
@@ -183,7 +185,7 @@ def test_presets_bring_splits_to_compare_with(capsys):
 
 def test_stages_by_other_names(capsys):
     two = plan(capsys, *FITTING)
-    assert plan(capsys, SMALL, "--ipus-per-replica", 2).splits == two.splits
+    assert plan(capsys, SMALL, "--ipus-per-replica", 2, *FITTING[3:]).splits == two.splits
     segments = plan(capsys, SMALL, "--stages", 2, "--schedule", "Sequential")
     assert segments.settings.mapping == (0, 0)
     assert segments.run_options()["device-mapping"] == [0, 0]
@@ -351,7 +353,8 @@ def test_the_planner_chooses_where_splits_are_left_open(capsys):
     assert len(first["pipeline_splits"]) == 3
     # The planner's answer for the same network.
     shape = ["--dataset", "digits", "--image-size", 12, "--precision", "32.32", "--recomputation", "off"]
-    found = plan(capsys, "lenet", *args, *shape, "--available-memory-proportion", 60)
+    known = ["--available-memory-proportion", 60, "--schedule", "Grouped"]
+    found = plan(capsys, "lenet", *args, *shape, *known)
     assert list(found.splits) == first["pipeline_splits"]
 
 

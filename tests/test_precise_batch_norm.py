@@ -104,17 +104,19 @@ def test_measured_statistics_are_those_of_a_numpy_loop(kind, moves_once, precisi
         before = {name: value.numpy() for name, value in session.state.weights.items()}
         session.measure_statistics(tf.data.Dataset.from_tensor_slices((images,)).batch(size))
         after = {name: value.numpy() for name, value in session.state.weights.items()}
-        with session.measured_statistics():
+        with session.as_evaluated():
             inside = {name: value.numpy() for name, value in session.state.weights.items()}
         again = {name: value.numpy() for name, value in session.state.weights.items()}
     expected = numpy_loop(images, size)
-    assert sorted(session.measured) == sorted(expected)
+    assert sorted(session.evaluated) == sorted(expected)
     tolerance = 1e-5 if precision == "32.32" else 0.01
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
         np.testing.assert_array_equal(again[name], value)
         if name in expected:
-            np.testing.assert_allclose(session.measured[name], expected[name], rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(
+                session.evaluated[name], expected[name], rtol=tolerance, atol=tolerance
+            )
             np.testing.assert_allclose(inside[name], expected[name], rtol=tolerance, atol=tolerance)
             assert np.abs(value - expected[name]).max() > 0.05
         else:
@@ -126,7 +128,7 @@ def test_evaluation_has_the_measured_statistics():
     images = make_images(200, 3)
     session = compiled("host", False)
     session.measure_statistics(tf.data.Dataset.from_tensors((images,)))
-    with session.measured_statistics():
+    with session.as_evaluated():
         (found,) = session.predict([images])
     running = session.predict([images])[0]
     weights = {name: value.numpy().astype(np.float64) for name, value in session.state.weights.items()}
@@ -146,7 +148,7 @@ def test_a_network_without_batch_norm_has_nothing_to_measure():
     program, settings = make_program(2), make_settings("sgd", {}, global_batch_size=2)
     session.compile(model, program, settings, make_loss("cross_entropy"), lambda updates: updates * 0.0)
     session.measure_statistics(tf.data.Dataset.from_tensors((make_images(4, 1),)))
-    assert session.measured == {}
+    assert session.evaluated == {}
 
 
 def test_too_large_a_batch_is_told_of(monkeypatch):

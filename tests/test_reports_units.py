@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ipucnn
 from ipucnn.reports import units
@@ -51,3 +53,18 @@ def test_no_report_has_its_own_bytes_or_counts():
         if own.search(line)
     ]
     assert found == []
+
+
+def test_percentages_are_rounded_half_up():
+    shares = {0.145: "15%", 0.125: "13%", 0.804: "80%", 1.155: "116%", 0.0: "0%", 1.0: "100%"}
+    shares.update(
+        {0.0995: "10%", 0.0994: "9.9%", 0.0414: "4.1%", 0.0415: "4.2%", 0.05: "5%", 0.00045: "0.045%"}
+    )
+    assert {share: units.percent(share) for share in shares} == shares
+
+
+@given(st.integers(0, 2000))
+def test_a_percentage_is_at_most_half_of_one_away(tenths):
+    thousandths = 100 + tenths
+    value = int(units.percent(thousandths / 1000).rstrip("%"))
+    assert -5 < 10 * value - thousandths <= 5

@@ -1,6 +1,7 @@
 """``ipucnn plan-splits``: plan how to split a network over IPUs."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
@@ -63,6 +64,13 @@ SAVE_GRAPH = own_option(
     PANEL,
 )
 HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
+INFERENCE = typer.Option(
+    False,
+    "--inference",
+    help="Plan forward passes alone: throughput, latency, replicas and micro-batch, and memory without what training "
+    "keeps.",
+    rich_help_panel=PANEL,
+)
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
@@ -80,6 +88,7 @@ def plan_splits(
     system: Optional[str] = SYSTEM,
     classes: Optional[int] = CLASSES,
     recomputation: Optional[str] = RECOMPUTATION,
+    inference: bool = INFERENCE,
     compare: Optional[List[str]] = COMPARE,
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
@@ -110,6 +119,7 @@ def plan_splits(
         system=system,
         classes=classes,
         recomputation=recomputation,
+        inference=inference,
     )
     if graph_to is not None:
         if graph_to.suffix.lower() != NETWORK_FILES[1]:
@@ -120,8 +130,15 @@ def plan_splits(
         # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
         write_output_text(graph_to, load_graph(request, note, import_tensorflow).to_json())
         note(f"written: {graph_to}")
+    for warning in request.warnings:
+        note(f"warning: {warning}")
     if optimisations:
-        for option, given in (("--save", save), ("--html", html), ("--compare", compare)):
+        for option, given in (
+            ("--save", save),
+            ("--html", html),
+            ("--compare", compare),
+            ("--inference", inference),
+        ):
             if given:
                 raise ConfigurationError(f"{option}: --optimisations makes no plan", "drop one of them")
         _show_optimisations(request, resolved, json_output)
@@ -134,7 +151,8 @@ def plan_splits(
         raise
     texts = []
     if save_to is not None:
-        texts.append((save_to, plan.to_yaml()))
+        # What else the search found is shown, and not what is run.
+        texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
         from ipucnn.reports.plan_html import render
 

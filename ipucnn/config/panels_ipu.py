@@ -16,8 +16,8 @@ class Pipeline:
 
     plan: Optional[str] = option(
         None,
-        "Pipeline, micro-batch, accumulation and replicas as `ipucnn plan-splits --save` wrote them; other options "
-        "override them.",
+        "Pipeline, batch, precision, optimizer and device options as `ipucnn plan-splits --save` wrote them; other "
+        "options override them.",
         metavar="FILE",
         in_yaml=False,
         default_text="none",

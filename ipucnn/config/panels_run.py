@@ -546,6 +546,7 @@ class Batching:
         "Replicas that share batch norm statistics (distributed batch norm); 1 is off.",
         minimum=1,
         maximum=bounds.MAX_IPUS,
+        commands=PLAN,
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,
@@ -567,8 +568,9 @@ class Batching:
     )
     steps_per_execution: Optional[int] = option(
         None,
-        "Micro-batches per replica in one execution, in place of logs-per-epoch.",
+        "Micro-batches per replica in one execution, in place of logs-per-epoch; plan-splits: of inference.",
         minimum=1,
         maximum=bounds.MAX_COUNT,
+        commands=PLAN,
         default_text="from logs-per-epoch",
     )

@@ -421,6 +421,9 @@ def overlay(layers: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
         ):
             for name in ("pipeline_splits", "device_mapping"):
                 settings[name], origins[name] = BY_NAME[name].default, DEFAULT
+        mapping = settings["device_mapping"]
+        if stages is not None and "device_mapping" not in layer and mapping and max(mapping) + 1 != stages:
+            settings["device_mapping"], origins["device_mapping"] = BY_NAME["device_mapping"].default, DEFAULT
         _replace_parameters("optimizer", "optimizer_params", layer, settings, origins)
         _replace_parameters("lr_schedule", "lr_schedule_params", layer, settings, origins)
         if layer.get("learning_rate") is not None and "lr_schedule_params" not in layer:

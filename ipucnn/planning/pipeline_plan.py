@@ -9,12 +9,14 @@ import sys
 import typing
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from ipucnn import documents
+from ipucnn.config.options import BY_NAME, RunConfig
+from ipucnn.config.values import norm_of
 from ipucnn.errors import DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
-from ipucnn.planning.settings import POPLAR_OPTION, PlanSettings, Proportions, percentages
+from ipucnn.planning.settings import PlanSettings, Proportions, run_values
 from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 2
@@ -23,6 +25,31 @@ SCHEMA_VERSION = 2
 _MAX_INTEGER = 2**63 - 1
 _HINT = "it was changed by hand, or made by another version of ipucnn: make it again"
 Record = TypeVar("Record")
+
+# Options of a run that settings hold no more than a consequence of: what a plan repeats them for, as they were given.
+# An optimizer always goes into a plan, the others where they are not as by default.
+_OPTIMIZER = ("optimizer", "optimizer_params")
+_OF_LAYERS = ("norm_layer", "dropout", "base_filters")
+KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, "image_size")
+
+
+def kept_options(config: RunConfig) -> Dict[str, Any]:
+    """The options of a configuration that its plan repeats, see ``KEPT``: names, and values as YAML has them."""
+    return {
+        name: BY_NAME[name].yaml_value(getattr(config, name))
+        for name in KEPT
+        if name in _OPTIMIZER or getattr(config, name) != BY_NAME[name].default
+    }
+
+
+def layer_options(options: Mapping[str, Any]) -> Dict[str, Any]:
+    """What of a plan's (or a run's, see ``kept_options``) options decides the network's layers, by YAML key."""
+    found = {BY_NAME[name].key: options[name] for name in _OF_LAYERS if name in options}
+    # Neither momentum nor epsilon makes another layer of a norm.
+    norm = dict(found.get("norm-layer", BY_NAME["norm_layer"].default))
+    parameters = [f"{k} {v}" for k, v in norm.items() if k in ("num_groups", "channels_per_group")]
+    found["norm-layer"] = " ".join([norm_of(norm), *parameters])
+    return found
 
 
 @dataclass(frozen=True)
@@ -119,13 +146,13 @@ class ProfileLayer:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Other splits under the plan's settings, judged by the same model.
+    """Other splits under the plan's settings, or the best under another schedule, judged by the same model.
 
     Attributes:
-        name: "params", "equal-layers", "equal-blocks", "preset NAME", or a file's name.
+        name: "params", "equal-layers", "equal-blocks", "preset NAME", a file's name, or a schedule and who set it.
         predicted_fill: of the fullest IPU.
         predicted_best_tick_s: tick of the best split that takes no more memory than the plan may (its own tick, if the
-            planner chose it), or than these splits do, whichever is more.
+            planner chose it), or than these splits do, whichever is more.  Of another schedule: the plan's tick.
         ratio: ``predicted_tick_s`` over it: how many times longer; at least 1, because the best one is proved to be.
     """
 
@@ -141,13 +168,14 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class ParetoRow:
-    """A configuration to which no other is better in throughput, memory and IPUs at once.
+    """A configuration to which no other is better in throughput, memory and IPUs (in inference: and latency) at once.
 
     Attributes:
         num_stages: on ``ipus_per_replica`` IPUs: fewer IPUs than stages are recomputation segments.
         num_ipus: of all replicas.
         predicted_fill: of the fullest IPU.
         best: the one that the plan takes.
+        predicted_latency_s: of a micro-batch through all forward passes.
     """
 
     num_stages: int
@@ -164,6 +192,7 @@ class ParetoRow:
     predicted_fill: float
     verdict: str
     best: bool
+    predicted_latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -220,6 +249,7 @@ class PipelinePlan:
             comparison and the Pareto front included.
         published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
             fit, and how many there are.
+        options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
     """
 
     model: str
@@ -257,6 +287,7 @@ class PipelinePlan:
     predicted_images_per_s_band: Optional[Tuple[float, float]] = None
     predicted_band_factor: Optional[float] = None
     published_fits: Optional[Tuple[int, int]] = None
+    options: Dict[str, Any] = field(default_factory=dict)
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -274,27 +305,15 @@ class PipelinePlan:
     def num_stages(self) -> int:
         return len(self.stages)
 
+    @property
+    def command(self) -> str:
+        """What runs it: ``ipucnn ...``."""
+        return "train" if self.settings.training else "benchmark --inference"
+
     def run_options(self) -> Dict[str, Any]:
-        """The options of ``ipucnn train`` that run it: YAML keys and values."""
-        settings = self.settings
-        options: Dict[str, Any] = {
-            "micro-batch-size": settings.micro_batch_size,
-            "gradient-accumulation-count": settings.gradient_accumulation_count,
-            "num-replicas": settings.num_replicas,
-        }
-        if self.num_stages > 1:
-            options["pipeline-splits"] = list(self.splits)
-            if settings.mapping != tuple(range(self.num_stages)):
-                options["device-mapping"] = list(settings.mapping)
-            options["pipeline-schedule"] = settings.schedule
-            options["recomputation"] = settings.recomputation
-        options["available-memory-proportion"] = list(percentages(settings.available_memory_proportion))
-        own = settings.available_memory_proportion
-        if len(own) == 1 and own[0].matmul != own[0].convolution:
-            # One value is for both; the options of all matrix products go before it.
-            options["matmul-options"] = {POPLAR_OPTION: f"{own[0].matmul:g}"}
-        options["precision"] = settings.precision
-        return options
+        """The options of ``command`` that run it, every setting's: YAML keys and values."""
+        values = run_values(self.settings, self.splits, self.options)
+        return {BY_NAME[name].key: value for name, value in values.items()}
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON; ``from_dict`` reads them."""
@@ -314,7 +333,14 @@ class PipelinePlan:
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
-        return _from_plain(PipelinePlan, data, where)
+        plan = _from_plain(PipelinePlan, data, where)
+        for name in plan.options:
+            if name not in KEPT:
+                raise DataError(
+                    f"{where}: options has an unknown key '{shown_value(name)}'",
+                    did_you_mean(name, KEPT) or _HINT,
+                )
+        return plan
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -325,7 +351,7 @@ class PipelinePlan:
 
         header = (
             f"# Pipeline plan for {self.model}, predicted, not measured.\n"
-            "# Use it: ipucnn train --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
+            f"# Use it: ipucnn {self.command} --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
         )
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         return header + yaml.dump(self.to_dict(), Dumper=dumper, sort_keys=False, width=110)

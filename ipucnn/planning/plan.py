@@ -43,6 +43,7 @@ from ipucnn.planning.search.planner import (
 )
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
+from ipucnn.text import percent
 from ipucnn.training.batching import nearest_multiples, overlap_length
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def make_plan(
         candidate, pareto = search(planner, request.space)
     else:
         candidate = _best(planner, request)
+    # Of the program without a search there is one schedule that someone set, and others that were tried beside it.
+    preset_schedule = _under_own_schedule(planner, candidate, request)
     others = _comparisons(planner.graph, candidate, request, comparisons, note)
     if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
@@ -118,7 +121,7 @@ def make_plan(
         choices = request.choices(candidate.settings)
         no_fit = why_no_fit(planner, choices, LIMITS[0], most)
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
-    choices = request.choices(request.settings)
+    choices = request.all_choices()
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
         no_fit = why_no_fit(planner, choices, max(LIMITS), most)
     plan = assemble(
@@ -126,7 +129,8 @@ def make_plan(
         candidate,
         planned=request.splits is None,
         build=request.build,
-        comparison=compare(planner, candidate, others),
+        options=request.kept,
+        comparison=(*preset_schedule, *compare(planner, candidate, others)),
         pareto=pareto,
         no_fit=no_fit,
         assumed=request.assumed,
@@ -163,6 +167,7 @@ def make_optimisations(
         )
     if request.splits is None and request.preset_splits:
         request.splits = next(iter(request.preset_splits.values()))
+    request.other_schedules = []  # it is about the program as it is
     planner = _planner(request, note, import_tensorflow)
     candidate = _judged(planner, request) if request.splits is not None else _best(planner, request)
     base, found = optimisations(
@@ -187,8 +192,8 @@ def check_not_fitting(plan: PipelinePlan) -> None:
     fullest = max(plan.ipus, key=lambda ipu: ipu.predicted_fill)
     largest = max(fullest.predicted_memory_bytes.items(), key=lambda item: item[1])[0]
     raise InfeasibleError(
-        f"these splits do not fit: IPU {fullest.ipu} takes {fullest.predicted_fill:.0%} of its memory (predicted), "
-        f"most of it {largest.replace('_', ' ')}",
+        f"these splits do not fit: IPU {fullest.ipu} takes {percent(fullest.predicted_fill)} of its memory "
+        f"(predicted), most of it {largest.replace('_', ' ')}",
         _what_would_fit(plan),
     )
 
@@ -201,7 +206,7 @@ def _what_would_fit(plan: PipelinePlan) -> str:
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
-    choices = request.choices(request.settings)
+    choices = request.all_choices()
     found = planner.best_of(choices)
     if found is None:
         most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
@@ -211,14 +216,44 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
     return found
 
 
+def _under_own_schedule(
+    planner: Planner, candidate: Candidate, request: PlanRequest
+) -> Tuple[ComparisonRow, ...]:
+    """The program under the schedule of its preset, or of the default, where another one turned out to be faster."""
+    own = request.settings.schedule
+    if request.space is not None or not request.other_schedules or candidate.settings.schedule == own:
+        return ()
+    choices = request.choices(request.settings)
+    found = (
+        planner.best_of(choices) if request.splits is None else _best_judged(planner, request.splits, choices)
+    )
+    if found is None:
+        return ()
+    return (
+        ComparisonRow(
+            name=f"{own} ({request.schedule_from})",
+            splits=found.splits,
+            predicted_tick_s=found.prediction.tick_s,
+            predicted_images_per_s=found.prediction.images_per_s,
+            predicted_fill=found.predicted_fill,
+            verdict=found.verdict,
+            predicted_best_tick_s=candidate.prediction.tick_s,
+            ratio=found.prediction.tick_s / candidate.prediction.tick_s,
+        ),
+    )
+
+
 def _judged(planner: Planner, request: PlanRequest) -> Candidate:
-    """The given splits with the settings that suit them best: those that fit first, then the fastest."""
+    """The given splits with the settings that suit them best."""
     assert request.splits is not None
-    judged = [
-        planner.judge(request.splits, settings, LIMITS[0])
-        for group in request.choices(request.settings)
-        for settings in group
-    ]
+    return _best_judged(planner, request.splits, request.all_choices())
+
+
+def _best_judged(
+    planner: Planner, splits: Sequence[str], choices: Sequence[Sequence[PlanSettings]]
+) -> Candidate:
+    """Splits with those of several settings that suit them best: those that fit first, then the fastest."""
+    judged = [planner.judge(splits, settings, LIMITS[0]) for group in choices for settings in group]
 
     def rank(candidate: Candidate) -> Tuple[int, float, float]:
         fill = candidate.predicted_fill
@@ -311,6 +346,7 @@ def assemble(
     *,
     planned: bool,
     build: Mapping[str, object],
+    options: Optional[Mapping[str, object]] = None,
     comparison: Tuple[ComparisonRow, ...] = (),
     pareto: Tuple[ParetoRow, ...] = (),
     no_fit: Optional[NoFit] = None,
@@ -320,7 +356,8 @@ def assemble(
 
     Args:
         planned: whether the planner chose its splits.
-        build: options that decide the network's layers; they and the other arguments are fields of the plan.
+        build, options: what decides the network's layers, and what a run is to repeat; they and the other arguments are
+            fields of the plan.
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
@@ -337,6 +374,7 @@ def assemble(
         input_shape=tuple(graph.input_shape),
         num_classes=graph.num_classes,
         build=dict(build),
+        options=dict(options or {}),
         settings=settings,
         system=SystemFacts(
             system.name, system.title, system.ipu.title, system.num_ipus, float(system.ipu.sram_bytes)

@@ -12,6 +12,7 @@ from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.graphs.network_files import read_network, unknown_layers
+from ipucnn.planning.pipeline_plan import kept_options
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
@@ -23,7 +24,12 @@ from ipucnn.planning.settings import (
     plan_settings,
 )
 from ipucnn.planning.splits import NetworkOptions
-from ipucnn.training.batching import Batching, nearest_multiples, overlap_length
+from ipucnn.training.batching import (
+    Batching,
+    check_distributed_batch_norm,
+    nearest_multiples,
+    overlap_length,
+)
 from ipucnn.training.program import Layout, make_layout
 
 InputShapeFor = Callable[[ModelRecord, Sequence[Optional[int]]], Tuple[int, int, int]]
@@ -36,6 +42,7 @@ class PlanRequest:
     Attributes:
         record, options: the network.
         build: the options that decide the network's layers, to be saved in the plan.
+        kept: further options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: of one program; of a search, those that hold for all configurations.
         recomputation: on or off; None for whichever is faster.
         proportions: availableMemoryProportion of the stages; None for whichever is fastest, the same for all.
@@ -44,11 +51,15 @@ class PlanRequest:
         space: of the search over configurations; None where the number of stages is given.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
         graph: of a network in a file.
+        warnings: what was asked for and cannot be, a sentence each.
+        other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
+        schedule_from: who set the schedule of ``settings``.
     """
 
     record: ModelRecord
     options: BuildOptions
     build: Dict[str, Any]
+    kept: Dict[str, Any]
     settings: PlanSettings
     system: System
     recomputation: Optional[bool]
@@ -58,10 +69,19 @@ class PlanRequest:
     space: Optional[SearchSpace] = None
     assumed: List[str] = field(default_factory=list)
     graph: Optional[LayerGraph] = None
+    warnings: List[str] = field(default_factory=list)
+    other_schedules: List[PlanSettings] = field(default_factory=list)
+    schedule_from: str = ""
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
         return candidates(settings, self.recomputation, self.proportions)
+
+    def all_choices(self) -> List[List[PlanSettings]]:
+        """The settings to choose from, under all schedules that are to be tried."""
+        schedules = [self.settings, *self.other_schedules]
+        schedules.sort(key=lambda settings: SCHEDULES.index(settings.schedule))
+        return [group for settings in schedules for group in self.choices(settings)]
 
 
 def make_request(
@@ -73,6 +93,7 @@ def make_request(
     system: Optional[str] = None,
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
+    inference: bool = False,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
 
@@ -80,11 +101,19 @@ def make_request(
         network_options: gives the options that a configuration's network is built with.
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
+        inference: forward passes alone.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
+    if inference:
+        config = _for_inference(resolved, config, recomputation)
+    elif resolved.origins["steps_per_execution"] == FLAG:
+        raise ConfigurationError(
+            f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
+            "add --inference, or give --gradient-accumulation-count",
+        )
     wanted_system = get_system(system) if system is not None else None
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
@@ -104,9 +133,15 @@ def make_request(
         record=resolved.record,
         options=options,
         build=_build(options),
+        # A size that is the preset's goes with its data set.
+        kept={
+            name: value
+            for name, value in kept_options(config).items()
+            if name != "image_size" or resolved.origins[name] == FLAG
+        },
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
-        recomputation=_recomputation(resolved, recomputation),
+        recomputation=False if inference else _recomputation(resolved, recomputation),
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
@@ -119,6 +154,35 @@ def make_request(
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
     return request
+
+
+def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optional[str]) -> RunConfig:
+    """The configuration of forward passes alone, without what only training has.
+
+    Raises:
+        ConfigurationError: that was typed.
+    """
+    for name in ("gradient_accumulation_count", "global_batch_size", "dbn_replica_group_size"):
+        if resolved.origins[name] == FLAG:
+            raise ConfigurationError(
+                f"{BY_NAME[name].flag} {getattr(config, name)}: inference has no weight updates",
+                "drop it; --micro-batch-size, --num-replicas and --steps-per-execution say what an execution of "
+                "inference takes",
+            )
+    if recomputation is not None:
+        raise ConfigurationError(
+            f"--recomputation {recomputation}: inference keeps nothing that could be computed again",
+            "drop it",
+        )
+    return replace(
+        config,
+        training=False,
+        recomputation=False,
+        gradient_accumulation_count=None,
+        global_batch_size=None,
+        dbn_replica_group_size=1,
+        pipeline_schedule="Sequential" if config.pipeline_schedule == "Sequential" else "Grouped",
+    )
 
 
 def _unstaged(config: RunConfig) -> PlanSettings:
@@ -289,7 +353,11 @@ def _ask_stages(
     schedule = config.pipeline_schedule
     base = overlap_length(schedule, count)
     accumulation, total = config.gradient_accumulation_count, config.global_batch_size
-    if accumulation is None and total is None:
+    if not config.training:
+        accumulation = config.steps_per_execution or default_count(schedule, count)
+        if config.steps_per_execution is None:
+            request.assumed.append(f"{accumulation} micro-batches per execution")
+    elif accumulation is None and total is None:
         accumulation = default_count(schedule, count)
         request.assumed.append(f"gradient accumulation count {accumulation}")
     elif accumulation is not None and "gradient_accumulation_count" not in resolved.typed:
@@ -309,9 +377,17 @@ def _ask_stages(
         gradient_accumulation_count=accumulation,
         recomputation=config.recomputation and count > 1,
     )
-    layout = make_layout(config)
-    request.assumed += [warning for warning in layout.warnings if "powers of two" not in warning]
+    # Pipelines that go forward alone take any number of micro-batches, as a Sequential one does.
+    layout = make_layout(config if config.training else replace(config, pipeline_schedule="Sequential"))
+    changed = [warning for warning in layout.warnings if "powers of two" not in warning]
+    request.assumed += changed
+    if total is not None and "global_batch_size" in resolved.typed:
+        _check_batch(total, layout.batching, base)
+        request.warnings += changed
     request.settings = plan_settings(config, layout, config.training)
+    request.schedule_from = resolved.origins["pipeline_schedule"]
+    if request.schedule_from != FLAG and resolved.origins["device_mapping"] != FLAG:
+        request.other_schedules = _other_schedules(resolved, request.settings, total)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
@@ -319,6 +395,50 @@ def _ask_stages(
             "drop it, or give --splits to judge",
         )
     request.system = _system_of(request.settings.occupied_ipus, system, request.assumed)
+
+
+def _check_batch(total: int, batching: Batching, base: int) -> None:
+    """Refuses a global batch below the smallest that the program can have; another one becomes the nearest.
+
+    Args:
+        batching: what became of it.
+        base: what the accumulation count is a multiple of.
+
+    Raises:
+        ConfigurationError: naming the nearest legal ones.
+    """
+    smallest = batching.micro_batch_size * batching.num_replicas * base
+    if total < smallest:
+        raise ConfigurationError(
+            f"--global-batch-size {total} is not possible: micro-batch {batching.micro_batch_size} x "
+            f"{batching.num_replicas} replica(s) x {base} micro-batches to accumulate is {smallest} at least",
+            f"use --global-batch-size {smallest} or {2 * smallest}"
+            + (", or a smaller --micro-batch-size or fewer IPUs" if smallest > base else ""),
+        )
+
+
+def _other_schedules(resolved: Resolved, settings: PlanSettings, total: Optional[int]) -> List[PlanSettings]:
+    """The program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
+
+    A batch that was typed is not changed: schedules that it is not legal for are left out.
+    """
+    if not settings.training or settings.num_stages == 1:
+        return []
+    is_fixed = total is not None or "gradient_accumulation_count" in resolved.typed
+    found = []
+    for schedule in ("Grouped", "Interleaved"):
+        base = overlap_length(schedule, settings.num_stages)
+        count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
+        other = replace(
+            settings,
+            schedule=schedule,
+            gradient_accumulation_count=count,
+            device_mapping=settings.device_mapping,
+        )
+        is_legal = count == settings.gradient_accumulation_count or not is_fixed
+        if schedule != settings.schedule and is_legal and other.mapping == settings.mapping:
+            found.append(other)
+    return found
 
 
 def _mapping(resolved: Resolved, config: RunConfig, count: int) -> Tuple[int, ...]:
@@ -367,6 +487,9 @@ def _ask_search(
         known = system or smallest_system(1)
         ipus = max(known.num_ipus, ipus)
         request.assumed.append(f"at most {ipus} IPUs")
+    check_distributed_batch_norm(
+        config.dbn_replica_group_size, config.num_replicas if "num_replicas" in resolved.typed else ipus, 1
+    )
     request.system = _system_of(ipus, system, request.assumed)
     sizes = {config.micro_batch_size}
     if "micro_batch_size" not in resolved.typed:
@@ -376,7 +499,10 @@ def _ask_search(
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
         # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
-        schedules=(config.pipeline_schedule,) if "pipeline_schedule" in resolved.typed else SCHEDULES,
+        # Without a backward pass there is one way through a pipeline.
+        schedules=(config.pipeline_schedule,)
+        if "pipeline_schedule" in resolved.typed or not config.training
+        else SCHEDULES,
         recomputation=request.recomputation,
         proportions=request.proportions,
         num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
@@ -384,7 +510,9 @@ def _ask_search(
         global_batch_from="--global-batch-size"
         if "global_batch_size" in resolved.typed
         else "the preset's global batch size",
-        gradient_accumulation_count=config.gradient_accumulation_count,
+        gradient_accumulation_count=config.gradient_accumulation_count
+        if config.training
+        else config.steps_per_execution,
     )
     if config.global_batch_size is not None and "global_batch_size" not in resolved.typed:
         request.assumed.append(f"global batch {config.global_batch_size}, the preset's")

@@ -4,8 +4,9 @@
 of a run that ran out of memory ask the planner the same question about the same program.
 """
 
-from dataclasses import astuple, dataclass, replace
-from typing import Any, Optional, Sequence, Tuple
+# ruff: noqa: RUF009 - _setting() returns a dataclasses.field
+from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
@@ -73,9 +74,23 @@ def largest(proportions: Sequence[StageProportions]) -> Proportions:
 _DEFAULT = uniform(_DEFAULT_PROPORTION)
 
 
+def _setting(default: Any, name: str, *options: str, of_training: bool = False) -> Any:
+    """A field of :class:`PlanSettings`.
+
+    Args:
+        name: what messages call it.
+        options: of a run, by the names of ``RunConfig``, that decide it.  :func:`run_values` writes them.
+        of_training: it says nothing of inference.
+    """
+    return field(default=default, metadata={"name": name, "options": options, "of_training": of_training})
+
+
 @dataclass(frozen=True)
 class PlanSettings:
     """Settings of one pipelined (or single-stage) program.
+
+    Each field says which options of a run decide it: what a plan saves, prints and compares a run with is derived from
+    that, so that no setting that a prediction depends on can be lost on the way.
 
     Attributes:
         micro_batch_size: samples one replica takes in one forward pass.
@@ -98,21 +113,33 @@ class PlanSettings:
             recomputation segments.
     """
 
-    micro_batch_size: int = 1
-    gradient_accumulation_count: int = 1
-    num_replicas: int = 1
-    num_stages: int = 1
-    schedule: str = "Grouped"
-    precision: str = "16.16"
-    recomputation: bool = False
-    available_memory_proportion: Proportions = _DEFAULT
-    training: bool = True
-    optimizer_slots: int = 1
-    optimizer_state_offloading: bool = False
-    dbn_replica_group_size: int = 1
-    half_partials: bool = True
-    eight_bit_transfer: bool = False
-    device_mapping: Optional[Tuple[int, ...]] = None
+    micro_batch_size: int = _setting(1, "micro-batch", "micro_batch_size")
+    gradient_accumulation_count: int = _setting(1, "accumulation", "gradient_accumulation_count")
+    num_replicas: int = _setting(1, "replicas", "num_replicas")
+    num_stages: int = _setting(1, "stages", "pipeline_splits", "ipus_per_replica")
+    schedule: str = _setting("Grouped", "schedule", "pipeline_schedule")
+    precision: str = _setting("16.16", "precision", "precision")
+    recomputation: bool = _setting(False, "recomputation", "recomputation", of_training=True)
+    available_memory_proportion: Proportions = _setting(
+        _DEFAULT,
+        "available memory proportion",
+        "available_memory_proportion",
+        "convolution_options",
+        "matmul_options",
+    )
+    training: bool = _setting(True, "training")
+    optimizer_slots: int = _setting(
+        1, "tensors of optimizer state per weight", "optimizer", "optimizer_params", of_training=True
+    )
+    optimizer_state_offloading: bool = _setting(
+        False, "optimizer state offloading", "optimizer_state_offloading", of_training=True
+    )
+    dbn_replica_group_size: int = _setting(
+        1, "replicas that share batch norm statistics", "dbn_replica_group_size", of_training=True
+    )
+    half_partials: bool = _setting(True, "half partials", "half_partials")
+    eight_bit_transfer: bool = _setting(False, "8-bit transfer", "eight_bit_transfer")
+    device_mapping: Optional[Tuple[int, ...]] = _setting(None, "IPUs of the stages", "device_mapping")
 
     def __post_init__(self) -> None:
         for name in (
@@ -239,6 +266,15 @@ class PlanSettings:
         return {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[self.schedule]
 
 
+# Settings that are an option of a run of the same name, which needs no layout to be understood.
+_IN_LAYOUT = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "device_mapping")
+_AS_CONFIGURED = [
+    own.name
+    for own in fields(PlanSettings)
+    if own.metadata["options"] == (own.name,) and own.name not in _IN_LAYOUT
+]
+
+
 def default_mapping(schedule: str, num_stages: int) -> Tuple[int, ...]:
     """The IPU of each stage where nothing is said of it: an IPU each, but Sequential stages share one as segments."""
     return (0,) * num_stages if schedule == "Sequential" else tuple(range(num_stages))
@@ -260,6 +296,68 @@ def percentages(proportions: Proportions) -> Tuple[float, ...]:
 def _percent(share: float) -> float:
     """A share in percent, without what a division by 100 left in the last digits."""
     return float(f"{100 * share:.12g}")
+
+
+def run_values(settings: PlanSettings, splits: Sequence[str], kept: Dict[str, Any]) -> Dict[str, Any]:
+    """The options of a run that make its program the one of these settings, whatever a preset says.
+
+    Args:
+        splits: layers that open the stages from the second on.
+        kept: options, by name, that settings hold no more than a consequence of, such as the optimizer's name.
+
+    Returns:
+        Name -> value, for every option that decides a setting; those that neither the settings nor ``kept`` tell, and
+        those that are as they are by default, are left out if a lower layer of the configuration cannot bring others.
+    """
+    found: Dict[str, Any] = {}
+    for own in fields(PlanSettings):
+        options: Tuple[str, ...] = own.metadata["options"]
+        if own.metadata["of_training"] and not settings.training:
+            kept = {name: value for name, value in kept.items() if name not in options}
+        elif own.name == "gradient_accumulation_count" and not settings.training:
+            found["steps_per_execution"] = settings.gradient_accumulation_count
+        elif own.name == "num_stages":
+            # One stage takes the place of a preset's splits.
+            found.update(
+                {"pipeline_splits": list(splits)} if settings.num_stages > 1 else {"ipus_per_replica": 1}
+            )
+        elif own.name == "device_mapping":
+            if settings.mapping != tuple(range(settings.num_stages)):
+                found["device_mapping"] = list(settings.mapping)
+        elif own.name == "available_memory_proportion":
+            found.update(_proportion_values(settings.available_memory_proportion, kept))
+        elif len(options) == 1:
+            found[options[0]] = getattr(settings, own.name)
+        else:
+            found.update({name: kept[name] for name in options if name in kept})
+    return {**found, **{name: value for name, value in kept.items() if name not in found}}
+
+
+def _proportion_values(proportions: Proportions, kept: Dict[str, Any]) -> Dict[str, Any]:
+    found: Dict[str, Any] = {"available_memory_proportion": list(percentages(proportions))}
+    if len(proportions) == 1 and proportions[0].matmul != proportions[0].convolution:
+        # One value is for both; the options of all matrix products go before it.
+        found["matmul_options"] = {
+            **kept.get("matmul_options", {}),
+            POPLAR_OPTION: f"{proportions[0].matmul:g}",
+        }
+    return found
+
+
+def differences(planned: PlanSettings, run: PlanSettings) -> List[str]:
+    """Where a run's settings are not those of its plan: a few words for each, every setting looked at."""
+    found = []
+    for own in fields(PlanSettings):
+        name = "mapping" if own.name == "device_mapping" else own.name
+        there, here = getattr(planned, name), getattr(run, name)
+        if there == here or (name == "mapping" and planned.num_stages != run.num_stages):
+            continue
+        if own.name == "available_memory_proportion":
+            there, here = (" ".join(f"{v:g}" for v in percentages(value)) + " %" for value in (there, here))
+        elif name == "mapping":
+            there, here = (" ".join(map(str, value)) for value in (there, here))
+        found.append(f"{own.metadata['name']} {there} (here {here})")
+    return found
 
 
 def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportions]:
@@ -303,14 +401,9 @@ def plan_settings(config: RunConfig, layout: Layout, training: bool = True) -> P
         num_replicas=batching.num_replicas,
         num_stages=layout.num_stages,
         schedule=config.pipeline_schedule,
-        precision=config.precision,
-        recomputation=config.recomputation,
         available_memory_proportion=given_proportions(config, layout.num_stages) or _DEFAULT,
         training=training,
         optimizer_slots=len(settings_of_run(config, batching.global_batch_size).slots),
-        optimizer_state_offloading=config.optimizer_state_offloading,
-        dbn_replica_group_size=config.dbn_replica_group_size,
-        half_partials=config.half_partials,
-        eight_bit_transfer=config.eight_bit_transfer,
+        **{name: getattr(config, name) for name in _AS_CONFIGURED},
     )
     return settings if settings.mapping == mapping else replace(settings, device_mapping=mapping)

@@ -13,19 +13,20 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.training.program import Program
 
 # The options that a configuration's network is built with, for an input shape and a number of classes.
 NetworkOptions = Callable[[ModelRecord, RunConfig, Tuple[int, int, int], int], BuildOptions]
 
 
-def check_splits(splits: Sequence[str], layer_names: Sequence[str]) -> None:
+def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str = "MODEL") -> None:
     """Checks pipeline splits against a model's layers in the order in which they run.
 
     Args:
         splits: names of the layers that open a stage.
         layer_names: canonical names; the first is the input, which cannot open a later stage.
+        model: its name, for the hint.
 
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
@@ -36,7 +37,9 @@ def check_splits(splits: Sequence[str], layer_names: Sequence[str]) -> None:
             what = "is the input" if split in order else "is not a layer of the model"
             raise ConfigurationError(
                 f"pipeline split '{split}' {what}",
-                did_you_mean(split, layer_names[1:]) or "list the layers with: ipucnn models NAME --summary",
+                did_you_mean(split, layer_names[1:])
+                or f"the layers in their order: ipucnn models {model} --summary; or leave the splits to the planner: "
+                f"ipucnn plan-splits {model} --stages {len(splits) + 1}",
             )
     for before, after in zip(splits, splits[1:]):
         if order[before] >= order[after]:
@@ -52,7 +55,7 @@ def check_cuts(splits: Sequence[str], graph: LayerGraph) -> None:
     Raises:
         ConfigurationError: otherwise, with the nearest layers that may.
     """
-    check_splits(splits, [layer.name for layer in graph.layers])
+    check_splits(splits, [layer.name for layer in graph.layers], graph.model)
     legal = list(graph.cuts)
     for split in splits:
         cut = graph.index(split)
@@ -192,7 +195,7 @@ def settle_splits(
         splits, origin = tuple(saved.get("pipeline_splits", ())), str(saved.get("splits_from", ""))
     if not splits:
         splits, origin = choose_splits(model, resolved.record.name, program, resolved.config)
-    check_splits(splits, canonical_names(model))
+    check_splits(splits, canonical_names(model), resolved.record.name)
     return program.with_splits(splits, origin)
 
 
@@ -206,16 +209,22 @@ def check_named_splits(resolved: Resolved, network_options: NetworkOptions) -> N
         network_options: gives the options that a configuration's network is built with.
 
     Raises:
-        ConfigurationError: an unknown layer, or splits out of order.
+        ConfigurationError: an unknown layer, splits out of order, or a plan for inference in training.
     """
     from ipucnn.planning.graphs.extract import known_graph
 
-    config, record = resolved.config, resolved.record
+    config, record, plan = resolved.config, resolved.record, resolved.plan
+    if isinstance(plan, PipelinePlan) and not plan.settings.training and resolved.command == "train":
+        raise ConfigurationError(
+            f"--plan {config.plan} is a plan for inference",
+            f"ipucnn {plan.command} --plan {config.plan}, or make one for training: ipucnn plan-splits {record.name} "
+            f"--save FILE",
+        )
     if not config.pipeline_splits or list(config.pipeline_splits) == [AUTO]:
         return
     graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
     if graph is not None:
-        check_splits(config.pipeline_splits, [layer.name for layer in graph.layers])
+        check_splits(config.pipeline_splits, [layer.name for layer in graph.layers], record.name)
 
 
 def choose_splits(
@@ -254,18 +263,20 @@ def plan_differences(
     plan = resolved.plan
     if not isinstance(plan, PipelinePlan):
         return []
+    from ipucnn.planning.settings import differences, plan_settings
+
     config = resolved.config
     pairs = [
         ("input", "x".join(map(str, plan.input_shape)), "x".join(map(str, input_shape))),
         ("classes", plan.num_classes, num_classes),
-        ("precision", plan.settings.precision, config.precision),
-        ("micro-batch", plan.settings.micro_batch_size, program.micro_batch_size),
-        ("accumulation", plan.settings.gradient_accumulation_count, program.gradient_accumulation_count),
-        ("replicas", plan.settings.num_replicas, program.num_replicas),
-        ("schedule", plan.settings.schedule, config.pipeline_schedule),
-        ("recomputation", plan.settings.recomputation, config.recomputation),
     ]
+    planned, own = layer_options(plan.options), layer_options(kept_options(config))
+    if plan.options:  # plans of older versions say nothing of them
+        pairs += [(key, planned.get(key), own.get(key)) for key in sorted({*planned, *own})]
     differing = [f"{name} {there} (here {here})" for name, there, here in pairs if there != here]
+    differing += differences(plan.settings, plan_settings(config, program.layout))
+    if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:
+        differing.append(f"splits {' '.join(plan.splits)} (here {' '.join(program.pipeline_splits)})")
     lines = []
     if differing:
         lines.append("the plan was made for " + ", ".join(differing) + ": what it predicts isn't this run")

@@ -105,7 +105,7 @@ def _memory(prediction: Prediction) -> str:
     if not memory:
         return ""
     fullest = max(memory, key=lambda ipu: ipu.fill)
-    return f"{units.size(fullest.bytes)} per IPU ({fullest.fill:.0%}, {fullest.verdict})"
+    return f"{units.size(fullest.bytes)} per IPU ({units.percent(fullest.fill)}, {fullest.verdict})"
 
 
 def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
@@ -295,7 +295,9 @@ def _spread_rows(measured: MeasuredFigures) -> List[Tuple[str, str]]:
     ]
     if measured.others_share is not None:
         quiet = "" if measured.others_share <= QUIET_SHARE else ": no quiet machine"
-        rows.append(("others took", f"{measured.others_share:.0%} of the processors meanwhile{quiet}"))
+        rows.append(
+            ("others took", f"{units.percent(measured.others_share)} of the processors meanwhile{quiet}")
+        )
     if measured.matmul_peak:
         peak = measured.matmul_peak
         rows.append(("peak", f"{units.count(peak.flop_per_s)}FLOP/s: {peak.method}"))

@@ -89,28 +89,28 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     shape = "x".join(map(str, plan.input_shape))
     memory = Text.assemble(
         (plan.verdict, _VERDICTS[plan.verdict]),
-        f": the fullest IPU at {plan.predicted_fill:.0%} of its memory",
+        f": the fullest IPU at {units.percent(plan.predicted_fill)} of its memory",
     )
     memory.append(published(plan))
     if plan.planned and plan.memory_limit > FITS_BELOW:
-        memory.append(f"; no splits stay below {FITS_BELOW:.0%}, these may take {plan.memory_limit:.0%}")
+        memory.append(f"; no splits stay below {units.percent(FITS_BELOW)}, these may take ")
+        memory.append(units.percent(plan.memory_limit))
     proof = f"optimal: {str(plan.optimal).lower()}"
     if plan.verdict == "does not fit":
         proof = "they do not fit"
     elif plan.optimal and plan.num_stages > 1:
         proof += " (no splits of these layers in this order are faster within the memory allowed)"
     tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
-    how = (
-        f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
-        if plan.num_stages > 1
-        else ""
-    )
-    update = f"{_ms(plan.predicted_weight_update_s)}: {settings.gradient_accumulation_count} ticks, "
+    how = "" if settings.training else "inference, "
+    if plan.num_stages > 1 and settings.training:
+        how = f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
+    update = f"{_ms(plan.predicted_weight_update_s)}: {settings.gradient_accumulation_count} ticks"
     # A pipeline of one stage has neither; what is left of it then is rounding.
     if plan.predicted_fill_drain_s > 1e-9 * plan.predicted_weight_update_s:
-        update += f"{_ms(plan.predicted_fill_drain_s)} to fill and drain, "
-    update += f"{_ms(plan.predicted_update_s)} update"
-    if settings.num_replicas > 1:
+        update += f", {_ms(plan.predicted_fill_drain_s)} to fill and drain"
+    if settings.training:
+        update += f", {_ms(plan.predicted_update_s)} update"
+    if settings.num_replicas > 1 and settings.training:
         update += f" ({_ms(plan.predicted_all_reduce_s)} of it all-reduce)"
     return [
         ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
@@ -118,7 +118,10 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         ("splits", proof if plan.planned else f"given; {proof}"),
         ("", tick),
         ("bottleneck", plan.bottleneck),
-        ("weight update", update),
+        ("latency", f"{_ms(plan.predicted_latency_s)} of a micro-batch from the first stage to the last")
+        if not settings.training
+        else ("weight update", update),
+        *([] if settings.training else [("execution", update)]),
         (
             "host",
             f"{plan.predicted_host_bytes_per_s / 1e9:.2f} GB/s of images; it could feed "
@@ -126,8 +129,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         ),
         (
             "batch",
-            f"global batch {settings.global_batch_size} = micro-batch {settings.micro_batch_size} x "
-            f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)",
+            batch(plan),
         ),
         (
             "settings",
@@ -161,6 +163,20 @@ def _within(factor: float) -> str:
     )
 
 
+def batch(plan: PipelinePlan) -> str:
+    """What a weight update, or an execution of inference, takes."""
+    settings = plan.settings
+    if not settings.training:
+        return (
+            f"micro-batch {settings.micro_batch_size} x {settings.num_replicas} replica(s), and "
+            f"{settings.gradient_accumulation_count} micro-batch(es) of each in an execution"
+        )
+    return (
+        f"global batch {settings.global_batch_size} = micro-batch {settings.micro_batch_size} x "
+        f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)"
+    )
+
+
 def _ms(seconds: float) -> str:
     return f"{units.column_milliseconds(seconds)} ms"
 
@@ -181,7 +197,8 @@ def _stages(plan: PipelinePlan, out: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     if recomputes:
         table.add_column("again" if not wide else "recompute", justify="right", no_wrap=True)
-    table.add_column("backward", justify="right", no_wrap=True)
+    if plan.settings.training:
+        table.add_column("backward", justify="right", no_wrap=True)
     if wide and plan.num_stages > 1:
         table.add_column("receives", justify="right", no_wrap=True)
         table.add_column("skips", justify="right")
@@ -198,7 +215,8 @@ def _stages(plan: PipelinePlan, out: Console) -> None:
             cells.append(
                 units.column_milliseconds(stage.predicted_recompute_s) if stage.predicted_recompute_s else ""
             )
-        cells.append(units.column_milliseconds(stage.predicted_backward_s))
+        if plan.settings.training:
+            cells.append(units.column_milliseconds(stage.predicted_backward_s))
         if wide and plan.num_stages > 1:
             cells.append(
                 units.column_milliseconds(stage.predicted_receive_s) if stage.predicted_receive_s else ""
@@ -219,7 +237,7 @@ def _memory(plan: PipelinePlan, out: Console) -> None:
     for ipu in plan.ipus:
         bar = Text(f"{f'IPU {ipu.ipu}':<{label}} ")
         bar.append_text(_bar(ipu.predicted_memory_bytes, ipu.capacity_bytes * scale, width, 1 / scale))
-        bar.append(f" {ipu.predicted_fill:>5.0%} ")
+        bar.append(f" {units.percent(ipu.predicted_fill):>5} ")
         bar.append(ipu.verdict, style=_VERDICTS[ipu.verdict])
         out.print(bar, no_wrap=True)
     legend = Text(" " * (label + 1))
@@ -260,7 +278,8 @@ def _timeline(plan: PipelinePlan, out: Console) -> None:
     end = told.omitted_from_s if told.omitted_ticks else told.end_s
     label = max(len(f"stage {stage.stage}") for stage in plan.stages)
     width = min(140, out.width - label - 1)
-    out.print(Text(f"timeline, predicted: the first {_ms(end)} of a weight update", style="bold"))
+    whole = "a weight update" if plan.settings.training else "an execution"
+    out.print(Text(f"timeline, predicted: the first {_ms(end)} of {whole}", style="bold"))
     for stage in plan.stages:
         row = Text(f"{f'stage {stage.stage}':<{label}} ")
         row.append_text(_lane(told, stage.stage, end, width))
@@ -317,7 +336,7 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
             _ms(tick),
             f"{ratio:.2f}",
             f"{speed:,.0f}",
-            f"{fill:.0%}",
+            units.percent(fill),
             Text(verdict, style=_VERDICTS[verdict]),
         )
 
@@ -351,10 +370,13 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
 def _pareto(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
-    table = _table("best uses of the IPUs, predicted: none is better in throughput, memory and IPUs at once")
+    what = "throughput, memory and IPUs" if plan.settings.training else "throughput, latency, memory and IPUs"
+    table = _table(f"best uses of the IPUs, predicted: none is better in {what} at once")
     table.caption = "memory that differs by up to 5% of an IPU's counts as equal"
     table.caption_justify = "left"
-    for name in ("", "IPUs", "stages", "schedule", "micro", "GA", "repl.", "recomp.", "images/s", "memory"):
+    of_training = plan.settings.training
+    last = ("recomp.", "images/s", "memory") if of_training else ("latency", "images/s", "memory")
+    for name in ("", "IPUs", "stages", "schedule", "micro", "GA" if of_training else "steps", "repl.", *last):
         table.add_column(name, justify="left" if name in ("", "schedule") else "right", no_wrap=True)
     for entry in _shown(plan.pareto):
         table.add_row(
@@ -365,14 +387,15 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
             str(entry.micro_batch_size),
             str(entry.gradient_accumulation_count),
             str(entry.num_replicas),
-            "on" if entry.recomputation else "off",
+            ("on" if entry.recomputation else "off") if of_training else _ms(entry.predicted_latency_s),
             f"{entry.predicted_images_per_s:,.0f}",
-            Text(f"{entry.predicted_fill:.0%}", style=_VERDICTS[entry.verdict]),
+            Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
     out.print(table)
     left = len(plan.pareto) - len(_shown(plan.pareto))
     more = f"; {left} more with --json" if left > 0 else ""
-    out.print(Text(f"* best; Sequential stages are recomputation segments of one IPU{more}"))
+    segments = "; Sequential stages are recomputation segments of one IPU" if of_training else ""
+    out.print(Text(f"* best{segments}{more}"))
     if band_of_rows(plan) and not plan.comparison:
         out.print(Text(band_of_rows(plan)))
     out.print()
@@ -402,7 +425,10 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
         out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
         out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
         return
-    out.print(Text("to train with it (or --save plan.yml, and ipucnn train --plan plan.yml):", style="bold"))
+    what = "train with it" if plan.settings.training else "measure it"
+    out.print(
+        Text(f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):", style="bold")
+    )
     out.print(Text(command_line(plan)), soft_wrap=True)
     out.print()
     out.print(Text("as YAML:", style="bold"))
@@ -432,7 +458,8 @@ def proportion(proportions: Proportions) -> str:
 
 def command_line(plan: PipelinePlan) -> str:
     """The command that runs a plan, ready to paste."""
-    words = ["ipucnn", "train", shlex.quote(plan.model)]
+    command, *flags = plan.command.split()
+    words = ["ipucnn", command, shlex.quote(plan.model), *flags]
     for name, value in plan.run_options().items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")

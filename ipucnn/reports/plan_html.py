@@ -13,7 +13,7 @@ from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
-from ipucnn.reports.plan import band_of_rows, command_line, proportion, published
+from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -112,8 +112,7 @@ def _subtitle(plan: PipelinePlan) -> str:
     passes = "training" if settings.training else "inference"
     parts = [
         f"{passes}, input {shape}, {plan.num_classes} classes, {settings.precision}",
-        f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size} x "
-        f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)",
+        batch(plan),
         f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}",
         f"availableMemoryProportion {proportion(settings.available_memory_proportion)}",
         f"{settings.num_ipus} of {plan.system.num_ipus} IPUs ({plan.system.ipu})",

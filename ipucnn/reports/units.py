@@ -2,6 +2,8 @@
 
 from typing import Optional
 
+from ipucnn.text import percent as percent
+
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -73,11 +75,6 @@ def duration(value: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def percent(share: float) -> str:
-    """0.804 -> ``80%``."""
-    return f"{100 * share:.0f}%" if share >= 0.0995 or not share else f"{100 * share:.2g}%"
 
 
 def images(images_per_s: float) -> str:

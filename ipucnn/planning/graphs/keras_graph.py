@@ -36,14 +36,14 @@ class LayerFacts:
     Attributes:
         name: of the layer.
         kind: its class.
-        config: its configuration.
+        settings: its configuration.
         weights: their shapes, the kernel first.
         num_trainable: numbers in the weights that are trained.
     """
 
     name: str
     kind: str
-    config: Config
+    settings: Config
     weights: Tuple[Shape, ...]
     num_trainable: int
 
@@ -238,7 +238,7 @@ def _layers(
     first_call: bool,
 ) -> List[Layer]:
     """A Keras layer as one layer of the graph, or two for a separable convolution."""
-    kind, config = facts.kind, facts.config
+    kind, config = facts.kind, facts.settings
     common: Dict[str, Any] = dict(
         inputs=tuple(inputs),
         output_shape=shape,
@@ -294,17 +294,17 @@ def _kept(facts: LayerFacts, op_class: str, name: str, inputs: List[str]) -> Tup
     kind = facts.kind
     if op_class in ("conv", "grouped_conv", "depthwise_conv", "transposed_conv", "matmul"):
         # Its own output stands for what a fused activation needs: that, or its equally large input.
-        kept = [*inputs, *([name] if activation_of(facts.config) != "linear" else [])]
+        kept = [*inputs, *([name] if activation_of(facts.settings) != "linear" else [])]
     elif op_class == "norm" or kind in ("Multiply", "Maximum", "Minimum"):
         kept = list(inputs)
     elif kind in ("MaxPooling2D", "GlobalMaxPooling2D") or op_class == OTHER:
         kept = [*inputs, name]  # the gradient goes where input and output are equal
     elif kind in ("Dropout", "SpatialDropout2D", "GaussianDropout"):
-        kept = [name] if facts.config["rate"] > 0 else []  # its mask can't be drawn again
+        kept = [name] if facts.settings["rate"] > 0 else []  # its mask can't be drawn again
     elif op_class == "activation":
         function = {"ReLU": "relu", "LeakyReLU": "relu", "ELU": "elu", "Softmax": "softmax"}
         own = {**function, "HardSigmoid": "hard_sigmoid", "HardSwish": "hard_swish", "PReLU": "prelu"}
-        activation = own.get(kind) or activation_of(facts.config)
+        activation = own.get(kind) or activation_of(facts.settings)
         if activation != "linear":
             kept = [name] if activation in FROM_OUTPUT else list(inputs)
     return tuple(dict.fromkeys(kept))
@@ -317,15 +317,15 @@ def _separable(facts: LayerFacts, name: str, common: Dict[str, Any]) -> List[Lay
     middle = pointwise[2]
     in_depthwise = _size(depthwise)
     own_weights = common["num_parameters"] > 0
-    activation = [name + _POINTWISE] if activation_of(facts.config) != "linear" else []
+    activation = [name + _POINTWISE] if activation_of(facts.settings) != "linear" else []
     return [
         Layer(
             name=name,
             op_class="depthwise_conv",
             inputs=common["inputs"],
             output_shape=(height, width, middle),
-            kernel=pair(facts.config["kernel_size"]),
-            strides=pair(facts.config["strides"]),
+            kernel=pair(facts.settings["kernel_size"]),
+            strides=pair(facts.settings["strides"]),
             groups=common["input_channels"],
             input_channels=common["input_channels"],
             macs=in_depthwise * height * width,

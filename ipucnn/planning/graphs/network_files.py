@@ -66,7 +66,7 @@ class _Entry(NamedTuple):
     """A layer as the file has it: its class, where that is from, its configuration, and whether it is trained."""
 
     kind: str
-    config: Dict[str, Any]
+    settings: Dict[str, Any]
     is_trained: bool
 
 
@@ -215,10 +215,10 @@ class _Network:
         where = f"{self.name}: layer '{shown_value(name)}'"
         try:
             if entry.kind == "InputLayer":
-                return LayerFacts(name, entry.kind, entry.config, (), 0), _input_shape(entry.config)
+                return LayerFacts(name, entry.kind, entry.settings, (), 0), _input_shape(entry.settings)
             if not is_known(entry.kind):
                 return self._unknown(call, entry)
-            found = arithmetic(entry.kind, entry.config, inputs)
+            found = arithmetic(entry.kind, entry.settings, inputs)
         except BadLayer as error:
             raise DataError(f"{where} ({shown_value(entry.kind)}) {error}", HINT) from None
         first = self._arithmetic.setdefault(name, found)
@@ -228,7 +228,7 @@ class _Network:
         if recorded != found.output:
             raise DataError(f"{where} returns {found.output}, and the file says {recorded}", HINT)
         trained = sum(map(_product, found.trainable)) if entry.is_trained else 0
-        facts = LayerFacts(name, entry.kind, entry.config, (*found.trainable, *found.fixed), trained)
+        facts = LayerFacts(name, entry.kind, entry.settings, (*found.trainable, *found.fixed), trained)
         return facts, found.output
 
     def _unknown(self, call: Call, entry: _Entry) -> Tuple[LayerFacts, Shape]:
@@ -240,7 +240,7 @@ class _Network:
             )
         weights = self._weights_of(call[0])
         trained = sum(map(_product, weights)) if entry.is_trained else 0
-        return LayerFacts(call[0], entry.kind, entry.config, weights, trained), self._recorded[call]
+        return LayerFacts(call[0], entry.kind, entry.settings, weights, trained), self._recorded[call]
 
     def _weights_of(self, name: str) -> Tuple[Shape, ...]:
         """The shapes of a layer's weights in the file, () where it has none of that name."""

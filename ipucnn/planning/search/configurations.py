@@ -70,7 +70,8 @@ class SearchSpace:
 
     def count(self, settings: PlanSettings, num_replicas: int) -> Optional[int]:
         """Gradient accumulation of a configuration, None if there is no legal one."""
-        base = overlap_length(settings.schedule, settings.num_stages)
+        # Pipelines that go forward alone take any number of micro-batches.
+        base = overlap_length(settings.schedule, settings.num_stages) if settings.training else 1
         count = self.gradient_accumulation_count
         if self.global_batch_size is not None:
             count, rest = divmod(self.global_batch_size, settings.micro_batch_size * num_replicas)
@@ -98,9 +99,15 @@ class SearchSpace:
     def replicas(self, settings: PlanSettings) -> List[int]:
         """Numbers of replicas to try of a pipeline."""
         most = self.num_ipus // next_power_of_two(settings.num_ipus_per_replica)
+        found = {most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most}
         if self.num_replicas is not None:
-            return [self.num_replicas] if self.num_replicas <= most else []
-        return sorted({most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most})[::-1]
+            found = {self.num_replicas} if self.num_replicas <= most else set()
+        group = settings.dbn_replica_group_size
+        if group > 1:
+            # Replicas share batch norm statistics in whole groups, each replica on one IPU.
+            is_whole = settings.num_ipus_per_replica == 1
+            found = {count for count in found if is_whole and count % group == 0}
+        return sorted(found, reverse=True)
 
 
 def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
@@ -222,6 +229,8 @@ def _is_dominated(
     found: Sequence[Candidate],
 ) -> bool:
     """Whether for each number of replicas something was found that is at least as good as this can be."""
+    if not settings.training:
+        return False  # no bound of the latency is known
     least = planner.least_fill(settings)
     for replicas, _ in counts:
         own = replace(settings, num_replicas=replicas)
@@ -264,6 +273,8 @@ def _refined(planner: Planner, front: Sequence[Candidate], limit: float) -> List
 def _front(found: Sequence[Candidate]) -> List[Candidate]:
     """The configurations to which no other is as good in everything and better in something; fastest first.
 
+    In inference the latency is one of these things, too.
+
     Of equally fast ones (``SAME_SPEED``) those with more stages are dropped.
     """
 
@@ -271,19 +282,26 @@ def _front(found: Sequence[Candidate]) -> List[Candidate]:
         speed = candidate.prediction.images_per_s
         return -speed, candidate.settings.occupied_ipus, candidate.predicted_fill
 
+    def latency(candidate: Candidate) -> float:
+        return 0.0 if candidate.settings.training else candidate.prediction.latency_s
+
     def is_simpler(one: Candidate, other: Candidate) -> bool:
         return (
             one.settings.num_stages < other.settings.num_stages
             and one.prediction.images_per_s >= other.prediction.images_per_s * (1 - SAME_SPEED)
             and one.settings.occupied_ipus <= other.settings.occupied_ipus
             and one.predicted_fill <= other.predicted_fill + SAME_FILL
+            and latency(one) <= latency(other)
         )
 
     front: List[Candidate] = []
     for candidate in sorted(found, key=key):
         # Those before are at least as fast.
         own = key(candidate)
-        if any(other[1] <= own[1] and other[2] <= own[2] + SAME_FILL for other in map(key, front)):
+        if any(
+            other[1] <= own[1] and other[2] <= own[2] + SAME_FILL and latency(better) <= latency(candidate)
+            for better, other in ((each, key(each)) for each in front)
+        ):
             continue
         if not any(is_simpler(other, candidate) for other in found):
             front.append(candidate)
@@ -305,6 +323,7 @@ def _row(candidate: Candidate, best: bool) -> ParetoRow:
         splits=candidate.splits,
         predicted_images_per_s=candidate.prediction.images_per_s,
         predicted_fill=candidate.predicted_fill,
+        predicted_latency_s=candidate.prediction.latency_s,
         verdict=candidate.verdict,
         best=best,
     )

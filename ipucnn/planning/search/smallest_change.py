@@ -15,6 +15,7 @@ from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, Proportions, percentages, plan_settings
+from ipucnn.text import percent
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import Program, make_program
 
@@ -92,8 +93,8 @@ def hint_for(change: Optional[Change]) -> Optional[str]:
     if change is None:
         return None
     return (
-        f"predicted to fit: {' '.join(change.flags)} (the fullest IPU at {change.predicted_fill:.0%} of its memory "
-        f"instead of {change.predicted_fill_before:.0%})"
+        f"predicted to fit: {' '.join(change.flags)} (the fullest IPU at {percent(change.predicted_fill)} of its "
+        f"memory instead of {percent(change.predicted_fill_before)})"
     )
 
 

@@ -1,0 +1,230 @@
+"""Plans of forward passes alone, and of replicas that share batch norm statistics."""
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn import cli
+from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+from ipucnn.config.resolve import resolve
+from ipucnn.hardware import get_system
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
+from ipucnn.planning.cost.layer_times import _SHARED_STATISTICS_S, transfers_s
+from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs import extract
+from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.search.configurations import SearchSpace, search
+from ipucnn.planning.search.planner import Planner
+from ipucnn.planning.settings import PlanSettings, uniform
+from ipucnn.training.program import make_program
+
+MODEL = "cifar_resnet8"
+SYSTEM = get_system("pod16")
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "ipu" / "published_throughput.json"
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return Planner(extract.known_graph(get_model(MODEL), BuildOptions((32, 32, 3), 10)), SYSTEM)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys, *args):
+    code = cli.run(["plan-splits", *map(str, args)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def plan(capsys, *args):
+    code, out, err = run(capsys, *args, "--json")
+    assert code == 0, err
+    return PipelinePlan.from_dict(json.loads(out))
+
+
+def simulated_s(forward, receive, steps, fixed):
+    """Micro-batch m is at stage s in tick m + s; a tick lasts as long as its longest pass, and the longest transfer."""
+    total, last = 0.0, len(forward) - 1
+    for tick in range(steps + last):
+        busy = [s for s in range(len(forward)) if 0 <= tick - s < steps]
+        total += max(forward[s] for s in busy)
+        total += max((receive[s + 1] for s in busy if s < last), default=0.0) + fixed
+    return total
+
+
+@settings(max_examples=30)
+@given(
+    places=st.sets(st.integers(1, 20), max_size=3),
+    steps=st.integers(1, 9),
+    micro_batch=st.integers(1, 16),
+    replicas=st.sampled_from([1, 2, 4]),
+)
+def test_throughput_and_latency_are_those_of_a_simulation(planner, places, steps, micro_batch, replicas):
+    splits = planner.names((0, *sorted(places)))
+    own = PlanSettings(micro_batch, steps, replicas, len(splits) + 1, training=False)
+    found = predict(planner.graph, splits, own, SYSTEM)
+    cuts = [planner.graph.index(name) for name in splits]
+    receive = [0.0, *transfers_s(planner.graph, cuts, own, SYSTEM.ipu)]
+    forward = [stage.forward_s for stage in found.stages]
+    assert all(stage.backward_s == stage.recompute_s == 0 for stage in found.stages)
+    fixed = found.tick_s - found.transfer_s - max(forward)
+    seconds = simulated_s(forward, receive, steps, fixed)
+    assert found.weight_update_s == pytest.approx(seconds, rel=1e-12)
+    speed = micro_batch * steps * replicas / seconds
+    assert found.images_per_s == pytest.approx(min(speed, found.host_limit_images_per_s), rel=1e-12)
+    assert found.latency_s == pytest.approx(sum(forward) + sum(receive) + fixed, rel=1e-12)
+
+
+def test_memory_has_nothing_that_only_training_keeps(planner):
+    splits = planner.names((0, 5, 9))
+    many, one = (
+        program_memory(planner.graph, splits, PlanSettings(8, count, 1, 3, training=False), SYSTEM.ipu)
+        for count in (64, 1)
+    )
+    trained = program_memory(planner.graph, splits, PlanSettings(8, 12, 1, 3), SYSTEM.ipu)
+    assert many == one  # however many micro-batches are on their way
+    for own, other in zip(many, trained):
+        assert own.stash_bytes == own.accumulators_bytes == own.optimizer_state_bytes == 0
+        assert own.weights_bytes == other.weights_bytes and own.fill < other.fill
+
+
+def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
+    """Against every configuration of the grid, each planned by itself."""
+    base = PlanSettings(training=False)
+    space = SearchSpace(base, 4, (1, 4, 32), ("Grouped",), proportions=uniform(0.6))
+    best, rows = search(planner, space)
+    tried = []
+    for size in (1, 4, 32):
+        for stages, counts in ((1, (1, 2, 4)), (2, (1, 2)), (4, (1,))):
+            for replicas in counts:
+                steps = 16 * stages
+                own = PlanSettings(size, steps, replicas, stages, training=False)
+                tried.append(planner.best(own, 0.8))
+    assert all(candidate is not None for candidate in tried)
+    fastest = max(candidate.prediction.images_per_s for candidate in tried)
+    assert best.prediction.images_per_s == pytest.approx(fastest, rel=2e-3)
+    latency = min(candidate.prediction.latency_s for candidate in tried)
+    assert min(row.predicted_latency_s for row in rows) == pytest.approx(latency, rel=1e-9)
+    assert {row.micro_batch_size for row in rows} > {1}
+    assert not any(row.recomputation for row in rows)
+
+
+def test_plan_splits_plans_inference(capsys, here):
+    found = plan(capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--save", "i.yml")
+    assert not found.settings.training and not found.settings.recomputation
+    assert all(stage.predicted_backward_s == stage.predicted_recompute_s == 0 for stage in found.stages)
+    assert not any(ipu.predicted_memory_bytes["stash"] for ipu in found.ipus)
+    splits = found.splits
+    judged = plan(capsys, MODEL, "--inference", "--splits", *splits, "--micro-batch-size", 8)
+    assert judged.predicted_images_per_s == found.predicted_images_per_s and judged.optimal
+    code, out, _ = run(capsys, MODEL, "--inference", "--ipus", 4)
+    assert code == 0
+    text = " ".join(out.split())
+    assert "best in throughput, latency" in text.replace("is better in", "best in")
+    assert f"ipucnn benchmark {MODEL} --inference" in text and "recomp" not in text
+    # A plan of inference is none of training.
+    assert cli.run(["train", "--plan", "i.yml", "--dataset", "digits"]) == 2
+    assert "i.yml is a plan for inference" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["i.yml"]
+
+
+@pytest.mark.parametrize("steps", [None, 7])
+def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, planner, steps):
+    more = [] if steps is None else ["--steps-per-execution", steps]
+    found = plan(
+        capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--num-replicas", 2, *more
+    )
+    text = found.to_yaml()
+    resolved = resolve(
+        "benchmark",
+        {"plan": "i.yml"},
+        reads_data=False,
+        read_plan=lambda path, what: PipelinePlan.from_yaml(text, "i.yml"),
+    )
+    config = resolved.config
+    assert config.steps_per_execution == found.settings.gradient_accumulation_count == (steps or 32)
+    program = make_program(replace(config, steps_per_execution=None), 60000, seed=1)
+    wanted = Wanted(config, program, training=False, steps=config.steps_per_execution)
+    again = predict_ipu(planner.graph, wanted, config.precision)
+    ratio = again.images_per_s / found.predicted_images_per_s
+    assert ratio == pytest.approx(1, rel=1e-9) or found.bottleneck == "host"
+    assert again.latency_s == pytest.approx(found.predicted_latency_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
+        (
+            "--inference --stages 2 --gradient-accumulation-count 8",
+            "has no weight updates",
+            "--steps-per-execution",
+        ),
+        ("--inference --ipus 4 --global-batch-size 64", "has no weight updates", "--micro-batch-size"),
+        ("--inference --stages 1 --dbn-replica-group-size 2", "has no weight updates", "drop it"),
+        ("--inference --stages 2 --recomputation on", "computed again", "drop it"),
+        ("--stages 2 --steps-per-execution 8", "an execution of training", "--inference"),
+        ("--inference --stages 2 --optimisations", "--inference: --optimisations makes no plan", "drop"),
+        ("--stages 2 --num-replicas 4 --dbn-replica-group-size 2", "needs a model on one IPU", "1"),
+        ("--ipus 4 --dbn-replica-group-size 3", "does not divide", "--dbn-replica-group-size 1 or 2 or 4"),
+    ],
+)
+def test_what_does_not_go_with_inference_or_shared_statistics(capsys, args, error, hint):
+    code, out, err = run(capsys, MODEL, *args.split())
+    assert (code, out) == (2, ""), err
+    first, second = err.splitlines()
+    assert first.startswith("error: ") and error in first
+    assert second.startswith("hint: ") and hint in second
+
+
+def test_shared_statistics_take_time_in_both_passes_of_each_norm(capsys, planner):
+    args = [MODEL, "--stages", 1, "--num-replicas", 4, "--available-memory-proportion", 60]
+    alone, shared = plan(capsys, *args), plan(capsys, *args, "--dbn-replica-group-size", 2)
+    norms = sum(layer.op_class == "norm" for layer in planner.graph.layers)
+    assert norms > 0 and shared.settings.dbn_replica_group_size == 2
+    more = shared.predicted_tick_s - alone.predicted_tick_s
+    assert more == pytest.approx(2 * norms * _SHARED_STATISTICS_S, rel=1e-9)
+    assert shared.run_options()["dbn-replica-group-size"] == 2
+    assert shared.predicted_fill == alone.predicted_fill
+
+
+def test_a_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(capsys):
+    found = plan(capsys, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
+    assert {row.ipus_per_replica for row in found.pareto} == {1}
+    assert {row.num_replicas for row in found.pareto} <= {2, 4}
+    assert found.settings.dbn_replica_group_size == 2
+
+
+@pytest.mark.skipif(
+    not PUBLISHED.is_file(), reason="no ../shared/ipu/published_throughput.json beside the repository"
+)
+def test_published_rows_of_inference_are_predicted_through_the_command_line(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    rows_of = importlib.import_module("inference_rows")
+    programs = importlib.import_module("published_rows")
+    try:
+        rows = [row for row in rows_of.inference_rows(PUBLISHED) if row["micro_batch"] is not None]
+        assert len(rows) >= 13
+        ratios = []
+        for row in rows:
+            found = rows_of.predicted(rows_of.command(row))
+            ratios.append(found["predicted_images_per_s"] / row["value"])
+            # What the fit's own program says of the row, without the command line.
+            program = programs.throughput_program(row)
+            own = predict(program.graph, (), program.settings, program.system)
+            assert found["predicted_images_per_s"] == pytest.approx(own.images_per_s, rel=1e-12)
+        mean, worst = rows_of.errors(ratios)
+        assert mean < 1.08 and worst < 1.2
+    finally:
+        sys.modules.pop("inference_rows", None)

@@ -1,0 +1,402 @@
+"""A plan on its way to a run: what it was made with arrives, whatever the run's own preset says."""
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn import cli
+from ipucnn.config.options import BY_NAME, SPECS
+from ipucnn.config.resolve import resolve
+from ipucnn.hardware import get_system
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model
+from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs import extract
+from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.plan import assemble
+from ipucnn.planning.request import make_request
+from ipucnn.planning.search.planner import Planner
+from ipucnn.planning.settings import PlanSettings, differences, plan_settings
+from ipucnn.planning.splits import plan_differences
+from ipucnn.runs.setup import input_shape_for, network_options
+from ipucnn.training.batching import overlap_length
+from ipucnn.training.optimizers import OPTIMIZERS
+from ipucnn.training.program import make_program
+
+MODEL = "cifar_resnet8"
+SYSTEM = get_system("pod16")
+TRAIN_IMAGES = 60000
+
+
+@pytest.fixture(scope="module")
+def planner():
+    graph = extract.known_graph(get_model(MODEL), BuildOptions((32, 32, 3), 10))
+    return Planner(graph, SYSTEM)
+
+
+def params_of(draw, optimizer):
+    if optimizer in ("adam", "adamw"):
+        return {"beta_1": draw(st.sampled_from([0.8, 0.9]))}
+    return {"momentum": draw(st.sampled_from([0, 0.5, 0.9]))}
+
+
+def some(draw, values):
+    """A part of the options."""
+    return {name: value for name, value in values.items() if draw(st.booleans())}
+
+
+def numeric(draw):
+    """Options that decide a prediction and have nothing to do with the number of stages."""
+    optimizer = draw(st.sampled_from(OPTIMIZERS))
+    return {
+        "precision": draw(st.sampled_from(["16.16", "16.32", "32.32"])),
+        "optimizer": optimizer,
+        "optimizer_params": params_of(draw, optimizer),
+        "optimizer_state_offloading": draw(st.booleans()),
+        "half_partials": draw(st.booleans()),
+        "eight_bit_transfer": draw(st.booleans()),
+        "micro_batch_size": draw(st.integers(1, 9)),
+        "pipeline_schedule": draw(st.sampled_from(["Grouped", "Interleaved", "Sequential"])),
+    }
+
+
+@st.composite
+def presets(draw):
+    """What lies below the flags of a plan."""
+    own = some(draw, numeric(draw))
+    if "optimizer_params" in own:
+        own.setdefault("optimizer", "sgd")
+        if own["optimizer"] in ("adam", "adamw"):
+            own["optimizer_params"] = {"beta_1": 0.7}
+        else:
+            own["optimizer_params"] = {"momentum": 0.3}
+    if draw(st.integers(0, 3)) == 0:
+        own["matmul_options"] = {"enableFastReduce": True}
+    return own
+
+
+@st.composite
+def presets_of_runs(draw):
+    """A preset of a run that has nothing to do with its plan."""
+    own = draw(presets())
+    own.update(some(draw, {"recomputation": True, "available_memory_proportion": (7.0,)}))
+    own.update(some(draw, {"num_replicas": 2, "dbn_replica_group_size": 2}))
+    own.update(draw(st.sampled_from([{}, {"global_batch_size": 96}, {"gradient_accumulation_count": 24}])))
+    stages = [
+        {},
+        {"pipeline_splits": ("conv2_block1_add",)},
+        {"ipus_per_replica": 4},
+        {"device_mapping": (0, 1, 1, 0)},
+        {"pipeline_splits": ("conv2_block1_add",), "device_mapping": (0, 0)},
+    ]
+    own.update(draw(st.sampled_from(stages)))
+    return own
+
+
+@st.composite
+def questions(draw):
+    """What ``plan-splits`` is asked: a preset, typed flags, number of stages and recomputation."""
+    stages = draw(st.sampled_from([1, 2, 3, 4]))
+    replicas = draw(st.sampled_from([1, 2, 4]))
+    below, typed = draw(presets()), some(draw, numeric(draw))
+    if "optimizer_params" in typed:
+        typed.setdefault("optimizer", "sgd")
+        name = typed["optimizer"]
+        typed["optimizer_params"] = {"beta_1": 0.7} if name in ("adam", "adamw") else {"momentum": 0.4}
+    typed["num_replicas"] = replicas
+    schedule = typed.get("pipeline_schedule", below.get("pipeline_schedule", "Grouped"))
+    if draw(st.booleans()):
+        base = overlap_length(schedule, stages)
+        typed["gradient_accumulation_count"] = base * draw(st.integers(1, 4))
+    if stages == 1 and draw(st.booleans()):
+        typed["dbn_replica_group_size"] = replicas
+    count = draw(st.sampled_from([0, 1] if stages == 1 else [0, 1, stages, 2 * stages]))
+    shares = draw(st.lists(st.integers(1, 100), min_size=count, max_size=count))
+    if shares:
+        typed["available_memory_proportion"] = tuple(map(float, shares))
+    for name in ("convolution_options", "matmul_options"):
+        if draw(st.integers(0, 3)) == 0:
+            below[name] = {"availableMemoryProportion": str(draw(st.integers(1, 9)) / 10)}
+    flags = {}
+    for name, value in typed.items():
+        spec = BY_NAME[name]
+        text = spec.yaml_value(value)
+        flags[name] = json.dumps(text) if isinstance(text, dict) else text
+    return below, flags, stages, draw(st.sampled_from(["auto", "on", "off"])), draw(st.integers(0, 10**6))
+
+
+def trained(plan, preset):
+    """Configuration and Program of ``train --plan FILE`` over a preset."""
+    text = replace(plan, profile=()).to_yaml()  # the layers have nothing to do with it
+    resolved = resolve(
+        "train",
+        {"plan": "q.yml"},
+        reads_data=False,
+        below=[("preset other", preset)],
+        read_plan=lambda path, what: PipelinePlan.from_yaml(text, "q.yml"),
+    )
+    return resolved, make_program(resolved.config, TRAIN_IMAGES, seed=1)
+
+
+def check_round_trip(planner, question, preset):
+    below, flags, stages, recomputation, number = question
+    asked = resolve("plan-splits", flags, model=MODEL, reads_data=False, below=[("preset own", below)])
+    request = make_request(
+        asked, network_options, input_shape_for, stages=stages, recomputation=recomputation
+    )
+    choices = [one for group in request.all_choices() for one in group]
+    own = choices[number % len(choices)]
+    cuts = len(planner.starts) - 1
+    places = sorted({1 + (number * k) % cuts for k in range(1, 4 * stages)})
+    while len(places) < stages - 1:
+        places = sorted({*places, max(places) % cuts + 1})
+    splits = planner.names((0, *places[: stages - 1]))
+    candidate = planner.judge(splits, own, 1e9, quickly=True)
+    plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
+    resolved, program = trained(plan, preset)
+    again = plan_settings(resolved.config, program.layout)
+    assert again == own
+    assert program.pipeline_splits == plan.splits == splits
+    assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
+    memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
+    assert tuple(memory) == candidate.ipus
+    lines = plan_differences(resolved, program, plan.input_shape, plan.num_classes)
+    assert not [line for line in lines if "the plan was made for" in line]
+    # The printed command and the YAML beside it say the same as the file.
+    assert {BY_NAME[name].key for name in request.kept} <= set(plan.run_options())
+
+
+@settings(max_examples=40)
+@given(question=questions(), preset=presets_of_runs())
+def test_a_run_of_a_plan_is_predicted_as_the_plan_was(planner, question, preset):
+    check_round_trip(planner, question, preset)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(question=questions(), preset=presets_of_runs())
+def test_two_thousand_plans_are_predicted_as_they_run(planner, question, preset):
+    check_round_trip(planner, question, preset)
+
+
+def test_every_setting_says_which_options_decide_it():
+    names = {spec.name for spec in SPECS}
+    for own in fields(PlanSettings):
+        options = own.metadata["options"]
+        assert set(options) <= names, own.name
+        # Only training itself is decided by the command.
+        assert options or own.name == "training"
+
+
+OTHERS = {
+    "micro_batch_size": 3,
+    "gradient_accumulation_count": 16,
+    "num_replicas": 4,
+    "num_stages": 3,
+    "schedule": "Interleaved",
+    "precision": "32.32",
+    "recomputation": True,
+    "available_memory_proportion": PlanSettings().available_memory_proportion[:0],
+    "training": False,
+    "optimizer_slots": 2,
+    "optimizer_state_offloading": True,
+    "dbn_replica_group_size": 2,
+    "half_partials": False,
+    "eight_bit_transfer": True,
+    "device_mapping": (1, 0),
+}
+
+
+@pytest.mark.parametrize("name", [own.name for own in fields(PlanSettings)])
+def test_a_run_that_differs_in_one_setting_is_told_so(name):
+    from ipucnn.planning.settings import uniform
+
+    own = PlanSettings(gradient_accumulation_count=4, num_stages=2)
+    value = uniform(0.25) if name == "available_memory_proportion" else OTHERS[name]
+    (line,) = differences(own, replace(own, **{name: value}))
+    assert re.fullmatch(r".+ \(here .+\)", line)
+    assert differences(own, own) == []
+
+
+def run(capsys, *args):
+    code = cli.run(["plan-splits", *map(str, args)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+TYPED = (
+    "--half-partials --no-optimizer-state-offloading --optimizer lars --eight-bit-transfer --precision 16.32"
+)
+
+
+def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
+    args = f"{MODEL} --splits conv2_block1_add {TYPED} --recomputation on --save q.yml".split()
+    code, out, err = run(capsys, *args)
+    assert code == 0, err
+    command = next(line for line in out.splitlines() if line.startswith("ipucnn train"))
+    for words in TYPED.split("--")[1:]:
+        assert f"--{words.strip()}" in command
+
+    def options(*more):
+        assert cli.run(["train", *more, "--print-config", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["options"]
+
+    found = options("--plan", "q.yml")
+    wanted = {
+        "half-partials": True,
+        "optimizer-state-offloading": False,
+        "optimizer": "lars",
+        "eight-bit-transfer": True,
+        "precision": "16.32",
+        "recomputation": True,
+    }
+    assert {key: found[key]["value"] for key in wanted} == wanted
+    assert {found[key]["origin"] for key in wanted} == {"plan q.yml"}
+    # What is typed goes before the plan.
+    typed = options("--plan", "q.yml", "--no-half-partials", "--optimizer", "sgd")
+    assert typed["half-partials"]["value"] is False and typed["optimizer"]["value"] == "sgd"
+    from_line = options(*json_words(command))
+    assert {key: from_line[key]["value"] for key in wanted} == wanted
+
+
+def json_words(command):
+    import shlex
+
+    return shlex.split(command)[2:]
+
+
+def test_a_run_with_another_optimizer_is_not_the_planned_one(planner):
+    candidate = planner.judge(planner.names((0, 5)), PlanSettings(num_stages=2), 1.0)
+    plan = assemble(
+        planner, candidate, planned=False, build={}, options={"optimizer": "sgd", "optimizer_params": {}}
+    )
+    text = replace(plan, profile=()).to_yaml()  # the layers have nothing to do with it
+    resolved = resolve(
+        "train",
+        {"plan": "q.yml", "optimizer": "adam", "norm_layer": "group_norm", "gradient_accumulation_count": 4},
+        reads_data=False,
+        read_plan=lambda path, what: PipelinePlan.from_yaml(text, "q.yml"),
+    )
+    program = make_program(resolved.config, TRAIN_IMAGES, seed=1)
+    program = SimpleNamespace(
+        layout=program.layout, pipeline_splits=program.pipeline_splits
+    )  # what is compared
+    (line,) = plan_differences(resolved, program, plan.input_shape, plan.num_classes)
+    assert "norm-layer batch (here group)" in line
+    assert "tensors of optimizer state per weight 1 (here 2)" in line
+
+
+def test_a_plan_of_one_stage_takes_the_place_of_a_presets_pipeline(planner):
+    candidate = planner.judge((), PlanSettings(), 1.0)
+    plan = assemble(planner, candidate, planned=False, build={})
+    preset = {
+        "pipeline_splits": ("conv2_block1_add",),
+        "recomputation": True,
+        "pipeline_schedule": "Interleaved",
+    }
+    _, program = trained(plan, preset)
+    assert (program.num_stages, program.pipeline_splits, program.recomputation) == (1, (), False)
+
+
+def test_options_that_no_plan_has_are_refused(planner):
+    from ipucnn.errors import DataError
+
+    plan = assemble(planner, planner.judge((), PlanSettings(), 1.0), planned=False, build={})
+    data = {**plan.to_dict(), "options": {"optimiser": "sgd"}}
+    with pytest.raises(DataError, match="unknown key 'optimiser'") as error:
+        PipelinePlan.from_dict(data, "q.yml")
+    assert "optimizer" in error.value.hint
+
+
+# --- batches, schedules, hints, and what is written
+
+
+def test_a_global_batch_below_the_smallest_is_refused(capsys):
+    args = [MODEL, "--ipus", 16, "--stages", 4, "--micro-batch-size", 16]
+    code, out, err = run(capsys, *args, "--global-batch-size", 7)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --global-batch-size 7 is not possible: micro-batch 16 x 4 replica(s) x 8")
+    assert "hint: use --global-batch-size 512 or 1024" in err
+    for legal in (512, 1024):
+        code, out, _ = run(capsys, *args, "--global-batch-size", legal, "--json")
+        assert code == 0 and json.loads(out)["settings"]["gradient_accumulation_count"] == legal // 64
+
+
+def test_what_became_of_a_global_batch_is_a_warning(capsys):
+    args = [MODEL, "--ipus", 16, "--stages", 4, "--global-batch-size", 100, "--micro-batch-size", 3]
+    code, out, err = run(capsys, *args)
+    assert code == 0
+    assert err.startswith("warning: global batch size 100 is not a multiple of micro-batch 3 x 4 replica(s)")
+    assert "using 96" in err and "global batch 96" in out
+
+
+def test_a_schedule_that_is_not_typed_is_searched(capsys, here):
+    preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8, gradient-accumulation-count: 24}\n"
+    Path("configs.yml").write_text(preset)
+    args = [MODEL, "--stages", 4, "--config", "mine", "--config-path", "configs.yml", "--json"]
+
+    def plan(*more):
+        code, out, err = run(capsys, *args, *more)
+        assert code == 0, err
+        return PipelinePlan.from_dict(json.loads(out))
+
+    found, grouped, interleaved = plan(), *(plan("--schedule", s) for s in ("Grouped", "Interleaved"))
+    fastest = max((grouped, interleaved), key=lambda each: each.predicted_images_per_s)
+    assert found.splits == fastest.splits and found.settings == fastest.settings == grouped.settings
+    rows = {row.name: row for row in found.comparison}
+    row = rows["Interleaved (preset mine)"]
+    assert row.splits == interleaved.splits
+    assert row.predicted_images_per_s == interleaved.predicted_images_per_s < found.predicted_images_per_s
+    assert row.ratio == pytest.approx(interleaved.predicted_tick_s / found.predicted_tick_s)
+    assert not [
+        name for each in (grouped, interleaved) for name in (r.name for r in each.comparison) if "(" in name
+    ]
+    # Splits of one's own, too.
+    splits = interleaved.splits
+    judged = plan("--splits", *splits)
+    assert judged.settings.schedule == "Grouped" and judged.splits == splits
+    assert {row.name for row in judged.comparison} >= {"Interleaved (preset mine)", "planned"}
+
+
+def test_a_batch_that_was_typed_is_legal_for_the_schedule_that_is_chosen(capsys, here):
+    preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8}\n"
+    Path("configs.yml").write_text(preset)
+    args = [MODEL, "--stages", 4, "--config", "mine", "--config-path", "configs.yml", "--json"]
+    code, out, _ = run(capsys, *args, "--gradient-accumulation-count", 12)
+    found = json.loads(out)["settings"]
+    assert code == 0 and (found["schedule"], found["gradient_accumulation_count"]) == ("Interleaved", 12)
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        ("--stages 0", "--stages 1"),
+        ("--stages two", "--stages 10"),
+        ("--splits conv2_blok1_add", "did you mean 'conv2_block1_add'"),
+        ("--splits zzz yyy", f"ipucnn plan-splits {MODEL} --stages 3"),
+    ],
+)
+def test_hints_are_this_programs_own(capsys, args, hint):
+    code, out, err = run(capsys, MODEL, *args.split())
+    assert (code, out) == (2, "") and "Usage:" not in err and "Try '" not in err
+    assert len(err.splitlines()) == 2 and err.splitlines()[1].startswith("hint: ") and hint in err
+
+
+def test_a_search_saves_the_plan_alone(capsys, here):
+    code, out, _ = run(capsys, MODEL, "--ipus", 4, "--save", "plan.yml", "--json")
+    assert code == 0
+    found = PipelinePlan.from_dict(json.loads(out))
+    saved = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
+    assert found.pareto and saved == replace(found, pareto=())
