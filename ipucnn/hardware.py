@@ -94,7 +94,7 @@ class System:
         num_ipus: processors that a job can take.
         host_bytes_per_s: input that the host delivers to the whole system, at most.
         all_reduce_bytes_per_s: gradient bytes of one replica over the time that summing them over all replicas takes,
-            as seen from outside.
+            as seen from outside, beyond the steps of the ring.
         remote_bytes_per_s: streaming memory to one IPU; 0 where the system has none.
     """
 
@@ -105,6 +105,23 @@ class System:
     host_bytes_per_s: float
     all_reduce_bytes_per_s: float
     remote_bytes_per_s: float
+
+    def all_reduce_s(self, num_bytes: float, num_replicas: int) -> float:
+        """Seconds in which so many bytes of each replica are summed over all of them."""
+        if num_replicas < 2:
+            return 0.0
+        return num_bytes / self.all_reduce_bytes_per_s + collective_latency_s(num_replicas)
+
+
+# A step of a collective: what it takes however few bytes are sent.  Batch norm's statistics shared by two replicas, a
+# ring of two steps, cost 3 us per norm and pass: the difference between logs with and without [MLPerf].  [AutoPipe]
+# counts 3000 cycles before an IPU sends to another, 1.6 us on a Bow.
+_COLLECTIVE_STEP_S = 1.5e-6
+
+
+def collective_latency_s(num_members: int) -> float:
+    """Seconds that summing takes over a ring, whatever it sums: each member's part goes round twice."""
+    return 2 * (num_members - 1) * _COLLECTIVE_STEP_S
 
 
 _VECTOR_MACS = {2: 4.0, 4: 2.0}  # [poplibs] HMAC and VMAC: at most 4 fp16 MACs per cycle, fp32 half of it
@@ -169,10 +186,11 @@ _HOST_PER_MACHINE = 5.5e9
 _IPUS_PER_MACHINE = 4  # [DS] M2000 and Bow-2000
 
 # ResNet-50's 51 MB of fp16 gradients take about 4 ms in POD16 and POD64, 7 ms in POD128 and 10 ms in POD256, whose
-# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].
-_ALL_REDUCE_INSIDE = 51e6 / 4e-3
-_ALL_REDUCE_POD128 = 51e6 / 7e-3
-_ALL_REDUCE_POD256 = 51e6 / 10e-3
+# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].  What the
+# steps of the ring take of that is counted by itself.
+_ALL_REDUCE_INSIDE = 51e6 / (4e-3 - collective_latency_s(16))
+_ALL_REDUCE_POD128 = 51e6 / (7e-3 - collective_latency_s(128))
+_ALL_REDUCE_POD256 = 51e6 / (10e-3 - collective_latency_s(256))
 
 # 20 GB/s per M2000 for four IPUs is what is told of the streaming memory; no public measurement was found.
 _REMOTE = 5e9

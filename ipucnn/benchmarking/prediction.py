@@ -10,6 +10,7 @@ from ipucnn.benchmarking.records import IpuMemory, Prediction
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
+from ipucnn.planning.cost.products import throughput_band
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
@@ -89,6 +90,7 @@ def predict_ipu(graph: LayerGraph, wanted: Wanted, precision: str) -> Prediction
         ipu=system.ipu.title,
         precision=precision,
         images_per_s=prediction.images_per_s,
+        images_per_s_band=list(throughput_band(prediction.images_per_s)),
         step_s=step_s,
         latency_s=prediction.latency_s,
         flop_per_s=flop * prediction.images_per_s,

@@ -253,6 +253,11 @@ class PipelinePlan:
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
         no_fit: why a plan is only "uncertain", None for one that fits.
         assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
+        predicted_images_per_s_band: 80 of 100 measurements are expected between the two.
+        predicted_band_factor: by which that is less and more; it holds for every throughput here, those of the
+            comparison and the Pareto front included.
+        published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
+            fit, and how many there are.
         options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
     """
 
@@ -288,6 +293,9 @@ class PipelinePlan:
     pareto: Tuple[ParetoRow, ...] = ()
     no_fit: Optional[NoFit] = None
     assumed: Tuple[str, ...] = ()
+    predicted_images_per_s_band: Optional[Tuple[float, float]] = None
+    predicted_band_factor: Optional[float] = None
+    published_fits: Optional[Tuple[int, int]] = None
     options: Dict[str, Any] = field(default_factory=dict)
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -16,8 +16,8 @@ from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
-from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
+from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS, throughput_band
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import (
@@ -405,6 +405,9 @@ def assemble(
         pareto=pareto,
         no_fit=no_fit,
         assumed=tuple(assumed),
+        predicted_images_per_s_band=throughput_band(prediction.images_per_s),
+        predicted_band_factor=BAND_FACTOR,
+        published_fits=published_at(candidate.predicted_fill),
         ipucnn_version=ipucnn.__version__,
     )
 

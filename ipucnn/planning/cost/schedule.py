@@ -147,8 +147,7 @@ def update_s(
     # Gradient read, weight and states read and written; the accumulator is cleared: one write.
     moved = parameters * settings.weight_bytes * (4 + 2 * settings.optimizer_slots)
     seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.clock_hz
-    if settings.num_replicas > 1:
-        seconds += parameters * settings.weight_bytes / system.all_reduce_bytes_per_s
+    seconds += system.all_reduce_s(parameters * settings.weight_bytes, settings.num_replicas)
     if settings.offloads_optimizer_state and settings.optimizer_slots and system.remote_bytes_per_s:
         streamed = 2 * settings.optimizer_slots * settings.weight_bytes * parameters
         seconds += streamed / system.remote_bytes_per_s
