@@ -236,7 +236,7 @@ class Planner:
             elif settings.schedule == "Interleaved" and count > 1:
                 # Even and odd stages go backward in different halves, and one half has at most (S + 1) / 2 of them.
                 tick = max(tick, (again + backward) / ((count + 1) // 2 + bool(again)))
-        tick += DEFAULT_CONSTANTS.micro_batch_s
+        tick += DEFAULT_CONSTANTS.fixed_s(self.system)
         return settings.micro_batch_size * settings.num_replicas / tick
 
     def judge(
