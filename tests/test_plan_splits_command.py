@@ -58,8 +58,9 @@ def test_json_is_the_plan(capsys):
 
 
 def test_the_band_stands_beside_the_prediction(capsys):
-    code, out, err = run(capsys, *FITTING, "--html", "plan.html")
-    found = plan(capsys, *FITTING)
+    batch = ("--micro-batch-size", "32", "--global-batch-size", "128")
+    code, out, err = run(capsys, *FITTING, *batch, "--html", "plan.html")
+    found = plan(capsys, *FITTING, *batch)
     assert code == 0 and found.predicted_images_per_s_band is not None, err
     low, high = found.predicted_images_per_s_band
     assert f"({low:,.0f} to {high:,.0f} in 80% of cases)" in " ".join(out.split())
@@ -166,7 +167,7 @@ def test_a_search_tries_schedules_that_a_preset_does_not_name(capsys):
     # The preset's schedule is Interleaved.
     found = plan(capsys, "unet", "--ipus", 4, "--global-batch-size", 24)
     typed = plan(capsys, "unet", "--ipus", 4, "--global-batch-size", 24, "--schedule", "Interleaved")
-    assert found.settings.schedule == "Grouped" and typed.settings.schedule == "Interleaved"
+    assert found.settings.schedule != "Interleaved" and typed.settings.schedule == "Interleaved"
     assert found.predicted_images_per_s > typed.predicted_images_per_s
 
 

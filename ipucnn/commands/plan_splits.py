@@ -158,6 +158,8 @@ def plan_splits(
         recomputation=recomputation,
         inference=inference,
     )
+    for warning in request.warnings:
+        note(f"warning: {warning}")
     if graph_to is not None:
         if graph_to.suffix.lower() != NETWORK_FILES[1]:
             raise ConfigurationError(
@@ -167,8 +169,6 @@ def plan_splits(
         # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
         write_output_text(graph_to, load_graph(request, note, import_tensorflow).to_json())
         note(f"written: {graph_to}")
-    for warning in request.warnings:
-        note(f"warning: {warning}")
     if optimisations:
         for option, given in (
             ("--save", save),
@@ -191,9 +191,10 @@ def plan_splits(
         # What else the search found is shown, and not what is run.
         texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
+        from ipucnn.planning.what_if import choices
         from ipucnn.reports.plan_html import render
 
-        texts.append((html_to, render(plan)))
+        texts.append((html_to, render(plan, choices(request, plan, note, import_tensorflow))))
     for path, text in texts:
         write_output_text(path, text)
     if json_output:

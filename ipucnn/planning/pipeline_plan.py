@@ -179,6 +179,8 @@ class ParetoRow:
         predicted_fill: of the fullest IPU.
         best: the one that the plan takes.
         predicted_latency_s: of a micro-batch through all forward passes.
+        half_partials: which change numerics; optimizer_state_offloading: which the SDK has for pipelines and for
+            accumulated gradients.  Both where they make a difference.
     """
 
     num_stages: int
@@ -196,6 +198,13 @@ class ParetoRow:
     verdict: str
     best: bool
     predicted_latency_s: float = 0.0
+    half_partials: bool = False
+    optimizer_state_offloading: bool = False
+
+    @property
+    def marks(self) -> str:
+        """ "h" for half partials, "o" for optimizer state outside the chip."""
+        return "h" * self.half_partials + "o" * self.optimizer_state_offloading
 
 
 @dataclass(frozen=True)

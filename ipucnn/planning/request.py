@@ -14,9 +14,16 @@ from ipucnn.planning.calibration import SystemProfile, calibrated_system, descri
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.graphs.network_files import read_network, unknown_layers
 from ipucnn.planning.pipeline_plan import kept_options
-from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
+from ipucnn.planning.search.configurations import (
+    FREE,
+    SearchSpace,
+    all_micro_batches,
+    default_count,
+    micro_batches,
+)
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
+    PRECISIONS,
     SCHEDULES,
     PlanSettings,
     Proportions,
@@ -51,10 +58,11 @@ class PlanRequest:
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
-        graph: of a network in a file.
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
+        precisions: that nothing excludes; a page of a search has them all.
+        graph: of a network in a file.
     """
 
     record: ModelRecord
@@ -69,10 +77,11 @@ class PlanRequest:
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
     assumed: List[str] = field(default_factory=list)
-    graph: Optional[LayerGraph] = None
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
+    precisions: Tuple[str, ...] = ()
+    graph: Optional[LayerGraph] = None
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -138,6 +147,7 @@ def make_request(
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
+    precisions = (config.precision,) if resolved.given("precision") else PRECISIONS
     request = PlanRequest(
         record=resolved.record,
         options=options,
@@ -154,6 +164,7 @@ def make_request(
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
+        precisions=precisions,
         graph=graph,
     )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
@@ -501,12 +512,17 @@ def _ask_search(
     )
     request.system = _system_of(ipus, system, request.assumed)
     sizes = {config.micro_batch_size}
+    more: Tuple[int, ...] = ()
     if "micro_batch_size" not in resolved.typed:
-        sizes |= set(micro_batches(config.global_batch_size))
+        sizes = sizes | set(micro_batches(config.global_batch_size))
+        more = all_micro_batches(config.global_batch_size)
     request.space = SearchSpace(
         base=request.settings,
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
+        more_micro_batch_sizes=more,
+        # What is typed holds, whatever is faster.
+        free=tuple(name for name in FREE if name not in resolved.typed),
         # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
         # Without a backward pass there is one way through a pipeline.
         schedules=(config.pipeline_schedule,)

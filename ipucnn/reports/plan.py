@@ -113,6 +113,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         update += f", {_ms(plan.predicted_update_s)} update"
     if settings.num_replicas > 1 and settings.training:
         update += f" ({_ms(plan.predicted_all_reduce_s)} of it all-reduce)"
+    half = " with half partials" if settings.half_partials and settings.precision != "32.32" else ""
     return [
         ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
         ("memory", memory),
@@ -134,7 +135,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         ),
         (
             "settings",
-            f"{how}precision {settings.precision}, input {shape}, {plan.num_classes} classes, available memory "
+            f"{how}precision {settings.precision}{half}, input {shape}, {plan.num_classes} classes, available memory "
             f"proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
@@ -368,6 +369,12 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
     out.print()
 
 
+_MARKS = {
+    "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
+    "o": "optimizer state outside the chip, an option of the SDK; --no-optimizer-state-offloading leaves it out",
+}
+
+
 def _pareto(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
@@ -376,9 +383,10 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     table.caption = "memory that differs by up to 5% of an IPU's counts as equal"
     table.caption_justify = "left"
     of_training = plan.settings.training
-    last = ("recomp.", "images/s", "memory") if of_training else ("latency", "images/s", "memory")
-    for name in ("", "IPUs", "stages", "schedule", "micro", "GA" if of_training else "steps", "repl.", *last):
-        table.add_column(name, justify="left" if name in ("", "schedule") else "right", no_wrap=True)
+    how = "recomp." if of_training else "latency"
+    heads = ("", "IPUs", "stages", "schedule", "micro", "GA" if of_training else "steps", "repl.", how)
+    for name in (*heads, "with", "images/s", "memory"):
+        table.add_column(name, justify="left" if name in ("", "schedule", "with") else "right", no_wrap=True)
     for entry in _shown(plan.pareto):
         table.add_row(
             "*" if entry.best else "",
@@ -389,6 +397,7 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
             str(entry.gradient_accumulation_count),
             str(entry.num_replicas),
             ("on" if entry.recomputation else "off") if of_training else _ms(entry.predicted_latency_s),
+            entry.marks,
             f"{entry.predicted_images_per_s:,.0f}",
             Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
@@ -397,6 +406,10 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     more = f"; {left} more with --json" if left > 0 else ""
     segments = "; Sequential stages are recomputation segments of one IPU" if of_training else ""
     out.print(Text(f"* best{segments}{more}"))
+    used = {mark for entry in plan.pareto for mark in entry.marks}
+    for mark, told in _MARKS.items():
+        if mark in used:
+            out.print(Text(f"{mark} {told}"))
     if band_of_rows(plan) and not plan.comparison:
         out.print(Text(band_of_rows(plan)))
     out.print()

@@ -342,12 +342,22 @@ def program_times(
     return joined
 
 
+@lru_cache(maxsize=4)
+def last_uses(same: SameGraph) -> np.ndarray:
+    """(n,) place of the last layer that reads each layer's output; its own where none does."""
+    layers = same.graph.layers
+    places = {layer.name: i for i, layer in enumerate(layers)}
+    found: np.ndarray = np.arange(len(layers))
+    for i, layer in enumerate(layers):
+        for name in layer.inputs:
+            found[places[name]] = i
+    found.flags.writeable = False
+    return found
+
+
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
     """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
-    outputs, places = output_bytes(graph, settings), {layer.name: i for i, layer in enumerate(graph.layers)}
-    last_use: np.ndarray = np.arange(len(outputs))
-    for i, layer in enumerate(graph.layers):
-        last_use[[places[name] for name in layer.inputs]] = i
+    outputs, last_use = output_bytes(graph, settings), last_uses(SameGraph(graph))
     change = np.zeros(len(outputs) + 2)
     np.add.at(change, np.arange(len(outputs)) + 1, outputs)
     np.add.at(change, last_use + 1, -outputs)

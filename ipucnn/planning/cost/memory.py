@@ -26,6 +26,7 @@ from ipucnn.hardware import IPU
 from ipucnn.planning.cost.layer_times import (
     LayerTimes,
     SameGraph,
+    last_uses,
     layer_times,
     stage_starts,
 )
@@ -216,7 +217,7 @@ class _Uses:
             for name in layer.kept:
                 self.keepers[index[name]].append(i)
         self.elements = np.array([layer.output_elements for layer in layers], dtype=float)
-        self.last_read = np.array([max(found, default=i) for i, found in enumerate(self.readers)])
+        self.last_read = last_uses(SameGraph(graph))
         self.alive = _spans(self.elements, np.arange(len(layers)), self.last_read)
         for i, layer in enumerate(layers):
             # An element-wise operation overwrites an input that nobody reads later.

@@ -178,6 +178,27 @@ def _tick_s(
     return float(ahead.max() + back.max() + exchange)
 
 
+def full_tick_s(
+    forward: np.ndarray,
+    backward: np.ndarray,
+    receive: np.ndarray,
+    settings: PlanSettings,
+    micro_batch_s: float,
+) -> float:
+    """Seconds of a tick of the full pipeline; for the arguments see ``schedule_s``."""
+    if settings.schedule == "Sequential":
+        directions = 2 if settings.training else 1
+        return float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
+    stages = list(range(len(forward)))
+
+    def cost(f: Sequence[int], b: Sequence[int]) -> float:
+        return _tick_s(forward, backward, receive, f, b, settings)
+
+    if settings.schedule == "Interleaved" and settings.training:
+        return cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2]) + micro_batch_s
+    return cost(stages, stages if settings.training else []) + micro_batch_s
+
+
 def schedule_s(
     forward: np.ndarray,
     backward: np.ndarray,
@@ -193,28 +214,21 @@ def schedule_s(
         micro_batch_s: fixed cost of a tick.
     """
     count = settings.gradient_accumulation_count
+    tick = full_tick_s(forward, backward, receive, settings, micro_batch_s)
     if settings.schedule == "Sequential":
-        directions = 2 if settings.training else 1
-        tick = float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
         return count * tick, tick
     ticks = Ticks(settings.schedule, len(forward), count, settings.training)
 
-    def cost(f: Sequence[int], b: Sequence[int]) -> float:
-        return _tick_s(forward, backward, receive, f, b, settings)
-
     def cost_at(t: int) -> float:
         ahead, back = ticks.at(t)
-        return cost(list(ahead), list(back))
+        return _tick_s(forward, backward, receive, list(ahead), list(back), settings)
 
-    stages = list(ticks.stages)
     if ticks.kind == "Interleaved":
-        halves = cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2])
-        total = (ticks.full_end - ticks.full_start) // 2 * halves
+        total = (ticks.full_end - ticks.full_start) // 2 * (tick - micro_batch_s)
         for t in ticks.edges:
             total += cost_at(t)
         # Feeds and loop are paid for once per micro-batch, which takes two half-ticks.
-        return total + ticks.num_ticks // 2 * micro_batch_s, halves + micro_batch_s
-    tick = cost(stages, stages if settings.training else []) + micro_batch_s
+        return total + ticks.num_ticks // 2 * micro_batch_s, tick
     total = sum(cost_at(t) + micro_batch_s for t in ticks.edges)
     return total + (ticks.num_ticks - len(ticks.edges)) * tick, tick
 
@@ -298,7 +312,7 @@ def predict(
     images = settings.global_batch_size / (total + update)
     sample_bytes, limit = _host_limit(graph, settings, system)
     # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
-    still = schedule_s(forward, backward, 0 * receive, settings, constants.fixed_s(system))[1]
+    still = full_tick_s(forward, backward, 0 * receive, settings, constants.fixed_s(system))
     return Prediction(
         images_per_s=min(images, limit),
         stages=tuple(stages),

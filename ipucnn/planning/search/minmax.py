@@ -270,9 +270,9 @@ def _least(
 
 
 class _Search:
-    def __init__(self, loads: _Loads, max_evaluations: Optional[int]) -> None:
+    def __init__(self, loads: _Loads, max_evaluations: Optional[int], below_s: float) -> None:
         self.loads, self.limit = loads, max_evaluations
-        self.value, self.starts = np.inf, ()  # type: Tuple[float, Tuple[int, ...]]
+        self.value, self.starts = below_s, ()  # type: Tuple[float, Tuple[int, ...]]
         self.heap: List[Tuple[float, int, _Box, Tuple[float, float, List[float]]]] = []
         self.num_evaluations = self.num_boxes = 0
 
@@ -380,7 +380,11 @@ class _Search:
 
 
 def search(
-    tables: StageTables, num_stages: int, schedule: str, max_evaluations: Optional[int] = None
+    tables: StageTables,
+    num_stages: int,
+    schedule: str,
+    max_evaluations: Optional[int] = None,
+    below_s: float = np.inf,
 ) -> MinMaxResult:
     """Fastest split for a pipelined schedule.
 
@@ -389,12 +393,13 @@ def search(
     Args:
         schedule: "Grouped" or "Interleaved".
         max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
+        below_s: only splits with a shorter tick are looked for; without starts there is none.
     """
     loads = _Loads(tables, num_stages, schedule)
-    state = _Search(loads, max_evaluations)
+    state = _Search(loads, max_evaluations, below_s)
     bound = state.run()
     if not state.starts:
-        return MinMaxResult((), np.inf, state.num_evaluations)
+        return MinMaxResult((), bound, state.num_evaluations)
     x, y, t = loads.maxima(state.starts)
     chosen = _least(loads, x, y, t, goal=TRANSFER)
     assert chosen is not None
