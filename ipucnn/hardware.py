@@ -14,7 +14,7 @@ Sources, named at each number:
 Bandwidths are in decimal bytes, per direction; one MAC is two FLOP.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Mapping, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -57,6 +57,7 @@ class IPU:
         exchange_bytes_per_cycle: what a tile can receive (and send) per cycle.
         link_bytes_per_s: to a neighbour IPU, one direction.
         link_idle_cycles: an IPU waits before it sends to or receives from another.
+        compute_factor: by which computing takes longer than the cost model says, see ``Calibration``.
     """
 
     name: str
@@ -75,15 +76,36 @@ class IPU:
     exchange_bytes_per_cycle: float
     link_bytes_per_s: float
     link_idle_cycles: int = 3000  # [AutoPipe] its example machine, Bow clock
+    compute_factor: float = 1.0
 
     @property
     def sram_bytes(self) -> int:
         """Memory of the whole chip."""
         return self.num_tiles * self.sram_per_tile_bytes
 
+    @property
+    def computing_hz(self) -> float:
+        """Cycles of the cost model's operations in a second."""
+        return self.clock_hz / self.compute_factor
+
     def peak_flops_per_s(self, arithmetic: str) -> float:
         """Peak of the matrix units for an arithmetic of ``amp``."""
         return 2 * self.amp[arithmetic].macs_per_cycle * self.num_tiles * self.clock_hz
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors on the times of the cost model, for a system that was measured; 1 is what the package has.
+
+    Attributes:
+        compute: of computing, weight updates included.
+        fixed: of feeds and loop around a micro-batch.
+        collective: of the sum of gradients over replicas.
+    """
+
+    compute: float = 1.0
+    fixed: float = 1.0
+    collective: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +118,7 @@ class System:
         all_reduce_bytes_per_s: gradient bytes of one replica over the time that summing them over all replicas takes,
             as seen from outside, beyond the steps of the ring.
         remote_bytes_per_s: streaming memory to one IPU; 0 where the system has none.
+        calibration: what was measured on such a system.
     """
 
     name: str
@@ -105,12 +128,20 @@ class System:
     host_bytes_per_s: float
     all_reduce_bytes_per_s: float
     remote_bytes_per_s: float
+    calibration: Calibration = Calibration()
+
+    def calibrated(self, calibration: Calibration) -> "System":
+        """The same system with other factors."""
+        return replace(
+            self, ipu=replace(self.ipu, compute_factor=calibration.compute), calibration=calibration
+        )
 
     def all_reduce_s(self, num_bytes: float, num_replicas: int) -> float:
         """Seconds in which so many bytes of each replica are summed over all of them."""
         if num_replicas < 2:
             return 0.0
-        return num_bytes / self.all_reduce_bytes_per_s + collective_latency_s(num_replicas)
+        seconds = num_bytes / self.all_reduce_bytes_per_s + collective_latency_s(num_replicas)
+        return self.calibration.collective * seconds
 
 
 # A step of a collective: what it takes however few bytes are sent.  Batch norm's statistics shared by two replicas, a

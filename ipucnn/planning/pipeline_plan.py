@@ -16,6 +16,7 @@ from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.values import norm_of
 from ipucnn.errors import DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
+from ipucnn.hardware import Calibration
 from ipucnn.planning.settings import PlanSettings, Proportions, run_values
 from ipucnn.text import shown_value
 
@@ -61,6 +62,7 @@ class SystemFacts:
         ipu: title of the IPU generation.
         num_ipus: of the whole system.
         ipu_memory_bytes: of one IPU.
+        calibration: of the profile that the plan was made with.
     """
 
     name: str
@@ -68,6 +70,7 @@ class SystemFacts:
     ipu: str
     num_ipus: int
     ipu_memory_bytes: float
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 @dataclass(frozen=True)

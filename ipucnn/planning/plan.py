@@ -361,7 +361,7 @@ def assemble(
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
-    fixed = DEFAULT_CONSTANTS.micro_batch_s
+    fixed = DEFAULT_CONSTANTS.fixed_s(system)
     bound = solution.lower_bound_s + fixed
     tick = prediction.tick_s
     if planned and solution.optimal:
@@ -377,7 +377,12 @@ def assemble(
         options=dict(options or {}),
         settings=settings,
         system=SystemFacts(
-            system.name, system.title, system.ipu.title, system.num_ipus, float(system.ipu.sram_bytes)
+            system.name,
+            system.title,
+            system.ipu.title,
+            system.num_ipus,
+            float(system.ipu.sram_bytes),
+            system.calibration,
         ),
         splits=candidate.splits,
         planned=planned,
@@ -496,7 +501,7 @@ def compare(
         settings = _restaged(candidate.settings, len(splits) + 1)
         limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
         judged = planner.judge(splits, settings, limit, quickly=True)
-        fixed = DEFAULT_CONSTANTS.micro_batch_s
+        fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
         best = judged.solution.objective_s + fixed
         # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
         shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.models.registry import is_network_file
+from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.products import BAND_FACTOR
 from ipucnn.planning.cost.schedule import Timeline, timeline
@@ -579,3 +580,32 @@ def _images(outcome: Outcome) -> str:
     if outcome.verdict == "does not fit":
         return outcome.verdict
     return "" if outcome.predicted_images_per_s is None else units.images(outcome.predicted_images_per_s)
+
+
+# -- a system that was measured -------------------------------------------------------------------------------------
+
+
+def print_calibration(profile: SystemProfile) -> None:
+    """What measurements say of a system, with the errors before and after, on stdout."""
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    table = plain_table(padding=(0, 1, 0, 0))
+    table.add_column("measured in", overflow="fold", min_width=12)
+    table.add_column("network", overflow="fold")
+    for name in ("measured", "predicted", "with profile"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in profile.rows:
+        cells = [
+            f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}"
+            for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
+        ]
+        table.add_row(Text(row.source), Text(row.model), f"{row.images_per_s:,.0f}", *cells)
+    out.print(titled("images/s, measured and predicted; predicted ones with their error", table))
+    out.print(Text("; ".join(describe(profile))))
+    out.print(
+        Text(
+            f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
+            f"of the {len(profile.rows)} measurement(s) that it was fitted to"
+        )
+    )

@@ -51,7 +51,7 @@ class LayerTimes:
         units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 where there is no product.
         temporary_bytes: (n, 3) per tile.
         shared_s: (n,) seconds that replicas take to share their statistics, in each pass; 0 where they don't.
-        clock_hz: of the IPU.
+        clock_hz: cycles in a second, ``IPU.computing_hz``.
     """
 
     forward_s: np.ndarray
@@ -309,8 +309,8 @@ def layer_times(
     )
     latency_s = collective_latency_s(settings.dbn_replica_group_size) if settings.training else 0.0
     shared_s = np.array([latency_s * (layer.op_class == "norm") for layer in graph.layers])
-    forward, backward = _seconds(work, shared_s, ipu.clock_hz, constants)
-    return LayerTimes(forward, backward, work, partitions, units, temporary, shared_s, ipu.clock_hz)
+    forward, backward = _seconds(work, shared_s, ipu.computing_hz, constants)
+    return LayerTimes(forward, backward, work, partitions, units, temporary, shared_s, ipu.computing_hz)
 
 
 def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:

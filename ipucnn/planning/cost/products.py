@@ -16,7 +16,7 @@ from typing import Tuple, Union
 
 import numpy as np
 
-from ipucnn.hardware import IPU
+from ipucnn.hardware import IPU, System
 
 # What the work of an operation is counted in (per tile; the last axis of all work arrays).
 FEATURES = ("unit_cycles", "blocks", "received_bytes", "moved_bytes", "transposed_bytes", "steps")
@@ -42,6 +42,10 @@ class CostConstants:
     transposed_byte_cycles: float
     step_cycles: float
     micro_batch_s: float
+
+    def fixed_s(self, system: System) -> float:
+        """Feeds and loop around one micro-batch on a system."""
+        return self.micro_batch_s * system.calibration.fixed
 
     @property
     def cycles_per_unit(self) -> np.ndarray:
