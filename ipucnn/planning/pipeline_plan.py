@@ -31,7 +31,8 @@ Record = TypeVar("Record")
 # An optimizer always goes into a plan, the others where they are not as by default.
 _OPTIMIZER = ("optimizer", "optimizer_params")
 _OF_LAYERS = ("norm_layer", "dropout", "base_filters")
-KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, "image_size")
+OF_INPUT = ("dataset", "image_size")
+KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, *OF_INPUT)
 
 
 def kept_options(config: RunConfig) -> Dict[str, Any]:
