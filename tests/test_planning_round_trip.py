@@ -271,6 +271,21 @@ def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
     assert {key: from_line[key]["value"] for key in wanted} == wanted
 
 
+def test_a_data_set_that_was_typed_goes_with_its_plan(capsys, here):
+    args = ["lenet", "--dataset", "digits", "--stages", 2, "--micro-batch-size", 8]
+    code, out, err = run(capsys, *args, "--save", "q.yml")
+    assert code == 0, err
+    assert " --dataset digits" in out
+
+    def chosen(*more):
+        assert cli.run(["train", "--plan", "q.yml", *more, "--print-config", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert chosen()["options"]["dataset"] == {"value": "digits", "origin": "plan q.yml"}
+    assert chosen()["preset"] == "lenet@digits"
+    assert chosen("--dataset", "mnist")["options"]["dataset"]["value"] == "mnist"
+
+
 def json_words(command):
     import shlex
 

@@ -31,7 +31,8 @@ Record = TypeVar("Record")
 # An optimizer always goes into a plan, the others where they are not as by default.
 _OPTIMIZER = ("optimizer", "optimizer_params")
 _OF_LAYERS = ("norm_layer", "dropout", "base_filters")
-KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, "image_size")
+OF_INPUT = ("dataset", "image_size")
+KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, *OF_INPUT)
 
 
 def kept_options(config: RunConfig) -> Dict[str, Any]:
@@ -346,6 +347,8 @@ class PipelinePlan:
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         plan = _from_plain(PipelinePlan, data, where)
+        if isinstance(data, dict) and "options" not in data:
+            raise DataError(f"{where} lacks options, without which its run would be another one's", _HINT)
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(

@@ -13,7 +13,7 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.graphs.network_files import read_network, unknown_layers
-from ipucnn.planning.pipeline_plan import kept_options
+from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.search.configurations import (
     FREE,
     SearchSpace,
@@ -152,11 +152,11 @@ def make_request(
         record=resolved.record,
         options=options,
         build=_build(options),
-        # A size that is the preset's goes with its data set.
+        # What nobody typed is the run's own: the size of a preset goes with its data set.
         kept={
             name: value
             for name, value in kept_options(config).items()
-            if name != "image_size" or resolved.origins[name] == FLAG
+            if name not in OF_INPUT or resolved.origins[name] == FLAG
         },
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
