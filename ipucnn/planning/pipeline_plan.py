@@ -16,6 +16,7 @@ from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.values import norm_of
 from ipucnn.errors import DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
+from ipucnn.hardware import Calibration
 from ipucnn.planning.settings import PlanSettings, Proportions, run_values
 from ipucnn.text import shown_value
 
@@ -62,6 +63,7 @@ class SystemFacts:
         ipu: title of the IPU generation.
         num_ipus: of the whole system.
         ipu_memory_bytes: of one IPU.
+        calibration: of the profile that the plan was made with.
     """
 
     name: str
@@ -69,6 +71,7 @@ class SystemFacts:
     ipu: str
     num_ipus: int
     ipu_memory_bytes: float
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,11 @@ class PipelinePlan:
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
         no_fit: why a plan is only "uncertain", None for one that fits.
         assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
+        predicted_images_per_s_band: 80 of 100 measurements are expected between the two.
+        predicted_band_factor: by which that is less and more; it holds for every throughput here, those of the
+            comparison and the Pareto front included.
+        published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
+            fit, and how many there are.
         options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
     """
 
@@ -289,6 +297,9 @@ class PipelinePlan:
     pareto: Tuple[ParetoRow, ...] = ()
     no_fit: Optional[NoFit] = None
     assumed: Tuple[str, ...] = ()
+    predicted_images_per_s_band: Optional[Tuple[float, float]] = None
+    predicted_band_factor: Optional[float] = None
+    published_fits: Optional[Tuple[int, int]] = None
     options: Dict[str, Any] = field(default_factory=dict)
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION
@@ -336,6 +347,8 @@ class PipelinePlan:
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         plan = _from_plain(PipelinePlan, data, where)
+        if isinstance(data, dict) and "options" not in data:
+            raise DataError(f"{where} lacks options, without which its run would be another one's", _HINT)
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(

@@ -16,8 +16,8 @@ from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
-from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
+from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS, throughput_band
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import (
@@ -361,7 +361,7 @@ def assemble(
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
-    fixed = DEFAULT_CONSTANTS.micro_batch_s
+    fixed = DEFAULT_CONSTANTS.fixed_s(system)
     bound = solution.lower_bound_s + fixed
     tick = prediction.tick_s
     if planned and solution.optimal:
@@ -377,7 +377,12 @@ def assemble(
         options=dict(options or {}),
         settings=settings,
         system=SystemFacts(
-            system.name, system.title, system.ipu.title, system.num_ipus, float(system.ipu.sram_bytes)
+            system.name,
+            system.title,
+            system.ipu.title,
+            system.num_ipus,
+            float(system.ipu.sram_bytes),
+            system.calibration,
         ),
         splits=candidate.splits,
         planned=planned,
@@ -405,6 +410,9 @@ def assemble(
         pareto=pareto,
         no_fit=no_fit,
         assumed=tuple(assumed),
+        predicted_images_per_s_band=throughput_band(prediction.images_per_s),
+        predicted_band_factor=BAND_FACTOR,
+        published_fits=published_at(candidate.predicted_fill),
         ipucnn_version=ipucnn.__version__,
     )
 
@@ -493,7 +501,7 @@ def compare(
         settings = _restaged(candidate.settings, len(splits) + 1)
         limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
         judged = planner.judge(splits, settings, limit, quickly=True)
-        fixed = DEFAULT_CONSTANTS.micro_batch_s
+        fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
         best = judged.solution.objective_s + fixed
         # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
         shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages

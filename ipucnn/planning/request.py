@@ -7,9 +7,10 @@ from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
-from ipucnn.hardware import System, get_system, smallest_system
+from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.graphs.network_files import read_network, unknown_layers
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
@@ -100,6 +101,7 @@ def make_request(
     *,
     stages: Optional[int] = None,
     system: Optional[str] = None,
+    profile: Optional[SystemProfile] = None,
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
@@ -109,6 +111,7 @@ def make_request(
     Args:
         network_options: gives the options that a configuration's network is built with.
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
+        profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
 
@@ -124,6 +127,12 @@ def make_request(
             "add --inference, or give --gradient-accumulation-count",
         )
     wanted_system = get_system(system) if system is not None else None
+    if profile is not None:
+        if wanted_system is None:
+            wanted_system = SYSTEMS[profile.system]
+            assumed.append(f"system {wanted_system.title}, which was measured")
+        wanted_system = calibrated_system(profile, wanted_system)
+        assumed += describe(profile)
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")

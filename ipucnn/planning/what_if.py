@@ -110,7 +110,7 @@ def choice(planner: Planner, base: PlanSettings, row: ParetoRow) -> Choice:
         layers=tuple((graph.layers[a].name, graph.layers[b - 1].name) for a, b in zip(starts, ends)),
         prediction=predict(graph, row.splits, settings, system),
         ipus=tuple(program_memory(graph, row.splits, settings, system.ipu)),
-        fixed_s=DEFAULT_CONSTANTS.micro_batch_s,
+        fixed_s=DEFAULT_CONSTANTS.fixed_s(system),
         batches=_batches(graph, row.splits, settings, system, sorted(counts)),
         best=row.best,
     )

@@ -9,7 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.models.registry import is_network_file
+from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.cost.products import BAND_FACTOR
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
@@ -90,6 +92,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         (plan.verdict, _VERDICTS[plan.verdict]),
         f": the fullest IPU at {units.percent(plan.predicted_fill)} of its memory",
     )
+    memory.append(published(plan))
     if plan.planned and plan.memory_limit > FITS_BELOW:
         memory.append(f"; no splits stay below {units.percent(FITS_BELOW)}, these may take ")
         memory.append(units.percent(plan.memory_limit))
@@ -112,7 +115,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         update += f" ({_ms(plan.predicted_all_reduce_s)} of it all-reduce)"
     half = " with half partials" if settings.half_partials and settings.precision != "32.32" else ""
     return [
-        ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s; nothing here was measured"),
+        ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
         ("memory", memory),
         ("splits", proof if plan.planned else f"given; {proof}"),
         ("", tick),
@@ -136,6 +139,30 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
             f"proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
+
+
+def _band(plan: PipelinePlan) -> str:
+    low_high = plan.predicted_images_per_s_band
+    return f" ({low_high[0]:,.0f} to {low_high[1]:,.0f} in 80% of cases)" if low_high else ""
+
+
+def published(plan: PipelinePlan) -> str:
+    """What is known of configurations that are about as full, as the rest of a sentence."""
+    if plan.published_fits is None or not plan.published_fits[1]:
+        return ""
+    fits, number = plan.published_fits
+    return f"; of {number} public ones about as full {fits} fit"
+
+
+def band_of_rows(plan: PipelinePlan) -> str:
+    """The band of throughputs in a table, a sentence; empty where the plan says nothing of it."""
+    return "" if plan.predicted_band_factor is None else _within(plan.predicted_band_factor)
+
+
+def _within(factor: float) -> str:
+    return (
+        f"80% of measurements are expected within -{1 - 1 / factor:.0%} and +{factor - 1:.0%} of the images/s"
+    )
 
 
 def batch(plan: PipelinePlan) -> str:
@@ -337,6 +364,8 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
         )
     out.print(table)
     out.print(Text("x best: over the tick of the best splits that need no more memory"))
+    if band_of_rows(plan):
+        out.print(Text(band_of_rows(plan)))
     out.print()
 
 
@@ -381,6 +410,8 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     for mark, told in _MARKS.items():
         if mark in used:
             out.print(Text(f"{mark} {told}"))
+    if band_of_rows(plan) and not plan.comparison:
+        out.print(Text(band_of_rows(plan)))
     out.print()
 
 
@@ -467,6 +498,7 @@ def optimisations_json(
         "splits": list(candidate.splits),
         "settings": asdict(candidate.settings),
         "predicted": _outcome_json(base),
+        "predicted_band_factor": BAND_FACTOR,
         "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in found],
         "assumed": request.assumed,
     }
@@ -518,6 +550,7 @@ def print_optimisations(
         note = f": {one.note}" if one.note else ""
         options.add_row(str(one.number), Text.assemble((one.option, "bold"), note))
     out.print(options)
+    out.print(Text(_within(BAND_FACTOR)))
     out.print(Text(f"splits: {' '.join(candidate.splits)}"))
     out.print(Text("assumed: " + "; ".join(request.assumed)))
 
@@ -547,3 +580,32 @@ def _images(outcome: Outcome) -> str:
     if outcome.verdict == "does not fit":
         return outcome.verdict
     return "" if outcome.predicted_images_per_s is None else units.images(outcome.predicted_images_per_s)
+
+
+# -- a system that was measured -------------------------------------------------------------------------------------
+
+
+def print_calibration(profile: SystemProfile) -> None:
+    """What measurements say of a system, with the errors before and after, on stdout."""
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    table = plain_table(padding=(0, 1, 0, 0))
+    table.add_column("measured in", overflow="fold", min_width=12)
+    table.add_column("network", overflow="fold")
+    for name in ("measured", "predicted", "with profile"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in profile.rows:
+        cells = [
+            f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}"
+            for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
+        ]
+        table.add_row(Text(row.source), Text(row.model), f"{row.images_per_s:,.0f}", *cells)
+    out.print(titled("images/s, measured and predicted; predicted ones with their error", table))
+    out.print(Text("; ".join(describe(profile))))
+    out.print(
+        Text(
+            f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
+            f"of the {len(profile.rows)} measurement(s) that it was fitted to"
+        )
+    )

@@ -18,7 +18,7 @@ from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
-from ipucnn.reports.plan import batch, command_line, proportion
+from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -84,7 +84,7 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals["units"] = units
+    environment.globals.update(units=units, band_of_rows=band_of_rows)
     environment.filters["proportion"] = proportion
     environment.filters["verdict_class"] = verdict_class
     # Macros of the template see what is global, not what is given to it.
@@ -267,13 +267,17 @@ def _cards(plan: PipelinePlan) -> List[Card]:
     limit = units.images(plan.predicted_host_limit_images_per_s)
     host = f"input at this throughput; the host can feed {limit} images/s"
     proof, explanation = _proof(plan)
+    low_high, band = plan.predicted_images_per_s_band, ""
+    if low_high is not None:
+        band = f"{units.images(low_high[0])} to {units.images(low_high[1])} in 80% of cases; "
     return [
-        Card("predicted throughput", f"{units.images(plan.predicted_images_per_s)} images/s", tick),
+        Card("predicted throughput", f"{units.images(plan.predicted_images_per_s)} images/s", band + tick),
         Card(
             "predicted memory",
             f"{plan.verdict}: {units.percent(plan.predicted_fill)}",
             "of the fullest IPU"
-            + (f"; the planner allowed {units.percent(plan.memory_limit)}" if plan.planned else ""),
+            + (f"; the planner allowed {units.percent(plan.memory_limit)}" if plan.planned else "")
+            + published(plan),
             plan.verdict,
         ),
         Card("splits", proof, explanation),

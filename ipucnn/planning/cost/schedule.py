@@ -146,9 +146,8 @@ def update_s(
     ipu = system.ipu
     # Gradient read, weight and states read and written; the accumulator is cleared: one write.
     moved = parameters * settings.weight_bytes * (4 + 2 * settings.optimizer_slots)
-    seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.clock_hz
-    if settings.num_replicas > 1:
-        seconds += parameters * settings.weight_bytes / system.all_reduce_bytes_per_s
+    seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.computing_hz
+    seconds += system.all_reduce_s(parameters * settings.weight_bytes, settings.num_replicas)
     if settings.offloads_optimizer_state and settings.optimizer_slots and system.remote_bytes_per_s:
         streamed = 2 * settings.optimizer_slots * settings.weight_bytes * parameters
         seconds += streamed / system.remote_bytes_per_s
@@ -305,7 +304,7 @@ def predict(
         np.array([getattr(stage, name) for stage in stages])
         for name in ("forward_s", "backward_s", "receive_s")
     )
-    total, tick = schedule_s(forward, backward, receive, settings, constants.micro_batch_s)
+    total, tick = schedule_s(forward, backward, receive, settings, constants.fixed_s(system))
     parameters = [
         sum(layer.num_trainable for layer in graph.layers[stage.first : stage.last]) for stage in stages
     ]
@@ -313,7 +312,7 @@ def predict(
     images = settings.global_batch_size / (total + update)
     sample_bytes, limit = _host_limit(graph, settings, system)
     # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
-    still = full_tick_s(forward, backward, 0 * receive, settings, constants.micro_batch_s)
+    still = full_tick_s(forward, backward, 0 * receive, settings, constants.fixed_s(system))
     return Prediction(
         images_per_s=min(images, limit),
         stages=tuple(stages),
@@ -322,7 +321,7 @@ def predict(
         update_s=update,
         all_reduce_s=update - update_s(parameters, replace(settings, num_replicas=1), system, constants),
         weight_update_s=total + update,
-        latency_s=float(forward.sum() + receive.sum()) + constants.micro_batch_s,
+        latency_s=float(forward.sum() + receive.sum()) + constants.fixed_s(system),
         host_bytes_per_s=min(images, limit) * sample_bytes,
         host_limit_images_per_s=limit,
         bottleneck="host" if limit < images else _bottleneck(stages, settings),

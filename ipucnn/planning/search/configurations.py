@@ -328,7 +328,7 @@ def _tick_for(
         return float("inf")
     own = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
     seconds = own.global_batch_size / images_per_s - planner.least_update_s(own)
-    return seconds / count - DEFAULT_CONSTANTS.micro_batch_s
+    return seconds / count - DEFAULT_CONSTANTS.fixed_s(planner.system)
 
 
 def _is_dominated(

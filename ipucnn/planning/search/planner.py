@@ -289,7 +289,7 @@ class Planner:
             elif settings.schedule == "Interleaved" and count > 1:
                 # Even and odd stages go backward in different halves, and one half has at most (S + 1) / 2 of them.
                 tick = max(tick, (again + backward) / ((count + 1) // 2 + bool(again)))
-        return tick + DEFAULT_CONSTANTS.micro_batch_s
+        return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
         """A bound on the throughput of any splits: full ticks alone."""
