@@ -119,7 +119,7 @@ class PlanSettings:
     num_stages: int = _setting(1, "stages", "pipeline_splits", "ipus_per_replica")
     schedule: str = _setting("Grouped", "schedule", "pipeline_schedule")
     precision: str = _setting("16.16", "precision", "precision")
-    recomputation: bool = _setting(False, "recomputation", "recomputation", of_training=True)
+    recomputation: bool = _setting(False, "recomputation", "recomputation")
     available_memory_proportion: Proportions = _setting(
         _DEFAULT,
         "available memory proportion",
@@ -135,7 +135,7 @@ class PlanSettings:
         False, "optimizer state offloading", "optimizer_state_offloading", of_training=True
     )
     dbn_replica_group_size: int = _setting(
-        1, "replicas that share batch norm statistics", "dbn_replica_group_size", of_training=True
+        1, "replicas that share batch norm statistics", "dbn_replica_group_size"
     )
     half_partials: bool = _setting(True, "half partials", "half_partials")
     eight_bit_transfer: bool = _setting(False, "8-bit transfer", "eight_bit_transfer")
