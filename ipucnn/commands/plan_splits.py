@@ -71,6 +71,13 @@ INFERENCE = typer.Option(
     "keeps.",
     rich_help_panel=PANEL,
 )
+ORDERS = typer.Option(
+    False,
+    "--orders",
+    help="Look for splits in any order of the layers, in which a stage may take part of two branches.  Such a plan is "
+    "a prediction: no session runs it.",
+    rich_help_panel=PANEL,
+)
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
@@ -93,6 +100,7 @@ def plan_splits(
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
     save_graph: Optional[str] = SAVE_GRAPH,
+    orders: bool = ORDERS,
     optimisations: bool = OPTIMISATIONS,
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
@@ -119,6 +127,7 @@ def plan_splits(
         system=system,
         classes=classes,
         recomputation=recomputation,
+        any_order=orders,
         inference=inference,
     )
     for warning in request.warnings:

@@ -20,6 +20,7 @@ from ipucnn.planning.search.configurations import (
     default_count,
     micro_batches,
 )
+from ipucnn.planning.search.orders import check_any_order
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
     PRECISIONS,
@@ -62,6 +63,7 @@ class PlanRequest:
         schedule_from: who set the schedule of ``settings``.
         precisions: that nothing excludes; a page of a search has them all.
         graph: of a network in a file.
+        any_order: whether splits are looked for in any order of the layers.
     """
 
     record: ModelRecord
@@ -81,6 +83,7 @@ class PlanRequest:
     schedule_from: str = ""
     precisions: Tuple[str, ...] = ()
     graph: Optional[LayerGraph] = None
+    any_order: bool = False
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -103,6 +106,7 @@ def make_request(
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
+    any_order: bool = False,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
 
@@ -111,6 +115,7 @@ def make_request(
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
+        any_order: splits are looked for in any order of the layers.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
@@ -164,6 +169,15 @@ def make_request(
         _ask_search(request, resolved, config, wanted_system)
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
+    if any_order:
+        if splits is not None or count is None:
+            raise ConfigurationError(
+                "--orders looks for splits into a number of stages",
+                "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
+            )
+        check_any_order(request.settings)
+        request.any_order = True
+        request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request
 
 
