@@ -353,8 +353,9 @@ class PipelinePlan:
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         plan = _from_plain(PipelinePlan, data, where)
-        if isinstance(data, dict) and "options" not in data:
-            raise DataError(f"{where} lacks options, without which its run would be another one's", _HINT)
+        for name in ("options", "searched_orders", "order"):
+            if isinstance(data, dict) and name not in data:
+                raise DataError(f"{where} lacks {name}, without which its run would be another one's", _HINT)
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(
