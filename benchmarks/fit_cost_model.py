@@ -7,7 +7,8 @@ Only rows marked ``"suggested_use": "calibrate"`` are used for the fit.  The fit
 squares of log(predicted / published), each network and task with the weight of one row, and a log-normal prior for
 each constant, whose centre and width come from the sources named below.  Tile splits are searched again between
 rounds of the fit, until they stay.  "left out" is the prediction of a network's rows by constants fitted without
-all its rows.
+all its rows.  The 80 % band that stands beside each prediction is the quantile of those errors; how many rows it covers
+is counted with the band of the other networks' rows alone.
 """
 
 import argparse
@@ -23,7 +24,8 @@ import numpy as np
 from published_rows import Program, Skipped, memory_program, throughput_program
 from scipy.optimize import least_squares
 
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
+from ipucnn.planning.cost.memory import published_at, published_bin
+from ipucnn.planning.cost.products import BAND_FACTOR, BAND_SHARE, DEFAULT_CONSTANTS, CostConstants
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
 
@@ -85,6 +87,25 @@ def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstant
     return constants(logs)
 
 
+def band_factor(errors: Sequence[float]) -> float:
+    """The factor within which so many rows lie as the band is to hold; of absolute logarithms of ratios."""
+    return float(np.exp(np.quantile(np.abs(errors), BAND_SHARE)))
+
+
+def band_coverage(models: Sequence[str], errors: Sequence[float]) -> Dict[str, List[bool]]:
+    """Of each network's rows, whether the band of all other networks' rows holds them.
+
+    Args:
+        models: network of each row.
+        errors: log(predicted / published) of each row by constants fitted without its network.
+    """
+    covered: Dict[str, List[bool]] = {}
+    for model in dict.fromkeys(models):
+        band = np.log(band_factor([e for e, other in zip(errors, models) if other != model]))
+        covered[model] = [bool(abs(e) <= band) for e, other in zip(errors, models) if other == model]
+    return covered
+
+
 def describe(program: Program) -> str:
     settings = program.settings
     schedule = f"{settings.num_stages} {settings.schedule}" if settings.num_stages > 1 else "1"
@@ -128,6 +149,17 @@ def report_throughput(path: Path) -> int:
             f"{title}: geometric mean error {np.exp(errors.mean()):.3f}, worst {np.exp(errors.max()):.3f}, "
             f"{min(found):.3f} to {max(found):.3f}, {len(found)} rows"
         )
+    errors = [float(np.log(ratio)) for ratio in other_ratios]
+    covered = band_coverage(models, errors)
+    hits = [hit for own in covered.values() for hit in own]
+    shares = [float(np.mean(own)) for own in covered.values()]
+    print(
+        f"{BAND_SHARE:.0%} band: predicted / {band_factor(errors):.3f} to predicted x {band_factor(errors):.3f} "
+        f"({len(errors)} rows, network left out; in the package {BAND_FACTOR})\n"
+        f"its coverage with the band of the other networks' rows: {sum(hits)} of {len(hits)} rows "
+        f"({np.mean(hits):.0%}), mean of the networks {np.mean(shares):.0%} "
+        f"({', '.join(f'{model} {sum(own)}/{len(own)}' for model, own in covered.items())})"
+    )
     print(f"{time.perf_counter() - started:.0f} s, NumPy {np.__version__}")
     return 0
 
@@ -136,6 +168,7 @@ def report_memory(path: Path) -> int:
     from ipucnn.planning.cost.memory import program_memory
 
     verdicts: Dict[str, Counter] = {}
+    bins: Dict[int, Counter] = {}
     skipped = []
     print("published  fill of the fullest IPU, verdict")
     for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
@@ -151,6 +184,7 @@ def report_memory(path: Path) -> int:
             if told == "does not fit" and row["strength"].startswith("hard"):
                 told = "does not fit (hard)"
             verdicts.setdefault(told, Counter())[fullest.verdict] += 1
+            bins.setdefault(published_bin(fullest.fill), Counter())[told == "fits"] += 1
             parts = " ".join(f"{name} {value / 1e6:.0f}" for name, value in fullest.categories().items())
             print(f"{told:22} {fullest.fill:5.2f} {fullest.verdict:13} {program.label} [MB: {parts}]")
     print("\npublished: verdicts")
@@ -158,6 +192,11 @@ def report_memory(path: Path) -> int:
         print(
             f"  {told:22} {sum(counts.values()):3} rows: {', '.join(f'{n} {v}' for v, n in counts.items())}"
         )
+    print("  published configurations that fit, of all with the same predicted fill (in the package):")
+    for place, counts in sorted(bins.items()):
+        fits, number = published_at(place / 10 + 0.05)
+        name = f"{place * 10} % or more" if place == max(bins) else f"{place * 10} to {place * 10 + 10} %"
+        print(f"    {name}: {counts[True]} of {sum(counts.values())} ({fits} of {number})")
     print(f"  skipped {len(skipped)}:")
     for line in skipped:
         print(f"    {line}")

@@ -14,7 +14,7 @@ Sources, named at each number:
 Bandwidths are in decimal bytes, per direction; one MAC is two FLOP.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Mapping, Tuple
 
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -57,6 +57,7 @@ class IPU:
         exchange_bytes_per_cycle: what a tile can receive (and send) per cycle.
         link_bytes_per_s: to a neighbour IPU, one direction.
         link_idle_cycles: an IPU waits before it sends to or receives from another.
+        compute_factor: by which computing takes longer than the cost model says, see ``Calibration``.
     """
 
     name: str
@@ -75,15 +76,36 @@ class IPU:
     exchange_bytes_per_cycle: float
     link_bytes_per_s: float
     link_idle_cycles: int = 3000  # [AutoPipe] its example machine, Bow clock
+    compute_factor: float = 1.0
 
     @property
     def sram_bytes(self) -> int:
         """Memory of the whole chip."""
         return self.num_tiles * self.sram_per_tile_bytes
 
+    @property
+    def computing_hz(self) -> float:
+        """Cycles of the cost model's operations in a second."""
+        return self.clock_hz / self.compute_factor
+
     def peak_flops_per_s(self, arithmetic: str) -> float:
         """Peak of the matrix units for an arithmetic of ``amp``."""
         return 2 * self.amp[arithmetic].macs_per_cycle * self.num_tiles * self.clock_hz
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors on the times of the cost model, for a system that was measured; 1 is what the package has.
+
+    Attributes:
+        compute: of computing, weight updates included.
+        fixed: of feeds and loop around a micro-batch.
+        collective: of the sum of gradients over replicas.
+    """
+
+    compute: float = 1.0
+    fixed: float = 1.0
+    collective: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,8 +116,9 @@ class System:
         num_ipus: processors that a job can take.
         host_bytes_per_s: input that the host delivers to the whole system, at most.
         all_reduce_bytes_per_s: gradient bytes of one replica over the time that summing them over all replicas takes,
-            as seen from outside.
+            as seen from outside, beyond the steps of the ring.
         remote_bytes_per_s: streaming memory to one IPU; 0 where the system has none.
+        calibration: what was measured on such a system.
     """
 
     name: str
@@ -105,6 +128,31 @@ class System:
     host_bytes_per_s: float
     all_reduce_bytes_per_s: float
     remote_bytes_per_s: float
+    calibration: Calibration = Calibration()
+
+    def calibrated(self, calibration: Calibration) -> "System":
+        """The same system with other factors."""
+        return replace(
+            self, ipu=replace(self.ipu, compute_factor=calibration.compute), calibration=calibration
+        )
+
+    def all_reduce_s(self, num_bytes: float, num_replicas: int) -> float:
+        """Seconds in which so many bytes of each replica are summed over all of them."""
+        if num_replicas < 2:
+            return 0.0
+        seconds = num_bytes / self.all_reduce_bytes_per_s + collective_latency_s(num_replicas)
+        return self.calibration.collective * seconds
+
+
+# A step of a collective: what it takes however few bytes are sent.  Batch norm's statistics shared by two replicas, a
+# ring of two steps, cost 3 us per norm and pass: the difference between logs with and without [MLPerf].  [AutoPipe]
+# counts 3000 cycles before an IPU sends to another, 1.6 us on a Bow.
+_COLLECTIVE_STEP_S = 1.5e-6
+
+
+def collective_latency_s(num_members: int) -> float:
+    """Seconds that summing takes over a ring, whatever it sums: each member's part goes round twice."""
+    return 2 * (num_members - 1) * _COLLECTIVE_STEP_S
 
 
 _VECTOR_MACS = {2: 4.0, 4: 2.0}  # [poplibs] HMAC and VMAC: at most 4 fp16 MACs per cycle, fp32 half of it
@@ -169,10 +217,11 @@ _HOST_PER_MACHINE = 5.5e9
 _IPUS_PER_MACHINE = 4  # [DS] M2000 and Bow-2000
 
 # ResNet-50's 51 MB of fp16 gradients take about 4 ms in POD16 and POD64, 7 ms in POD128 and 10 ms in POD256, whose
-# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].
-_ALL_REDUCE_INSIDE = 51e6 / 4e-3
-_ALL_REDUCE_POD128 = 51e6 / 7e-3
-_ALL_REDUCE_POD256 = 51e6 / 10e-3
+# POD64s talk through gateway links: the difference between two accumulation counts in the logs [MLPerf].  What the
+# steps of the ring take of that is counted by itself.
+_ALL_REDUCE_INSIDE = 51e6 / (4e-3 - collective_latency_s(16))
+_ALL_REDUCE_POD128 = 51e6 / (7e-3 - collective_latency_s(128))
+_ALL_REDUCE_POD256 = 51e6 / (10e-3 - collective_latency_s(256))
 
 # 20 GB/s per M2000 for four IPUs is what is told of the streaming memory; no public measurement was found.
 _REMOTE = 5e9

@@ -208,3 +208,33 @@ def test_the_u_net_on_four_ipus_has_the_public_stages():
         crossing = graph.crossing(cut)
         assert not any(name.startswith("encoder") and name.endswith("relu2") for name in crossing)
     assert {"decoder_block_2_crop", "decoder_block_3_crop"} <= set(graph.crossing(cuts[0]))
+
+
+def test_a_preset_for_so_many_ipus_is_taken_where_they_are_typed():
+    """The command of the public U-Net's README: SGD with momentum 0.99, exponential decay, and loss scaling 128."""
+    from ipucnn.config.resolve import resolve
+
+    flags = {"dataset": "isbi2012", "ipus_per_replica": 4, "micro_batch_size": 1, "learning_rate": 0.0024}
+    found = resolve("train", flags, model="unet", needs_data=False)
+    assert found.preset == "unet@isbi2012-pod4" and found.config.loss_scaling == 128
+    assert found.config.optimizer_params == {"momentum": 0.99} and found.config.lr_schedule == "exponential"
+    for other in ({"ipus_per_replica": 2}, {}):
+        found = resolve("train", {"dataset": "isbi2012", **other}, model="unet", needs_data=False)
+        assert found.preset == "unet@isbi2012"
+
+
+def test_the_table_of_the_public_u_nets_flags_names_options_that_are_there():
+    import re
+    from pathlib import Path
+
+    from ipucnn.config.options import BY_KEY
+
+    text = (Path(__file__).parents[1] / "docs" / "unet.md").read_text()
+    rows = text.split("| its flag (default) | here |")[1].split("\n\n")[0].splitlines()[2:]
+    ours = {flag for row in rows for flag in re.findall(r"--([a-z][a-z-]*)", row.split(" | ")[1])}
+    assert len(rows) > 20 and ours - set(BY_KEY) == {"training", "inference"} - set(BY_KEY)
+    # What is the same there is an option of that name, too.
+    for row in rows:
+        theirs, here = row.strip("| ").split(" | ")
+        if here.startswith("the same"):
+            assert set(re.findall(r"--([a-z-]+)", theirs)) <= set(BY_KEY), row

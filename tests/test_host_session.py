@@ -146,7 +146,11 @@ class Naive:
                 x, mean, variance = tf.compat.v1.nn.fused_batch_norm(
                     x, values[f"norm{i}/gamma"], values[f"norm{i}/beta"], epsilon=EPSILON, is_training=True
                 )[:3]
-                statistics[f"norm{i}"] = (mean.numpy(), variance.numpy())
+                # IPUs: the group's biased variance times n / (n - 1), of the n numbers that a replica has.
+                together = images.shape[0] * images.shape[1] * images.shape[2]
+                n = together // group
+                unbiased = variance.numpy() * (together - 1) / together * n / (n - 1)
+                statistics[f"norm{i}"] = (mean.numpy(), unbiased)
             else:
                 per_group = []
                 for channels in (slice(0, 2), slice(2, 4)):

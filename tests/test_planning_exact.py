@@ -539,10 +539,10 @@ def test_items_are_the_runs_between_legal_cuts():
 
     layers = (
         Layer("input", "input", (), (4, 4, 1)),
-        Layer("a", "depthwise_conv", ("input",), (4, 4, 1)),
-        Layer("a/pointwise", "conv", ("a",), (4, 4, 2)),
+        Layer("a", "depthwise_conv", ("input",), (4, 4, 1), input_channels=1),
+        Layer("a/pointwise", "conv", ("a",), (4, 4, 2), input_channels=1),
         Layer("b", "activation", ("a/pointwise",), (4, 4, 2)),
-        Layer("c", "matmul", ("b",), (2,)),
+        Layer("c", "matmul", ("b",), (2,), input_channels=2),
     )
     graph = LayerGraph("small", (4, 4, 1), 2, layers, tied=(("a", "a/pointwise"),))
     assert item_starts(graph) == (0, 3, 4)

@@ -21,10 +21,11 @@ from ipucnn.planning.cost.memory import (
     StageMemory,
     distinct_sum,
     program_memory,
+    published_at,
     range_maximum,
     range_sum,
 )
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.search.tables import item_starts, stage_tables, tick_s
@@ -407,3 +408,54 @@ def test_only_marked_rows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_text(json.dumps({"rows": [{"suggested_use": use, "value": 1} for use in uses]}))
     monkeypatch.setattr(benchmark, "throughput_program", lambda row: row["suggested_use"])
     assert benchmark.calibration_programs(path) == [("calibrate", 1.0)]
+
+
+def test_published_configurations_by_their_fill() -> None:
+    assert published_at(0.449) == published_at(0.41) == (12, 12)
+    assert published_at(0.15) == (0, 0)  # none is as empty
+    assert published_at(1.1) == published_at(7.0) == (0, 4)
+    shares = [fits / number for fits, number in map(published_at, (0.45, 0.85, 0.95, 1.2))]
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.slow
+def test_the_band_holds_what_it_says_of_networks_left_out() -> None:
+    """Band and coverage counted once more, plainly, over the errors without a network."""
+    _rows("published_throughput.json")
+    benchmark = _benchmark("fit_cost_model")
+    pairs = benchmark.calibration_programs(SHARED / "published_throughput.json")
+    errors: Dict[str, List[float]] = {}
+    for model in {program.graph.model for program, _ in pairs}:
+        kept = [(p, v) for p, v in pairs if p.graph.model != model]
+        without = benchmark.fit([p for p, _ in kept], [v for _, v in kept])
+        errors[model] = [
+            abs(float(np.log(p.images_per_s(without) / v))) for p, v in pairs if p.graph.model == model
+        ]
+    every = sorted(error for own in errors.values() for error in own)
+    place = 0.8 * (len(every) - 1)
+    low, high = every[int(place)], every[int(place) + 1]
+    assert np.exp(low + (place - int(place)) * (high - low)) == pytest.approx(BAND_FACTOR, rel=0.005)
+    hits = 0
+    for model, own in errors.items():
+        others = np.quantile([e for name, found in errors.items() if name != model for e in found], 0.8)
+        hits += sum(e <= others for e in own)
+    assert 0.7 <= hits / len(every) <= 0.9
+
+
+@pytest.mark.slow
+def test_the_published_fits_are_those_of_the_package() -> None:
+    _rows("published_fits_and_splits.json")
+    found: Dict[int, List[bool]] = {}
+    rows, benchmark = _rows("published_fits_and_splits.json"), _benchmark("published_rows")
+    for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
+        for row in rows[key]:
+            try:
+                program = benchmark.memory_program(row)
+            except benchmark.Skipped:
+                continue
+            ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
+            fill = max(memory.fill for memory in ipus)
+            found.setdefault(min(int(fill * 10), 11), []).append(row["outcome"].split(" (")[0] == "fits")
+    assert {place: (sum(own), len(own)) for place, own in found.items()} == {
+        place: published_at(place / 10 + 0.05) for place in found
+    }

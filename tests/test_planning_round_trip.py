@@ -186,6 +186,52 @@ def test_two_thousand_plans_are_predicted_as_they_run(planner, question, preset)
     check_round_trip(planner, question, preset)
 
 
+@settings(max_examples=30)
+@given(
+    preset=presets_of_runs(),
+    stages=st.integers(1, 4),
+    steps=st.integers(1, 99),
+    shares=st.lists(st.integers(1, 100), min_size=0, max_size=1),
+    more=st.fixed_dictionaries(
+        {
+            "micro_batch_size": st.integers(1, 9).map(str),
+            "num_replicas": st.sampled_from(["1", "2", "4"]),
+            "precision": st.sampled_from(["16.16", "16.32", "32.32"]),
+            "half_partials": st.booleans(),
+            "eight_bit_transfer": st.booleans(),
+            "pipeline_schedule": st.sampled_from(["Grouped", "Interleaved", "Sequential"]),
+        }
+    ),
+)
+def test_a_plan_of_inference_is_measured_as_planned(planner, preset, stages, steps, shares, more):
+    flags = {**more, "steps_per_execution": str(steps)}
+    if shares:
+        flags["available_memory_proportion"] = [str(share) for share in shares]
+    asked = resolve("plan-splits", flags, model=MODEL, reads_data=False)
+    request = make_request(asked, network_options, input_shape_for, stages=stages, inference=True)
+    (own, *_) = [one for group in request.all_choices() for one in group]
+    candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), own, 1e9, quickly=True)
+    plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
+    text = replace(plan, profile=()).to_yaml()
+    resolved = resolve(
+        "benchmark",
+        {"plan": "i.yml"},
+        reads_data=False,
+        below=[("preset other", preset)],
+        read_plan=lambda path, what: PipelinePlan.from_yaml(text, "i.yml"),
+    )
+    assert resolved.typed["steps_per_execution"] == steps
+    # As the benchmark of inference takes it.
+    config = replace(
+        resolved.config, gradient_accumulation_count=None, global_batch_size=None, steps_per_execution=None
+    )
+    program = make_program(config, TRAIN_IMAGES, seed=1)
+    again = replace(plan_settings(config, program.layout, False), gradient_accumulation_count=steps)
+    assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
+    memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
+    assert tuple(memory) == candidate.ipus
+
+
 def test_every_setting_says_which_options_decide_it():
     names = {spec.name for spec in SPECS}
     for own in fields(PlanSettings):
@@ -269,6 +315,22 @@ def test_a_saved_plan_and_the_printed_command_have_every_setting(capsys, here):
     assert typed["half-partials"]["value"] is False and typed["optimizer"]["value"] == "sgd"
     from_line = options(*json_words(command))
     assert {key: from_line[key]["value"] for key in wanted} == wanted
+
+
+def test_a_data_set_that_was_typed_goes_with_its_plan(capsys, here):
+    args = [MODEL, "--dataset", "cifar10", "--stages", 2]
+    code, out, err = run(capsys, *args, "--save", "q.yml")
+    assert code == 0, err
+    assert " --dataset cifar10" in out
+
+    def chosen(*more):
+        assert cli.run(["train", "--plan", "q.yml", *more, "--print-config", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert chosen()["options"]["dataset"] == {"value": "cifar10", "origin": "plan q.yml"}
+    assert chosen()["preset"] == MODEL
+    typed = chosen("--dataset", "digits")
+    assert typed["options"]["dataset"]["value"] == "digits" and typed["preset"] == f"{MODEL}@digits"
 
 
 def json_words(command):

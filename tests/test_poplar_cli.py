@@ -382,3 +382,85 @@ def test_a_selected_device_of_the_right_size_is_taken(capfd, folder):
         code, _, err = run(capfd, "evaluate", folder / "selected", "--validation-num-replicas", 1)
         assert code == 0, err
         assert machine.config["ipus"] == 1
+
+
+@pytest.mark.parametrize("mode", [["--inference"], ["--training"]])
+def test_data_that_ipus_make_up_counts_for_all_replicas(capfd, tmp_path, monkeypatch, mode):
+    """The SDK's predict gives nothing but the zeros of one replica then; all replicas computed."""
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "--num-replicas",
+        2,
+        "--device-generated-data",
+        "--micro-batch-size",
+        4,
+        "--max-time",
+        2,
+        "--json",
+    ]
+    counts = []
+    for replicas in (1, 2):
+        flags[1] = replicas
+        with installed():
+            code, out, err = run(capfd, "benchmark", "lenet", "--device", "ipu", *mode, *flags)
+        assert code == 0, err
+        report = json.loads(out)
+        assert report["measured"]["images_per_s"]["value"] > 0
+        counts.append(report["execution"]["samples"] // report["execution"]["micro_batches"])
+    assert counts == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--gradient-accumulation-count", 2], "--no-optimizer-state-offloading"),
+        (
+            ["--pipeline-splits", "conv3", "--gradient-accumulation-count", 4, "--offload-activations"],
+            "--offload-activations",
+        ),
+        (
+            [
+                *("--pipeline-splits", "conv3", "--gradient-accumulation-count", 4),
+                "--offload-gradient-accumulation-buffers",
+            ],
+            "--offload-gradient-accumulation-buffers",
+        ),
+    ],
+)
+def test_a_system_without_remote_memory(capfd, tmp_path, flags, words):
+    flags = [
+        "--global-batch-size",
+        "none",
+        *flags,
+        "--optimizer-params",
+        '{"momentum": 0.9}',
+        "--num-epochs",
+        1,
+    ]
+    flags += ["--optimizer", "sgd", "--lr-schedule", "const", "--learning-rate", 0.01]
+    off = [] if words.startswith("--no") else ["--no-optimizer-state-offloading"]
+    command = ["train", "lenet", "--dataset", "digits", *SMALL, *flags, *off, "--run-dir", tmp_path / "run"]
+    with installed(remote_memory=False):
+        code, _, err = run(capfd, *command)
+    assert code == 2 and "no remote memory" in err and f"{words}" in err.split("hint:")[1], err
+    assert "Traceback" not in err and not (tmp_path / "run").exists()
+    fixed = [*command, words] if words.startswith("--no") else [c for c in command if c != words]
+    with installed(remote_memory=False):
+        assert run(capfd, *fixed)[0] == 0
+
+
+@pytest.mark.parametrize("real", [9, 8], ids=["one of eight", "an empty replica"])
+@pytest.mark.parametrize("more", [[], ["--accelerator-side-reduction"]], ids=["sdk", "on the ipus"])
+def test_figures_of_replicas_with_unequal_padding(capfd, tmp_path, real, more):
+    """Loss and accuracy of an execution are over its samples, wherever they were."""
+    flags = ["--dataset", "digits", "--limit-train", 16 + real, "--limit-eval", 8, "--micro-batch-size", 8]
+    flags += ["--global-batch-size", 16, "--num-replicas", 2, "--pad-dataset", "--num-epochs", 2, "--seed", 1]
+    figures = []
+    for device in ("cpu", "ipu"):
+        folder = tmp_path / device
+        own = ["--device", device, "--run-dir", folder, *(more if device == "ipu" else [])]
+        with installed():
+            assert run(capfd, "train", "lenet", *flags, *own)[0] == 0
+        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        figures.append([(row["loss"], row["accuracy"]) for row in rows if row["event"] == "execution"])
+    np.testing.assert_allclose(figures[1], figures[0], rtol=0, atol=1e-6)

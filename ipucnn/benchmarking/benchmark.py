@@ -510,7 +510,14 @@ class Benchmark:
         from ipucnn.benchmarking.prediction import Wanted, predict_columns
 
         settings = self.settings
-        wanted = Wanted(self.resolved.config, self.program, settings.training, self.steps, settings.system)
+        wanted = Wanted(
+            self.resolved.config,
+            self.program,
+            settings.training,
+            self.steps,
+            settings.system,
+            settings.profile,
+        )
         try:
             result.predicted = predict_columns(model, result.model, wanted)
         except UserError as error:

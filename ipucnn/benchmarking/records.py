@@ -282,6 +282,9 @@ class Prediction(Record, kw_only=True):
     ipu: str
     precision: str
     images_per_s: Optional[float] = None
+    images_per_s_band: Annotated[
+        Optional[List[float]], Meta(description="80 of 100 measurements are expected between the two")
+    ] = None
     step_s: Optional[float] = None
     latency_s: Optional[float] = None
     flop_per_s: Optional[float] = None

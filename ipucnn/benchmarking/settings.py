@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
 from ipucnn.config import values
@@ -10,6 +10,9 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
+
+if TYPE_CHECKING:
+    from ipucnn.planning.calibration import SystemProfile
 
 TRAINING, INFERENCE = "training", "inference"
 SESSION, DATA, END_TO_END = "session", "data", "end-to-end"
@@ -37,6 +40,7 @@ class BenchmarkSettings:
         limits: how long to measure.
         compare_with: "keras" or None.
         system: IPU machine to predict for, None for the smallest that suits.
+        profile: what was measured of the IPU machine.
         baseline: an earlier report.json to compare with.
         max_regression: share of the baseline's speed that may be lost.
     """
@@ -46,6 +50,7 @@ class BenchmarkSettings:
     limits: Limits = field(default_factory=Limits)
     compare_with: Optional[str] = None
     system: Optional[str] = None
+    profile: Optional["SystemProfile"] = None
     baseline: Optional[Path] = None
     max_regression: float = 0.05
 
@@ -72,6 +77,7 @@ def make_settings(
     max_time_s: float = Limits.max_time_s,
     compare_with: Optional[str] = None,
     system: Optional[str] = None,
+    system_profile: Optional[str] = None,
     baseline: Optional[str] = None,
     max_regression: Optional[str] = None,
 ) -> BenchmarkSettings:
@@ -82,6 +88,7 @@ def make_settings(
         mode: one of ``MODES``.
         executions, min_time_s, max_time_s: see ``Limits``; a least time that is not given is at most ``max_time_s``.
         compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
+        system_profile: the file that has the profile.
 
     Raises:
         ConfigurationError: naming the option, its value and the nearest legal one.
@@ -117,6 +124,13 @@ def make_settings(
         from ipucnn.hardware import get_system
 
         system = get_system(system).name
+    profile = None
+    if system_profile is not None:
+        from ipucnn.hardware import SYSTEMS
+        from ipucnn.planning.calibration import calibrated_system, read_profile
+
+        profile = read_profile(expand(system_profile, "--system-profile"))
+        calibrated_system(profile, SYSTEMS[system or profile.system])
     if max_regression is not None and baseline is None:
         raise ConfigurationError(
             f"--max-regression {shown_value(max_regression)} needs something to compare with",
@@ -134,6 +148,7 @@ def make_settings(
         ),
         compare_with=compare_with.lower() if compare_with else None,
         system=system,
+        profile=profile,
         baseline=expand(baseline, "--baseline") if baseline is not None else None,
         max_regression=share,
     )

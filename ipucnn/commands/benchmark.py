@@ -62,6 +62,12 @@ SYSTEM = own_option(
     "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... with the IPUs]",
     PANEL,
 )
+SYSTEM_PROFILE = own_option(
+    "--system-profile",
+    "FILE",
+    "What was measured of that machine, as `ipucnn plan-splits --calibrate` wrote it.",
+    PANEL,
+)
 BASELINE = own_option(
     "--baseline", "FILE", "Compare with an earlier report.json; exit code 5 if this is slower.", PANEL
 )
@@ -104,6 +110,7 @@ def benchmark(
     min_time: Optional[float] = MIN_TIME,
     max_time: Optional[float] = MAX_TIME,
     system: Optional[str] = SYSTEM,
+    system_profile: Optional[str] = SYSTEM_PROFILE,
     baseline: Optional[str] = BASELINE,
     max_regression: Optional[str] = MAX_REGRESSION,
     suite: Optional[str] = SUITE,
@@ -128,6 +135,13 @@ def benchmark(
     measuring: Dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is not None or request.is_wildcard:
+        if system_profile is not None:
+            from ipucnn.errors import ConfigurationError
+
+            raise ConfigurationError(
+                "--system-profile: suites predict for systems as they are shipped",
+                "drop it, or benchmark one network",
+            )
         benchmark_suite(
             request,
             suite,
@@ -141,7 +155,7 @@ def benchmark(
         )
         return
     _check_no_suite({"--rows": rows, "--resume": resume, "--versus": versus})
-    measuring.update({"mode": mode, "training": training})
+    measuring.update({"mode": mode, "training": training, "system_profile": system_profile})
     _benchmark_one(request, measuring, verbose, json_output)
 
 

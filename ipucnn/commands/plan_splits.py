@@ -56,6 +56,16 @@ COMPARE = own_option(
     "[default: params]",
     PANEL,
 )
+CALIBRATE = own_option(
+    "--calibrate",
+    "RUN|REPORT.json...",
+    "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs: run folders, or "
+    "reports of benchmarks, on the machine of --system.  --system-profile names the file that keeps the result.",
+    PANEL,
+)
+SYSTEM_PROFILE = own_option(
+    "--system-profile", "FILE", "What --calibrate measured of a system, to predict with.", PANEL
+)
 SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
 SAVE_GRAPH = own_option(
     "--save-graph",
@@ -69,6 +79,13 @@ INFERENCE = typer.Option(
     "--inference",
     help="Plan forward passes alone: throughput, latency, replicas and micro-batch, and memory without what training "
     "keeps.",
+    rich_help_panel=PANEL,
+)
+ORDERS = typer.Option(
+    False,
+    "--orders",
+    help="Look for splits in any order of the layers, in which a stage may take part of two branches.  Such a plan is "
+    "a prediction: no session runs it.",
     rich_help_panel=PANEL,
 )
 OPTIMISATIONS = typer.Option(
@@ -93,13 +110,31 @@ def plan_splits(
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
     save_graph: Optional[str] = SAVE_GRAPH,
+    orders: bool = ORDERS,
     optimisations: bool = OPTIMISATIONS,
+    calibrate: Optional[List[str]] = CALIBRATE,
+    system_profile: Optional[str] = SYSTEM_PROFILE,
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
 
     The splits are a fastest choice, proved, under the memory that is predicted; --splits judges yours instead.
     Nothing is measured and no IPU is needed.
     """
+    profile_path = None if system_profile is None else expand(system_profile, "--system-profile")
+    if calibrate:
+        for option, given in (
+            ("--save", save),
+            ("--html", html),
+            ("--save-graph", save_graph),
+            ("--compare", compare),
+            ("--inference", inference),
+            ("--optimisations", optimisations),
+            ("--stages", stages),
+        ):
+            if given:
+                raise ConfigurationError(f"{option}: --calibrate makes no plan", "drop one of them")
+        _calibrate(calibrate, system, profile_path, json_output)
+        return
     from ipucnn.planning.plan import NothingFits, check_not_fitting, load_graph, make_plan
     from ipucnn.planning.request import make_request
     from ipucnn.reports.console import note
@@ -111,16 +146,29 @@ def plan_splits(
     graph_to = None if save_graph is None else expand(save_graph, "--save-graph")
     outputs = (("--save", save_to), ("--html", html_to), ("--save-graph", graph_to))
     _check_outputs(resolved, outputs, compare or [])
+    profile = None
+    if profile_path is not None:
+        from ipucnn.planning.calibration import read_profile
+
+        profile = read_profile(profile_path)
+        for option, path in outputs:
+            if path is not None:
+                read = [("the file of --system-profile", profile_path)]
+                check_not_read(path, option, read, ConfigurationError)
     request = make_request(
         resolved,
         network_options,
         input_shape_for,
         stages=stages,
         system=system,
+        profile=profile,
         classes=classes,
         recomputation=recomputation,
+        any_order=orders,
         inference=inference,
     )
+    for warning in request.warnings:
+        note(f"warning: {warning}")
     if graph_to is not None:
         if graph_to.suffix.lower() != NETWORK_FILES[1]:
             raise ConfigurationError(
@@ -130,8 +178,6 @@ def plan_splits(
         # Written whatever comes of the plan: it is what another planner, or a changed one, starts from.
         write_output_text(graph_to, load_graph(request, note, import_tensorflow).to_json())
         note(f"written: {graph_to}")
-    for warning in request.warnings:
-        note(f"warning: {warning}")
     if optimisations:
         for option, given in (
             ("--save", save),
@@ -154,9 +200,10 @@ def plan_splits(
         # What else the search found is shown, and not what is run.
         texts.append((save_to, replace(plan, pareto=()).to_yaml()))
     if html_to is not None:
+        from ipucnn.planning.what_if import choices
         from ipucnn.reports.plan_html import render
 
-        texts.append((html_to, render(plan)))
+        texts.append((html_to, render(plan, choices(request, plan, note, import_tensorflow))))
     for path, text in texts:
         write_output_text(path, text)
     if json_output:
@@ -168,6 +215,41 @@ def plan_splits(
     for path, _ in texts:
         note(f"written: {path}")
     check_not_fitting(plan)
+
+
+def _calibrate(
+    names: List[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
+) -> None:
+    """Fits a profile to what was measured, prints it, and keeps it."""
+    from ipucnn.benchmarking.prediction import read_measurement
+    from ipucnn.hardware import get_system, smallest_system
+    from ipucnn.planning.calibration import calibrate
+    from ipucnn.reports.console import note
+    from ipucnn.reports.plan import print_calibration
+    from ipucnn.sessions.host.environment import import_tensorflow
+
+    wanted = None if system is None else get_system(system)
+    paths = [expand(name, "--calibrate") for name in names]
+    if profile_to is not None:
+        check_output(profile_to, "--system-profile")
+        check_not_read(
+            profile_to, "--system-profile", [("measured", path) for path in paths], ConfigurationError
+        )
+    measurements = [read_measurement(path, import_tensorflow) for path in paths]
+    if wanted is None:
+        wanted = smallest_system(max(own.settings.occupied_ipus for own in measurements))
+        note(f"--system is not given: measured on {wanted.title} is assumed")
+    profile = calibrate(measurements, wanted)
+    if profile_to is not None:
+        write_output_text(profile_to, profile.to_json())
+    if json_output:
+        sys.stdout.write(profile.to_json())
+    else:
+        print_calibration(profile)
+    if profile_to is not None:
+        note(f"written: {profile_to}")
+    else:
+        note("add --system-profile FILE to keep it, and give that to plan-splits and benchmark")
 
 
 def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:

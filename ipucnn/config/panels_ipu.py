@@ -206,8 +206,9 @@ class IpuOnly:
     )
     dropout_layer: str = option(
         "poprand",
-        "Dropout on IPUs: poprand (the IPU's generator, which keeps no mask for the backward pass), or stateless "
-        "(TensorFlow's, a function of seed and micro-batch; that IPUs draw the host's masks was never compared).",
+        "Dropout on IPUs: poprand (the IPU's generator, which keeps no mask for the backward pass), or stateless (a "
+        "function of seed and micro-batch alone, however many replicas there are). Neither draws the host's masks: "
+        "IPUs have a generator of their own.",
         choices=("poprand", "stateless"),
         host_effect=False,
     )

@@ -104,12 +104,17 @@ def built_in_names() -> List[str]:
     return [name for file in built_in_files() for name in file.names]
 
 
-def candidates(model: str, dataset: Optional[str]) -> List[str]:
-    """The built-in presets that suit a model and data set (None: no data), the best first."""
+def candidates(model: str, dataset: Optional[str], ipus_per_replica: Optional[int] = None) -> List[str]:
+    """The built-in presets that suit a model and data set (None: no data), the best first.
+
+    Args:
+        ipus_per_replica: that were typed: MODEL@DATASET-podN is made for so many.
+    """
     if dataset is None:
         return [model]
     small = [f"{model}@small"] if dataset in SMALL_IMAGES else []
-    return [f"{model}@{dataset}", *small, model]
+    pod = [f"{model}@{dataset}-pod{ipus_per_replica}"] if ipus_per_replica else []
+    return [*pod, f"{model}@{dataset}", *small, model]
 
 
 def find_built_in(*names: str) -> Optional[Preset]:

@@ -174,14 +174,15 @@ def resolve(
     choice = None
     if reads_data:
         try:
-            choice = _choose_dataset(command, record, given, *between, in_file)
+            choice = _choose_dataset(command, record, given, in_plan, *between, in_file)
         except DataError:
             if needs_data:
                 raise
     # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
-    named = choice.like or choice.name if choice is not None else _first("dataset", given, in_file)
+    named = choice.like or choice.name if choice is not None else _first("dataset", given, in_plan, in_file)
     dataset = named or record.home_dataset
-    preset = chosen or presets.find_built_in(*presets.candidates(record.name, named))
+    wanted = presets.candidates(record.name, named, given.get("ipus_per_replica"))
+    preset = chosen or presets.find_built_in(*wanted)
     layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))

@@ -14,8 +14,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 from ipucnn import documents
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.values import norm_of
-from ipucnn.errors import DataError, did_you_mean
+from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
+from ipucnn.hardware import Calibration
 from ipucnn.planning.settings import PlanSettings, Proportions, run_values
 from ipucnn.text import shown_value
 
@@ -30,7 +31,8 @@ Record = TypeVar("Record")
 # An optimizer always goes into a plan, the others where they are not as by default.
 _OPTIMIZER = ("optimizer", "optimizer_params")
 _OF_LAYERS = ("norm_layer", "dropout", "base_filters")
-KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, "image_size")
+OF_INPUT = ("dataset", "image_size")
+KEPT = (*_OPTIMIZER, "convolution_options", "matmul_options", *_OF_LAYERS, *OF_INPUT)
 
 
 def kept_options(config: RunConfig) -> Dict[str, Any]:
@@ -61,6 +63,7 @@ class SystemFacts:
         ipu: title of the IPU generation.
         num_ipus: of the whole system.
         ipu_memory_bytes: of one IPU.
+        calibration: of the profile that the plan was made with.
     """
 
     name: str
@@ -68,6 +71,7 @@ class SystemFacts:
     ipu: str
     num_ipus: int
     ipu_memory_bytes: float
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,8 @@ class ParetoRow:
         predicted_fill: of the fullest IPU.
         best: the one that the plan takes.
         predicted_latency_s: of a micro-batch through all forward passes.
+        half_partials: which change numerics; optimizer_state_offloading: which the SDK has for pipelines and for
+            accumulated gradients.  Both where they make a difference.
     """
 
     num_stages: int
@@ -193,6 +199,13 @@ class ParetoRow:
     verdict: str
     best: bool
     predicted_latency_s: float = 0.0
+    half_partials: bool = False
+    optimizer_state_offloading: bool = False
+
+    @property
+    def marks(self) -> str:
+        """ "h" for half partials, "o" for optimizer state outside the chip."""
+        return "h" * self.half_partials + "o" * self.optimizer_state_offloading
 
 
 @dataclass(frozen=True)
@@ -243,7 +256,16 @@ class PipelinePlan:
         predicted_latency_s: one micro-batch through all forward passes.
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
         no_fit: why a plan is only "uncertain", None for one that fits.
+        searched_orders: of the layers in which splits were looked for: "own" order of the network, "all", or "only"
+            where it has no other.  ``optimal`` and the bound hold for these.
+        order: the layers in the order that the stages take them from; empty for the network's own.  Such a plan is a
+            prediction only: sessions build networks in their own order.
         assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
+        predicted_images_per_s_band: 80 of 100 measurements are expected between the two.
+        predicted_band_factor: by which that is less and more; it holds for every throughput here, those of the
+            comparison and the Pareto front included.
+        published_fits: of the public configurations whose fullest IPU is predicted about as full, how many are known to
+            fit, and how many there are.
         options: those of ``KEPT`` that the plan was made with, by name, as YAML has them.
     """
 
@@ -279,7 +301,12 @@ class PipelinePlan:
     pareto: Tuple[ParetoRow, ...] = ()
     no_fit: Optional[NoFit] = None
     assumed: Tuple[str, ...] = ()
+    predicted_images_per_s_band: Optional[Tuple[float, float]] = None
+    predicted_band_factor: Optional[float] = None
+    published_fits: Optional[Tuple[int, int]] = None
     options: Dict[str, Any] = field(default_factory=dict)
+    searched_orders: str = "own"
+    order: Tuple[str, ...] = ()
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -326,6 +353,9 @@ class PipelinePlan:
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         plan = _from_plain(PipelinePlan, data, where)
+        for name in ("options", "searched_orders", "order"):
+            if isinstance(data, dict) and name not in data:
+                raise DataError(f"{where} lacks {name}, without which its run would be another one's", _HINT)
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(
@@ -368,10 +398,18 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
 
     Raises:
         DataError: not there, not readable, or not a plan.
+        ConfigurationError: a plan in another order of the layers.
     """
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
     text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
-    return PipelinePlan.from_yaml(text, shown(path))
+    plan = PipelinePlan.from_yaml(text, shown(path))
+    if plan.order:
+        raise ConfigurationError(
+            f"{what} {shown(path)}: its stages take the layers in another order than the network's, and sessions "
+            "run them in that",
+            f"plan again without --orders: ipucnn plan-splits {plan.model} --stages {plan.num_stages} --save FILE",
+        )
+    return plan
 
 
 # --- frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in

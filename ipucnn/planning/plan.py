@@ -16,8 +16,8 @@ from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
-from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
+from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
+from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS, throughput_band
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import (
@@ -33,6 +33,7 @@ from ipucnn.planning.pipeline_plan import (
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
+from ipucnn.planning.search.orders import in_any_order
 from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
@@ -120,6 +121,11 @@ def make_plan(
     if request.splits is None and candidate.memory_limit > LIMITS[0]:
         choices = request.choices(candidate.settings)
         no_fit = why_no_fit(planner, choices, LIMITS[0], most)
+    comparison = (*preset_schedule, *compare(planner, candidate, others))
+    searched_orders, own_order = "own", planner.graph
+    if request.any_order:
+        planner, candidate, one_order = in_any_order(planner, candidate)
+        searched_orders = "only" if one_order else "all"
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     choices = request.all_choices()
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
@@ -130,11 +136,13 @@ def make_plan(
         planned=request.splits is None,
         build=request.build,
         options=request.kept,
-        comparison=(*preset_schedule, *compare(planner, candidate, others)),
+        comparison=comparison,
         pareto=pareto,
         no_fit=no_fit,
         assumed=request.assumed,
     )
+    order = tuple(layer.name for layer in planner.graph.layers) if planner.graph is not own_order else ()
+    plan = replace(plan, searched_orders=searched_orders, order=order)
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
 
@@ -299,6 +307,11 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
     """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
     file = _read_comparison(path)
     if isinstance(file, PipelinePlan):
+        if file.order:
+            raise ConfigurationError(
+                f"--compare {shown(path)}: its stages take the layers in another order than the network's",
+                "compare with a plan that was made without --orders",
+            )
         check_cuts(file.splits, graph)
         return {path.name: file.splits}
     found: Dict[str, Sequence[str]] = {}
@@ -361,7 +374,7 @@ def assemble(
     """
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
-    fixed = DEFAULT_CONSTANTS.micro_batch_s
+    fixed = DEFAULT_CONSTANTS.fixed_s(system)
     bound = solution.lower_bound_s + fixed
     tick = prediction.tick_s
     if planned and solution.optimal:
@@ -377,7 +390,12 @@ def assemble(
         options=dict(options or {}),
         settings=settings,
         system=SystemFacts(
-            system.name, system.title, system.ipu.title, system.num_ipus, float(system.ipu.sram_bytes)
+            system.name,
+            system.title,
+            system.ipu.title,
+            system.num_ipus,
+            float(system.ipu.sram_bytes),
+            system.calibration,
         ),
         splits=candidate.splits,
         planned=planned,
@@ -405,6 +423,9 @@ def assemble(
         pareto=pareto,
         no_fit=no_fit,
         assumed=tuple(assumed),
+        predicted_images_per_s_band=throughput_band(prediction.images_per_s),
+        predicted_band_factor=BAND_FACTOR,
+        published_fits=published_at(candidate.predicted_fill),
         ipucnn_version=ipucnn.__version__,
     )
 
@@ -493,7 +514,7 @@ def compare(
         settings = _restaged(candidate.settings, len(splits) + 1)
         limit = candidate.memory_limit if candidate.memory_limit in LIMITS else min(LIMITS)
         judged = planner.judge(splits, settings, limit, quickly=True)
-        fixed = DEFAULT_CONSTANTS.micro_batch_s
+        fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
         best = judged.solution.objective_s + fixed
         # Where stages share an IPU the planner has only a bound of the time: see ``Planner.tables``.
         shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages

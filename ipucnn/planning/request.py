@@ -7,15 +7,24 @@ from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
-from ipucnn.hardware import System, get_system, smallest_system
+from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.calibration import SystemProfile, calibrated_system, describe
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.graphs.network_files import read_network, unknown_layers
-from ipucnn.planning.pipeline_plan import kept_options
-from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches
+from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
+from ipucnn.planning.search.configurations import (
+    FREE,
+    SearchSpace,
+    all_micro_batches,
+    default_count,
+    micro_batches,
+)
+from ipucnn.planning.search.orders import check_any_order
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
+    PRECISIONS,
     SCHEDULES,
     PlanSettings,
     Proportions,
@@ -50,10 +59,12 @@ class PlanRequest:
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
         assumed: what was taken for granted because neither a flag nor a preset gave it, a sentence each.
-        graph: of a network in a file.
         warnings: what was asked for and cannot be, a sentence each.
         other_schedules: ``settings`` under schedules that nobody typed, to be tried beside theirs.
         schedule_from: who set the schedule of ``settings``.
+        precisions: that nothing excludes; a page of a search has them all.
+        graph: of a network in a file.
+        any_order: whether splits are looked for in any order of the layers.
     """
 
     record: ModelRecord
@@ -68,10 +79,12 @@ class PlanRequest:
     preset_splits: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     space: Optional[SearchSpace] = None
     assumed: List[str] = field(default_factory=list)
-    graph: Optional[LayerGraph] = None
     warnings: List[str] = field(default_factory=list)
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
+    precisions: Tuple[str, ...] = ()
+    graph: Optional[LayerGraph] = None
+    any_order: bool = False
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -91,17 +104,21 @@ def make_request(
     *,
     stages: Optional[int] = None,
     system: Optional[str] = None,
+    profile: Optional[SystemProfile] = None,
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
+    any_order: bool = False,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
 
     Args:
         network_options: gives the options that a configuration's network is built with.
         input_shape_for: gives a network's input for a data set's shape of images, where nobody asks for a size.
+        profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
+        any_order: splits are looked for in any order of the layers.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
@@ -115,6 +132,12 @@ def make_request(
             "add --inference, or give --gradient-accumulation-count",
         )
     wanted_system = get_system(system) if system is not None else None
+    if profile is not None:
+        if wanted_system is None:
+            wanted_system = SYSTEMS[profile.system]
+            assumed.append(f"system {wanted_system.title}, which was measured")
+        wanted_system = calibrated_system(profile, wanted_system)
+        assumed += describe(profile)
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
@@ -129,15 +152,16 @@ def make_request(
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
+    precisions = (config.precision,) if resolved.given("precision") else PRECISIONS
     request = PlanRequest(
         record=resolved.record,
         options=options,
         build=_build(options),
-        # A size that is the preset's goes with its data set.
+        # What nobody typed is the run's own: the size of a preset goes with its data set.
         kept={
             name: value
             for name, value in kept_options(config).items()
-            if name != "image_size" or resolved.origins[name] == FLAG
+            if name not in OF_INPUT or resolved.origins[name] == FLAG
         },
         settings=_unstaged(config),
         system=wanted_system or smallest_system(1),
@@ -145,6 +169,7 @@ def make_request(
         proportions=given_proportions(config, count or 1),
         splits=splits,
         assumed=assumed,
+        precisions=precisions,
         graph=graph,
     )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
@@ -153,6 +178,15 @@ def make_request(
         _ask_search(request, resolved, config, wanted_system)
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
+    if any_order:
+        if splits is not None or count is None:
+            raise ConfigurationError(
+                "--orders looks for splits into a number of stages",
+                "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
+            )
+        check_any_order(request.settings)
+        request.any_order = True
+        request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request
 
 
@@ -492,12 +526,17 @@ def _ask_search(
     )
     request.system = _system_of(ipus, system, request.assumed)
     sizes = {config.micro_batch_size}
+    more: Tuple[int, ...] = ()
     if "micro_batch_size" not in resolved.typed:
-        sizes |= set(micro_batches(config.global_batch_size))
+        sizes = sizes | set(micro_batches(config.global_batch_size))
+        more = all_micro_batches(config.global_batch_size)
     request.space = SearchSpace(
         base=request.settings,
         num_ipus=ipus,
         micro_batch_sizes=tuple(sorted(sizes)),
+        more_micro_batch_sizes=more,
+        # What is typed holds, whatever is faster.
+        free=tuple(name for name in FREE if name not in resolved.typed),
         # A preset's schedule was chosen for its own stages and batch; only one that is typed is kept.
         # Without a backward pass there is one way through a pipeline.
         schedules=(config.pipeline_schedule,)

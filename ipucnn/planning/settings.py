@@ -119,7 +119,7 @@ class PlanSettings:
     num_stages: int = _setting(1, "stages", "pipeline_splits", "ipus_per_replica")
     schedule: str = _setting("Grouped", "schedule", "pipeline_schedule")
     precision: str = _setting("16.16", "precision", "precision")
-    recomputation: bool = _setting(False, "recomputation", "recomputation", of_training=True)
+    recomputation: bool = _setting(False, "recomputation", "recomputation")
     available_memory_proportion: Proportions = _setting(
         _DEFAULT,
         "available memory proportion",
@@ -135,7 +135,7 @@ class PlanSettings:
         False, "optimizer state offloading", "optimizer_state_offloading", of_training=True
     )
     dbn_replica_group_size: int = _setting(
-        1, "replicas that share batch norm statistics", "dbn_replica_group_size", of_training=True
+        1, "replicas that share batch norm statistics", "dbn_replica_group_size"
     )
     half_partials: bool = _setting(True, "half partials", "half_partials")
     eight_bit_transfer: bool = _setting(False, "8-bit transfer", "eight_bit_transfer")
@@ -335,12 +335,13 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: Dict[str, An
 
 def _proportion_values(proportions: Proportions, kept: Dict[str, Any]) -> Dict[str, Any]:
     found: Dict[str, Any] = {"available_memory_proportion": list(percentages(proportions))}
-    if len(proportions) == 1 and proportions[0].matmul != proportions[0].convolution:
-        # One value is for both; the options of all matrix products go before it.
-        found["matmul_options"] = {
-            **kept.get("matmul_options", {}),
-            POPLAR_OPTION: f"{proportions[0].matmul:g}",
-        }
+    if len(proportions) > 1:
+        return found  # what is said of single stages goes before all else
+    # One value is for both; the options of all convolutions and of all matrix products go before it.
+    shared = proportions[0].convolution
+    for name, share in (("convolution_options", shared), ("matmul_options", proportions[0].matmul)):
+        if share != shared or POPLAR_OPTION in kept.get(name, {}):
+            found[name] = {**kept.get(name, {}), POPLAR_OPTION: f"{share:.12g}"}
     return found
 
 

@@ -95,6 +95,11 @@ def _rate(number: Optional[float], unit: str) -> str:
     return "" if number is None else f"{units.count(number)}{unit}"
 
 
+def _band(prediction: Prediction) -> str:
+    band = prediction.images_per_s_band
+    return f"{units.number(band[0])} to {units.number(band[1])}" if band else ""
+
+
 def _memory(prediction: Prediction) -> str:
     memory = prediction.memory
     if not memory:
@@ -134,6 +139,7 @@ def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
             [_bounds(rival.images_per_s)] if rival else [],
             lambda p: "",
         ),
+        row("80 % band", "", [], _band),
         row(
             f"time of a {step}",
             units.seconds(m.step_s if m else None),

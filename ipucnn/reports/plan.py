@@ -9,7 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.models.registry import is_network_file
+from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.cost.products import BAND_FACTOR
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Outcome
@@ -90,6 +92,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         (plan.verdict, _VERDICTS[plan.verdict]),
         f": the fullest IPU at {units.percent(plan.predicted_fill)} of its memory",
     )
+    memory.append(published(plan))
     if plan.planned and plan.memory_limit > FITS_BELOW:
         memory.append(f"; no splits stay below {units.percent(FITS_BELOW)}, these may take ")
         memory.append(units.percent(plan.memory_limit))
@@ -97,7 +100,9 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     if plan.verdict == "does not fit":
         proof = "they do not fit"
     elif plan.optimal and plan.num_stages > 1:
-        proof += " (no splits of these layers in this order are faster within the memory allowed)"
+        proof += f" (no splits of these layers in {_ORDERS[plan.searched_orders]} are faster within the memory allowed)"
+    elif plan.searched_orders == "all":
+        proof += f" ({_ORDERS['all']} of the layers was searched, and the bound is of all of them)"
     tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
     how = "" if settings.training else "inference, "
     if plan.num_stages > 1 and settings.training:
@@ -110,8 +115,9 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         update += f", {_ms(plan.predicted_update_s)} update"
     if settings.num_replicas > 1 and settings.training:
         update += f" ({_ms(plan.predicted_all_reduce_s)} of it all-reduce)"
+    half = " with half partials" if settings.half_partials and settings.precision != "32.32" else ""
     return [
-        ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s; nothing here was measured"),
+        ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
         ("memory", memory),
         ("splits", proof if plan.planned else f"given; {proof}"),
         ("", tick),
@@ -131,10 +137,34 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         ),
         (
             "settings",
-            f"{how}precision {settings.precision}, input {shape}, {plan.num_classes} classes, available memory "
+            f"{how}precision {settings.precision}{half}, input {shape}, {plan.num_classes} classes, available memory "
             f"proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
+
+
+def _band(plan: PipelinePlan) -> str:
+    low_high = plan.predicted_images_per_s_band
+    return f" ({low_high[0]:,.0f} to {low_high[1]:,.0f} in 80% of cases)" if low_high else ""
+
+
+def published(plan: PipelinePlan) -> str:
+    """What is known of configurations that are about as full, as the rest of a sentence."""
+    if plan.published_fits is None or not plan.published_fits[1]:
+        return ""
+    fits, number = plan.published_fits
+    return f"; of {number} public ones about as full {fits} fit"
+
+
+def band_of_rows(plan: PipelinePlan) -> str:
+    """The band of throughputs in a table, a sentence; empty where the plan says nothing of it."""
+    return "" if plan.predicted_band_factor is None else _within(plan.predicted_band_factor)
+
+
+def _within(factor: float) -> str:
+    return (
+        f"80% of measurements are expected within -{1 - 1 / factor:.0%} and +{factor - 1:.0%} of the images/s"
+    )
 
 
 def batch(plan: PipelinePlan) -> str:
@@ -336,7 +366,20 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
         )
     out.print(table)
     out.print(Text("x best: over the tick of the best splits that need no more memory"))
+    if band_of_rows(plan):
+        out.print(Text(band_of_rows(plan)))
     out.print()
+
+
+_ORDERS = {
+    "own": "this order",
+    "all": "any order",
+    "only": "this order, the only one they have,",
+}
+_MARKS = {
+    "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
+    "o": "optimizer state outside the chip, an option of the SDK; --no-optimizer-state-offloading leaves it out",
+}
 
 
 def _pareto(plan: PipelinePlan, out: Console) -> None:
@@ -347,9 +390,10 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     table.caption = "memory that differs by up to 5% of an IPU's counts as equal"
     table.caption_justify = "left"
     of_training = plan.settings.training
-    last = ("recomp.", "images/s", "memory") if of_training else ("latency", "images/s", "memory")
-    for name in ("", "IPUs", "stages", "schedule", "micro", "GA" if of_training else "steps", "repl.", *last):
-        table.add_column(name, justify="left" if name in ("", "schedule") else "right", no_wrap=True)
+    how = "recomp." if of_training else "latency"
+    heads = ("", "IPUs", "stages", "schedule", "micro", "GA" if of_training else "steps", "repl.", how)
+    for name in (*heads, "with", "images/s", "memory"):
+        table.add_column(name, justify="left" if name in ("", "schedule", "with") else "right", no_wrap=True)
     for entry in _shown(plan.pareto):
         table.add_row(
             "*" if entry.best else "",
@@ -360,6 +404,7 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
             str(entry.gradient_accumulation_count),
             str(entry.num_replicas),
             ("on" if entry.recomputation else "off") if of_training else _ms(entry.predicted_latency_s),
+            entry.marks,
             f"{entry.predicted_images_per_s:,.0f}",
             Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
@@ -368,6 +413,12 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
     more = f"; {left} more with --json" if left > 0 else ""
     segments = "; Sequential stages are recomputation segments of one IPU" if of_training else ""
     out.print(Text(f"* best{segments}{more}"))
+    used = {mark for entry in plan.pareto for mark in entry.marks}
+    for mark, told in _MARKS.items():
+        if mark in used:
+            out.print(Text(f"{mark} {told}"))
+    if band_of_rows(plan) and not plan.comparison:
+        out.print(Text(band_of_rows(plan)))
     out.print()
 
 
@@ -454,6 +505,7 @@ def optimisations_json(
         "splits": list(candidate.splits),
         "settings": asdict(candidate.settings),
         "predicted": _outcome_json(base),
+        "predicted_band_factor": BAND_FACTOR,
         "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in found],
         "assumed": request.assumed,
     }
@@ -505,6 +557,7 @@ def print_optimisations(
         note = f": {one.note}" if one.note else ""
         options.add_row(str(one.number), Text.assemble((one.option, "bold"), note))
     out.print(options)
+    out.print(Text(_within(BAND_FACTOR)))
     out.print(Text(f"splits: {' '.join(candidate.splits)}"))
     out.print(Text("assumed: " + "; ".join(request.assumed)))
 
@@ -534,3 +587,32 @@ def _images(outcome: Outcome) -> str:
     if outcome.verdict == "does not fit":
         return outcome.verdict
     return "" if outcome.predicted_images_per_s is None else units.images(outcome.predicted_images_per_s)
+
+
+# -- a system that was measured -------------------------------------------------------------------------------------
+
+
+def print_calibration(profile: SystemProfile) -> None:
+    """What measurements say of a system, with the errors before and after, on stdout."""
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    table = plain_table(padding=(0, 1, 0, 0))
+    table.add_column("measured in", overflow="fold", min_width=12)
+    table.add_column("network", overflow="fold")
+    for name in ("measured", "predicted", "with profile"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in profile.rows:
+        cells = [
+            f"{images:,.0f} {images / row.images_per_s - 1:+5.0%}"
+            for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
+        ]
+        table.add_row(Text(row.source), Text(row.model), f"{row.images_per_s:,.0f}", *cells)
+    out.print(titled("images/s, measured and predicted; predicted ones with their error", table))
+    out.print(Text("; ".join(describe(profile))))
+    out.print(
+        Text(
+            f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
+            f"of the {len(profile.rows)} measurement(s) that it was fitted to"
+        )
+    )

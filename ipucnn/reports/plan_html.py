@@ -1,24 +1,32 @@
-"""A pipeline plan as one HTML page that needs nothing else: figures are inline SVG, there is no script.
+"""A pipeline plan as one HTML page that needs nothing else: figures are inline SVG.
 
 ``plan.html.j2`` beside this file is the page; this module says what it is about, in words and figures.  The page is
-well-formed XML as well, and the same plan always gives the same bytes.
+well-formed XML as well, and the same plan always gives the same bytes.  The page of a search has a script,
+``plan_explorer.js``, for its reader to choose among configurations; without scripts everything about the plan is there.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
-from ipucnn.reports.plan import batch, command_line, proportion
+from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from ipucnn.planning.what_if import Choice
+
 TEMPLATE = "plan.html.j2"
+SCRIPT = "plan_explorer.js"
 Legend = List[Tuple[str, str]]
 """The style sheet's class of each mark, and what the mark means."""
 
@@ -48,10 +56,18 @@ class Page(NamedTuple):
     stage_columns: List[str]
     recomputes: bool
     pareto: Tuple[Markup, ...]
+    policy: str
+    script: Markup
+    choices: Markup
+    chosen: List[Tuple[str, str]]
 
 
-def render(plan: PipelinePlan) -> str:
-    """The page of a plan."""
+def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
+    """The page of a plan.
+
+    Args:
+        choices: what its reader can choose from; without them the page has no script.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from ipucnn.reports.plan_figures import clean
@@ -68,11 +84,11 @@ def render(plan: PipelinePlan) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals["units"] = units
+    environment.globals.update(units=units, band_of_rows=band_of_rows)
     environment.filters["proportion"] = proportion
     environment.filters["verdict_class"] = verdict_class
     # Macros of the template see what is global, not what is given to it.
-    environment.globals.update(plan=plan, page=_page(plan))
+    environment.globals.update(plan=plan, page=_page(plan, choices))
     return environment.get_template(TEMPLATE).render()
 
 
@@ -81,7 +97,9 @@ def verdict_class(verdict: str) -> str:
     return verdict.replace(" ", "-")
 
 
-def _page(plan: PipelinePlan) -> Page:
+def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
+    from markupsafe import Markup
+
     from ipucnn.reports import plan_figures
 
     recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
@@ -89,6 +107,7 @@ def _page(plan: PipelinePlan) -> Page:
     columns += ["recompute"] if recomputes else []
     columns += ["backward"] if plan.settings.training else []
     stages = f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
+    script = (Path(__file__).parent / SCRIPT).read_text(encoding="utf-8") if choices else ""
     return Page(
         title=f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
@@ -103,7 +122,113 @@ def _page(plan: PipelinePlan) -> Page:
         stage_columns=[*columns, "receives", "memory"],
         recomputes=recomputes,
         pareto=plan_figures.pareto_figures(plan) if plan.pareto else (),
+        policy=_policy(script),
+        script=Markup(script),
+        choices=_choices_json(plan, choices),
+        chosen=_chosen(plan),
     )
+
+
+# -- the configurations to choose from
+
+
+def _policy(script: str) -> str:
+    """The content security policy: nothing is fetched from anywhere, and no other script than this one runs."""
+    allowed = "'none'"
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        allowed = f"'sha256-{digest}'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def _chosen(plan: PipelinePlan) -> List[Tuple[str, str]]:
+    """What can be chosen: key, and its name for readers."""
+    batch_ = "global batch" if plan.settings.training else "micro-batches per execution"
+    return [("ipus", "IPUs"), ("precision", "precision"), ("micro", "micro-batch"), ("batch", batch_)]
+
+
+def _choices_json(plan: PipelinePlan, choices: Sequence[Choice]) -> Markup:
+    """The data of the script, as JSON in which nothing can end the element that it stands in."""
+    from markupsafe import Markup
+
+    data = {
+        "names": dict(_chosen(plan)),
+        "whole": "predicted weight update" if plan.settings.training else "predicted execution",
+        "categories": list(CATEGORIES),
+        "placeholder": _COUNT,
+        "choices": [_choice(plan, one) for one in choices],
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+# Stands in a command for the number of micro-batches, which the reader chooses.
+_COUNT = "{count}"
+
+
+def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
+    settings, prediction = one.settings, one.prediction
+    how = f"{settings.num_stages} stages, {settings.schedule}" if settings.num_stages > 1 else "one stage"
+    if settings.training:
+        how += f", recomputation {'on' if settings.recomputation else 'off'}"
+    if settings.half_partials and settings.precision != "32.32":
+        how += ", half partials (which change numerics)"
+    if settings.offloads_optimizer_state and settings.optimizer_slots:
+        how += ", optimizer state outside the chip"
+    fullest = max(one.ipus, key=lambda memory: memory.fill)
+    command = ""
+    if not is_network_file(plan.model):
+        flag = "--gradient-accumulation-count" if settings.training else "--steps-per-execution"
+        command = command_line(replace(plan, settings=settings, splits=one.splits)).replace(
+            f"{flag} {settings.gradient_accumulation_count} ", f"{flag} {_COUNT} "
+        )
+    per_batch = settings.micro_batch_size * settings.num_replicas if settings.training else 1
+    return {
+        "best": one.best,
+        "about": f"{how}, {settings.num_replicas} replica(s) of {settings.num_ipus_per_replica} IPU(s), "
+        f"availableMemoryProportion {proportion(settings.available_memory_proportion)}",
+        "ipus": settings.occupied_ipus,
+        "precision": settings.precision,
+        "micro": settings.micro_batch_size,
+        "count": settings.gradient_accumulation_count,
+        "schedule": settings.schedule,
+        "training": settings.training,
+        "command": command,
+        "fixed": one.fixed_s,
+        "tick": prediction.tick_s,
+        "latency": prediction.latency_s,
+        "fill": fullest.fill,
+        "verdict": fullest.verdict,
+        "fullest": units.percent(fullest.fill),
+        "fills": [units.percent(memory.fill) for memory in one.ipus],
+        "memory": [
+            [size / memory.capacity_bytes for size in memory.categories().values()] for memory in one.ipus
+        ],
+        "stages": [
+            {
+                "ipu": stage.ipu,
+                "first": first,
+                "last": last,
+                "forward": stage.forward_s,
+                "recompute": stage.recompute_s,
+                "backward": stage.backward_s - stage.recompute_s,
+                "receive": stage.receive_s,
+            }
+            for stage, (first, last) in zip(prediction.stages, one.layers)
+        ],
+        "batches": [
+            {
+                "count": batch_.count,
+                "size": batch_.count * per_batch,
+                "images": batch_.images_per_s,
+                "seconds": batch_.seconds,
+                "bottleneck": batch_.bottleneck,
+            }
+            for batch_ in one.batches
+        ],
+    }
 
 
 def _subtitle(plan: PipelinePlan) -> str:
@@ -142,13 +267,17 @@ def _cards(plan: PipelinePlan) -> List[Card]:
     limit = units.images(plan.predicted_host_limit_images_per_s)
     host = f"input at this throughput; the host can feed {limit} images/s"
     proof, explanation = _proof(plan)
+    low_high, band = plan.predicted_images_per_s_band, ""
+    if low_high is not None:
+        band = f"{units.images(low_high[0])} to {units.images(low_high[1])} in 80% of cases; "
     return [
-        Card("predicted throughput", f"{units.images(plan.predicted_images_per_s)} images/s", tick),
+        Card("predicted throughput", f"{units.images(plan.predicted_images_per_s)} images/s", band + tick),
         Card(
             "predicted memory",
             f"{plan.verdict}: {units.percent(plan.predicted_fill)}",
             "of the fullest IPU"
-            + (f"; the planner allowed {units.percent(plan.memory_limit)}" if plan.planned else ""),
+            + (f"; the planner allowed {units.percent(plan.memory_limit)}" if plan.planned else "")
+            + published(plan),
             plan.verdict,
         ),
         Card("splits", proof, explanation),

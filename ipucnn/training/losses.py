@@ -34,7 +34,7 @@ def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing
     """
     import tensorflow as tf
 
-    logits = tf.cast(logits, tf.float32)
+    logits, labels = tf.cast(logits, tf.float32), tf.convert_to_tensor(labels)
     if labels.dtype.is_floating:
         mixed = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)

@@ -58,6 +58,23 @@ def _functional() -> Any:
     return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
 
+def _poprand(stateless_uniform: Any) -> Any:
+    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator.
+
+    graphcore/tensorflow r2.6/sdk-release-3.4 tensorflow/compiler/plugin/poplar/kernels/poprand/random.cc,
+    StatelessRandomUniformOp.
+    """
+
+    import tensorflow as tf
+
+    def draw(shape: Any, seed: Any, **others: Any) -> Any:
+        if tf.distribute.has_strategy():  # what is traced for IPUs
+            seed = tf.convert_to_tensor(seed) + 0x5EED
+        return stateless_uniform(shape, seed=seed, **others)
+
+    return draw
+
+
 @contextlib.contextmanager
 def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Machine]:
     """The SDK of a machine with IPUs, while the context lasts.
@@ -95,6 +112,8 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     for place in places.values():
         place.ipu = made["keras.ipu"]
     functional.__init__ = init
+    stateless_uniform = tf.random.stateless_uniform
+    tf.random.stateless_uniform = _poprand(stateless_uniform)
     look_around = around.look_around
     around.look_around = lambda: surroundings(machine)
     try:
@@ -102,6 +121,7 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     finally:
         functional.__init__ = original
         around.look_around = look_around
+        tf.random.stateless_uniform = stateless_uniform
         sys.meta_path.remove(finder)
         del python.ipu
         for place in places.values():

@@ -86,6 +86,9 @@ class Engine:
                 )
             if not pipelined and count > 1:
                 rules.check_accumulation(extension)
+            if pipelined or count > 1:
+                own = extension.pipelining_keywords if pipelined else extension.accumulation_keywords
+                rules.check_remote_memory(machine, own)
         if pipelined:
             rules.check_pipeline(machine, extension, training, steps)
         rules.check_queues(extension)
@@ -249,7 +252,9 @@ class Engine:
                 for first in range(0, count, group):
                     batch = [next(elements) for _ in range(group)]
                     replicas.load(first)
+                    before = _moving_variances(model) if group > 1 else []
                     gradients = self._gradients(batch, accumulates > 1 or pipelined)
+                    _unbias_as_a_replica(before, group, int(unpack(batch[0])[1].shape[0]))
                     for replica in range(first, first + group):
                         replicas.save(replica)
                         sums[replica] = _accumulate(sums[replica], gradients, method, n, accumulates)
@@ -405,6 +410,10 @@ class Engine:
         else:
             elements = data.elements(machine)
             found = [self._run("predict", lambda: forward, next(elements)) for _ in range(each * replicas)]
+            if machine.is_synthetic("outfeed"):
+                # graphcore/keras r2.6/sdk-release-3.4 keras/ipu/extensions/extensions_base.py, _predict_function:
+                # zeros of the batches of one replica.
+                found = [tf.nest.map_structure(tf.zeros_like, one) for one in found[:each]]
         if isinstance(found[0], (list, tuple)):
             return [np.concatenate([np.asarray(f[i]) for f in found]) for i in range(len(found[0]))]
         return np.concatenate([np.asarray(f) for f in found])
@@ -433,6 +442,29 @@ def _check_gradients(gradients: List[Any], weights: List[Any], accumulates: bool
         raise ValueError(f"No gradients provided for any variable: {missing}.")
     if missing:
         tf.get_logger().warning("Gradients do not exist for variables %s", missing)
+
+
+def _moving_variances(model: Any) -> List[Any]:
+    """(layer, its moving variance) of each batch norm."""
+    found = [(layer, getattr(layer, "moving_variance", None)) for layer in model.layers]
+    return [(layer, variable_of(v).numpy()) for layer, v in found if v is not None]
+
+
+def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -> None:
+    """Distributed batch norm: the group's variance is made unbiased with the numbers of one replica.
+
+    graphcore/tensorflow r2.6/sdk-release-3.4 tensorflow/compiler/plugin/poplar/driver/ops/batch_norm_op.cc, and
+    graphcore/poplibs popnn/norm.cc, distributedBatchNormEstimates: N/(N-1) with the local N.
+    """
+    for layer, old in before:
+        variable, momentum = variable_of(layer.moving_variance), layer.momentum
+        if np.array_equal(variable.numpy(), old):
+            continue  # nothing moved it: a layer whose statistics wait for the weight update
+        numbers = micro_batch_size * int(np.prod([int(n) for n in layer.output.shape[1:-1]]))
+        together = numbers * group
+        unbiased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)
+        local = unbiased * (together - 1) / together * numbers / max(numbers - 1, 1)
+        variable.assign((momentum * old + (1 - momentum) * local).astype(old.dtype))
 
 
 def _accumulate(sums: Any, gradients: Any, method: str, n: int, count: int) -> Any:

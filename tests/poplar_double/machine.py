@@ -25,6 +25,7 @@ class Machine:
         num_ipus: IPUs of the largest device group; 0: none.
         busy: every device is taken.
         surroundings: what differs around the SDK; see :func:`.surroundings.surroundings`.
+        remote_memory: IPUs have memory besides their own, at the host or in their machine.
         tile_bytes: weights beyond this many bytes per IPU are out of memory; None: nothing is.
         config: what ``configure_ipu_system`` applied, by leaf; None before.
         log: (name of the call, arguments) in order.
@@ -38,6 +39,7 @@ class Machine:
     num_ipus: int = 16
     busy: bool = False
     surroundings: Dict[str, Any] = field(default_factory=dict)
+    remote_memory: bool = True
     tile_bytes: Optional[int] = None
     config: Optional[Dict[str, Any]] = None
     log: List[Tuple[str, Dict[str, Any]]] = field(default_factory=list)
@@ -110,6 +112,11 @@ class Machine:
                 raise ProcessAborted("synthetic_data_initializer without synthetic data")
             self._flags = flags
         return self._flags
+
+    def is_synthetic(self, feed: str) -> bool:
+        """Whether nothing goes through a feed, "infeed" or "outfeed", as TF_POPLAR_FLAGS has it."""
+        words = self.flags.get("synthetic_data_categories", "").split(",")
+        return "use_synthetic_data" in self.flags or feed in words
 
     @property
     def generator(self) -> Any:

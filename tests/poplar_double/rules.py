@@ -68,6 +68,34 @@ def check_accumulation(extension: Any) -> None:
         raise NotImplementedError("the double accumulates in the weights' type")
 
 
+_NO_REMOTE_MEMORY = {
+    "offload_weight_update_variables": (
+        "Current configuration of the IPU devices does not support remote memory and therefore weight update only "
+        "variables cannot be offloaded to remote memory."
+    ),
+    "offload_activations": (
+        "Activation offloading has been enabled, however the current configuration of the IPU devices does not "
+        "support remote memory."
+    ),
+    "offload_gradient_accumulation_buffers": (
+        "Gradient accumulation buffer offloading has been enabled, however the current configuration of the IPU "
+        "devices does not support remote memory."
+    ),
+}
+
+
+def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
+    """Refuses what is to be kept in remote memory where there is none.
+
+    graphcore/tensorflow r2.6/sdk-release-3.4 tensorflow/compiler/plugin/poplar/driver/passes:
+    variables_offload_and_partition.cc (VariablesOffloadAndPartition::Optimize), pipeline_fifo_inserter.cc
+    (PipelineFIFOInserter::OffloadFifos), gradient_accumulation_buffers_offload.cc (ShouldOffloadInPipeline).
+    """
+    for name, text in _NO_REMOTE_MEMORY.items():
+        if keywords.get(name) and not machine.remote_memory:
+            raise tf.errors.FailedPreconditionError(None, None, text)
+
+
 def _check_sharding(keywords: Dict[str, Any]) -> None:
     if (
         keywords.get("replicated_optimizer_state_sharding")

@@ -357,16 +357,21 @@ class BatchNormalization(keras.layers.Layer):
         gamma = tf.ones([channels], dtype) if self.gamma is None else tf.convert_to_tensor(self.gamma)
         beta = tf.zeros([channels], dtype) if self.beta is None else tf.convert_to_tensor(self.beta)
         outputs, mean, unbiased = ghost_norm(inputs, gamma, beta, self.epsilon, groups)
-        if context is not None and (self.moves_once or context.measures):
-            numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
-            together = numbers * (context.num_micro_batches // groups)
-            biased = unbiased * ((together - 1.0) / together)
-            context.update_statistics.append((self, mean, biased, numbers))
-        elif context is not None:
-            context.batch_statistics.append((self, mean, unbiased))
-        else:
+        if context is None:
             self._move(self.moving_mean, mean[0])
             self._move(self.moving_variance, unbiased[0])
+            return outputs
+        shared = context.num_micro_batches // groups
+        numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
+        biased = unbiased * ((numbers * shared - 1.0) / (numbers * shared))
+        if self.moves_once or context.measures:
+            context.update_statistics.append((self, mean, biased, numbers))
+        else:
+            if shared > 1:
+                # Distributed batch norm: IPUs make the variance of the whole group unbiased with how many numbers one
+                # replica has (batch_norm_op.cc of graphcore/tensorflow r2.6/sdk-release-3.4, popnn/norm.cc).
+                unbiased = biased * (numbers / tf.maximum(numbers - 1.0, 1.0))
+            context.batch_statistics.append((self, mean, unbiased))
         return outputs
 
     def _move(self, moving: TfVariable, batch: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ipucnn.hardware import IPU
+from ipucnn.hardware import IPU, collective_latency_s
 from ipucnn.planning.cost.products import (
     DEFAULT_CONSTANTS,
     FEATURES,
@@ -24,10 +24,6 @@ from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, La
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
 PASSES = ("forward", "backward_data", "backward_weights")
-
-# Statistics shared between replicas (distributed batch norm): seconds per norm and pass, from the difference
-# between public logs with and without it, span 2.
-_SHARED_STATISTICS_S = 3e-6
 
 # Steps of a training norm, each way: two sums over all tiles (partial sums, exchange, final sums), a handful of small
 # operations on them, broadcast, whitening, scale and offset.
@@ -54,8 +50,8 @@ class LayerTimes:
         partitions: (n, 3, 4) the factors chosen, in the order of ``PARTITION_AXES``; 0 where there is no product.
         units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 where there is no product.
         temporary_bytes: (n, 3) per tile.
-        shared_norms: (n,) 1 for norms whose statistics replicas share, else 0.
-        clock_hz: of the IPU.
+        shared_s: (n,) seconds that replicas take to share their statistics, in each pass; 0 where they don't.
+        clock_hz: cycles in a second, ``IPU.computing_hz``.
     """
 
     forward_s: np.ndarray
@@ -64,20 +60,20 @@ class LayerTimes:
     partitions: np.ndarray
     units: np.ndarray
     temporary_bytes: np.ndarray
-    shared_norms: np.ndarray
+    shared_s: np.ndarray
     clock_hz: float
 
     def with_constants(self, constants: CostConstants) -> "LayerTimes":
         """The same partitions at other constants; a new search could find better ones."""
-        forward, backward = _seconds(self.work, self.shared_norms, self.clock_hz, constants)
+        forward, backward = _seconds(self.work, self.shared_s, self.clock_hz, constants)
         return replace(self, forward_s=forward, backward_s=backward)
 
 
 def _seconds(
-    work: np.ndarray, shared_norms: np.ndarray, clock_hz: float, constants: CostConstants
+    work: np.ndarray, shared_s: np.ndarray, clock_hz: float, constants: CostConstants
 ) -> Tuple[np.ndarray, np.ndarray]:
     seconds = work @ constants.cycles_per_unit / clock_hz
-    seconds[:, :2] += _SHARED_STATISTICS_S * shared_norms[:, None]
+    seconds[:, :2] += shared_s[:, None]
     return seconds[:, 0], seconds[:, 1:].sum(axis=1)
 
 
@@ -311,10 +307,10 @@ def layer_times(
         ipu,
         constants,
     )
-    shared = settings.training and settings.dbn_replica_group_size > 1
-    norms = np.array([shared and layer.op_class == "norm" for layer in graph.layers], dtype=float)
-    forward, backward = _seconds(work, norms, ipu.clock_hz, constants)
-    return LayerTimes(forward, backward, work, partitions, units, temporary, norms, ipu.clock_hz)
+    latency_s = collective_latency_s(settings.dbn_replica_group_size) if settings.training else 0.0
+    shared_s = np.array([latency_s * (layer.op_class == "norm") for layer in graph.layers])
+    forward, backward = _seconds(work, shared_s, ipu.computing_hz, constants)
+    return LayerTimes(forward, backward, work, partitions, units, temporary, shared_s, ipu.computing_hz)
 
 
 def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:
@@ -346,12 +342,22 @@ def program_times(
     return joined
 
 
+@lru_cache(maxsize=4)
+def last_uses(same: SameGraph) -> np.ndarray:
+    """(n,) place of the last layer that reads each layer's output; its own where none does."""
+    layers = same.graph.layers
+    places = {layer.name: i for i, layer in enumerate(layers)}
+    found: np.ndarray = np.arange(len(layers))
+    for i, layer in enumerate(layers):
+        for name in layer.inputs:
+            found[places[name]] = i
+    found.flags.writeable = False
+    return found
+
+
 def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
     """Bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
-    outputs, places = output_bytes(graph, settings), {layer.name: i for i, layer in enumerate(graph.layers)}
-    last_use: np.ndarray = np.arange(len(outputs))
-    for i, layer in enumerate(graph.layers):
-        last_use[[places[name] for name in layer.inputs]] = i
+    outputs, last_use = output_bytes(graph, settings), last_uses(SameGraph(graph))
     change = np.zeros(len(outputs) + 2)
     np.add.at(change, np.arange(len(outputs)) + 1, outputs)
     np.add.at(change, last_use + 1, -outputs)

@@ -26,6 +26,7 @@ from ipucnn.hardware import IPU
 from ipucnn.planning.cost.layer_times import (
     LayerTimes,
     SameGraph,
+    last_uses,
     layer_times,
     stage_starts,
 )
@@ -63,6 +64,32 @@ CATEGORIES = (
 # 1.03 here, and the emptiest reported out of memory at 0.81: the bounds leave both between them.
 FITS_BELOW = 0.80
 FITS_NOT_ABOVE = 1.15
+
+# Public configurations (the same command prints them) by tenths of predicted fill: how many fit, of how many.
+_PUBLISHED = {
+    0: (2, 2),
+    2: (3, 3),
+    3: (2, 2),
+    4: (12, 12),
+    5: (7, 7),
+    6: (10, 10),
+    7: (9, 9),
+    8: (14, 16),
+    9: (2, 4),
+    10: (1, 1),
+    11: (0, 4),
+}
+_LAST_BIN = max(_PUBLISHED)
+
+
+def published_bin(fill: float) -> int:
+    """The tenth of an IPU's memory that a fill is in; all beyond the fullest published one are in the last."""
+    return min(int(fill * 10 + 1e-9), _LAST_BIN)
+
+
+def published_at(fill: float) -> Tuple[int, int]:
+    """How many of the public configurations with about that predicted fill are known to fit, and how many there are."""
+    return _PUBLISHED.get(published_bin(fill), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -190,7 +217,7 @@ class _Uses:
             for name in layer.kept:
                 self.keepers[index[name]].append(i)
         self.elements = np.array([layer.output_elements for layer in layers], dtype=float)
-        self.last_read = np.array([max(found, default=i) for i, found in enumerate(self.readers)])
+        self.last_read = last_uses(SameGraph(graph))
         self.alive = _spans(self.elements, np.arange(len(layers)), self.last_read)
         for i, layer in enumerate(layers):
             # An element-wise operation overwrites an input that nobody reads later.

@@ -16,7 +16,7 @@ from typing import Tuple, Union
 
 import numpy as np
 
-from ipucnn.hardware import IPU
+from ipucnn.hardware import IPU, System
 
 # What the work of an operation is counted in (per tile; the last axis of all work arrays).
 FEATURES = ("unit_cycles", "blocks", "received_bytes", "moved_bytes", "transposed_bytes", "steps")
@@ -42,6 +42,10 @@ class CostConstants:
     transposed_byte_cycles: float
     step_cycles: float
     micro_batch_s: float
+
+    def fixed_s(self, system: System) -> float:
+        """Feeds and loop around one micro-batch on a system."""
+        return self.micro_batch_s * system.calibration.fixed
 
     @property
     def cycles_per_unit(self) -> np.ndarray:
@@ -71,6 +75,18 @@ DEFAULT_CONSTANTS = CostConstants(
     step_cycles=294.0,
     micro_batch_s=60e-6,
 )
+
+# What 80 of 100 measurements are expected to be within: predicted throughput over this factor, and times it.  It is the
+# quantile of the errors of the 20 published rows of 4 networks, each predicted by constants fitted without its network
+# (``benchmarks/fit_cost_model.py`` prints it).  13 of the rows are inference of one network, so that there are too few
+# to tell training and inference, or few and many IPUs, apart.
+BAND_SHARE = 0.8
+BAND_FACTOR = 1.135
+
+
+def throughput_band(images_per_s: float) -> Tuple[float, float]:
+    """What 80 of 100 measurements of a predicted throughput are expected to be between."""
+    return images_per_s / BAND_FACTOR, images_per_s * BAND_FACTOR
 
 
 PARTITION_AXES = ("groups", "output_channels", "input_channels", "positions")

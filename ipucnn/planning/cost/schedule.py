@@ -146,9 +146,8 @@ def update_s(
     ipu = system.ipu
     # Gradient read, weight and states read and written; the accumulator is cleared: one write.
     moved = parameters * settings.weight_bytes * (4 + 2 * settings.optimizer_slots)
-    seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.clock_hz
-    if settings.num_replicas > 1:
-        seconds += parameters * settings.weight_bytes / system.all_reduce_bytes_per_s
+    seconds = moved / ipu.num_tiles * constants.moved_byte_cycles / ipu.computing_hz
+    seconds += system.all_reduce_s(parameters * settings.weight_bytes, settings.num_replicas)
     if settings.offloads_optimizer_state and settings.optimizer_slots and system.remote_bytes_per_s:
         streamed = 2 * settings.optimizer_slots * settings.weight_bytes * parameters
         seconds += streamed / system.remote_bytes_per_s
@@ -179,6 +178,27 @@ def _tick_s(
     return float(ahead.max() + back.max() + exchange)
 
 
+def full_tick_s(
+    forward: np.ndarray,
+    backward: np.ndarray,
+    receive: np.ndarray,
+    settings: PlanSettings,
+    micro_batch_s: float,
+) -> float:
+    """Seconds of a tick of the full pipeline; for the arguments see ``schedule_s``."""
+    if settings.schedule == "Sequential":
+        directions = 2 if settings.training else 1
+        return float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
+    stages = list(range(len(forward)))
+
+    def cost(f: Sequence[int], b: Sequence[int]) -> float:
+        return _tick_s(forward, backward, receive, f, b, settings)
+
+    if settings.schedule == "Interleaved" and settings.training:
+        return cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2]) + micro_batch_s
+    return cost(stages, stages if settings.training else []) + micro_batch_s
+
+
 def schedule_s(
     forward: np.ndarray,
     backward: np.ndarray,
@@ -194,28 +214,21 @@ def schedule_s(
         micro_batch_s: fixed cost of a tick.
     """
     count = settings.gradient_accumulation_count
+    tick = full_tick_s(forward, backward, receive, settings, micro_batch_s)
     if settings.schedule == "Sequential":
-        directions = 2 if settings.training else 1
-        tick = float(forward.sum() + backward.sum() + directions * receive.sum()) + micro_batch_s
         return count * tick, tick
     ticks = Ticks(settings.schedule, len(forward), count, settings.training)
 
-    def cost(f: Sequence[int], b: Sequence[int]) -> float:
-        return _tick_s(forward, backward, receive, f, b, settings)
-
     def cost_at(t: int) -> float:
         ahead, back = ticks.at(t)
-        return cost(list(ahead), list(back))
+        return _tick_s(forward, backward, receive, list(ahead), list(back), settings)
 
-    stages = list(ticks.stages)
     if ticks.kind == "Interleaved":
-        halves = cost(stages[0::2], stages[1::2]) + cost(stages[1::2], stages[0::2])
-        total = (ticks.full_end - ticks.full_start) // 2 * halves
+        total = (ticks.full_end - ticks.full_start) // 2 * (tick - micro_batch_s)
         for t in ticks.edges:
             total += cost_at(t)
         # Feeds and loop are paid for once per micro-batch, which takes two half-ticks.
-        return total + ticks.num_ticks // 2 * micro_batch_s, halves + micro_batch_s
-    tick = cost(stages, stages if settings.training else []) + micro_batch_s
+        return total + ticks.num_ticks // 2 * micro_batch_s, tick
     total = sum(cost_at(t) + micro_batch_s for t in ticks.edges)
     return total + (ticks.num_ticks - len(ticks.edges)) * tick, tick
 
@@ -291,7 +304,7 @@ def predict(
         np.array([getattr(stage, name) for stage in stages])
         for name in ("forward_s", "backward_s", "receive_s")
     )
-    total, tick = schedule_s(forward, backward, receive, settings, constants.micro_batch_s)
+    total, tick = schedule_s(forward, backward, receive, settings, constants.fixed_s(system))
     parameters = [
         sum(layer.num_trainable for layer in graph.layers[stage.first : stage.last]) for stage in stages
     ]
@@ -299,7 +312,7 @@ def predict(
     images = settings.global_batch_size / (total + update)
     sample_bytes, limit = _host_limit(graph, settings, system)
     # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
-    still = schedule_s(forward, backward, 0 * receive, settings, constants.micro_batch_s)[1]
+    still = full_tick_s(forward, backward, 0 * receive, settings, constants.fixed_s(system))
     return Prediction(
         images_per_s=min(images, limit),
         stages=tuple(stages),
@@ -308,7 +321,7 @@ def predict(
         update_s=update,
         all_reduce_s=update - update_s(parameters, replace(settings, num_replicas=1), system, constants),
         weight_update_s=total + update,
-        latency_s=float(forward.sum() + receive.sum()) + constants.micro_batch_s,
+        latency_s=float(forward.sum() + receive.sum()) + constants.fixed_s(system),
         host_bytes_per_s=min(images, limit) * sample_bytes,
         host_limit_images_per_s=limit,
         bottleneck="host" if limit < images else _bottleneck(stages, settings),

@@ -40,7 +40,6 @@ PRODUCT_CLASSES = frozenset(("conv", "grouped_conv", "depthwise_conv", "transpos
 MAX_LAYERS = 3000
 """The planner's tables grow with the square of it."""
 _MAX_NUMBER = 2**48
-_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -130,8 +129,6 @@ class LayerGraph:
 
     def _check(self, i: int, layer: Layer, position: Dict[str, int]) -> None:
         where = f"layer graph of {self.model}, layer '{shown_value(layer.name)}'"
-        if not layer.name or not layer.name.isprintable() or len(layer.name) > _MAX_NAME:
-            raise DataError(f"{where}: names have 1 to {_MAX_NAME} visible characters", "rename it")
         if layer.op_class not in OP_CLASSES:
             hint = did_you_mean(layer.op_class, OP_CLASSES) or f"it is one of {', '.join(OP_CLASSES)}"
             raise DataError(f"{where}: unknown op_class '{layer.op_class}'", hint)

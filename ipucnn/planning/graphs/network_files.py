@@ -21,6 +21,7 @@ from ipucnn.planning.graphs.stock_layers import Arithmetic, BadLayer, Shape, ari
 from ipucnn.text import shown_value
 
 HINT = f"give a network that Keras 3 saved as NAME{NETWORK_FILES[0]}, or a layer graph of --save-graph"
+_MAX_NAME = 200
 _NESTED = ("Functional", "Sequential", "Model")
 _FUNCTIONAL_HINT = "save a functional or sequential model with one input and one output"
 
@@ -33,8 +34,16 @@ def read_network(path: Path) -> LayerGraph:
     """
     name = shown(path)
     if path.suffix.lower() == NETWORK_FILES[0]:
-        return _read_keras(path, name)
-    return LayerGraph.from_json(read_text(path, MAX_RECORD_BYTES, "network", DataError, HINT), name)
+        graph = _read_keras(path, name)
+    else:
+        graph = LayerGraph.from_json(read_text(path, MAX_RECORD_BYTES, "network", DataError, HINT), name)
+    for layer in graph.layers:
+        if not 0 < len(layer.name) <= _MAX_NAME or not layer.name.isprintable():
+            raise DataError(
+                f"{name}: layer '{shown_value(layer.name)}': names have 1 to {_MAX_NAME} visible characters",
+                "rename it",
+            )
+    return graph
 
 
 def unknown_layers(graph: LayerGraph) -> Tuple[str, ...]:

@@ -6,10 +6,11 @@ than ``SAME_FILL`` of an IPU's memory makes no difference.
 """
 
 from dataclasses import dataclass, replace
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.search.planner import (
@@ -35,8 +36,12 @@ SAME_SPEED = 1e-3
 # only the configurations of the front are searched again to their proof.
 _EVALUATIONS = 8
 
-# Recomputation segments to try on one IPU.
+# Recomputation segments of one IPU: to compare configurations by, and all that are tried for the fastest one.
 SEGMENTS = (2, 4, 8)
+ALL_SEGMENTS = tuple(range(2, 17))
+
+# What may be tried both ways.
+FREE = ("half_partials", "optimizer_state_offloading")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class SearchSpace:
         base: settings that hold for all configurations.
         num_ipus: at most, all replicas together.
         micro_batch_sizes, schedules: to try.
+        more_micro_batch_sizes: to be tried for the fastest configuration alone.
+        free: those of ``FREE`` that are tried on and off.
         recomputation: on or off; None to try both.
         proportions: availableMemoryProportion of all stages; None for the best of ``planner.PROPORTIONS``.
         num_replicas: None to try as many as the IPUs hold, and fewer.
@@ -61,6 +68,8 @@ class SearchSpace:
     num_ipus: int
     micro_batch_sizes: Tuple[int, ...] = MICRO_BATCHES
     schedules: Tuple[str, ...] = ("Grouped", "Interleaved", "Sequential")
+    more_micro_batch_sizes: Tuple[int, ...] = ()
+    free: Tuple[str, ...] = ()
     recomputation: Optional[bool] = None
     proportions: Optional[Proportions] = None
     num_replicas: Optional[int] = None
@@ -81,10 +90,15 @@ class SearchSpace:
             count = default_count(settings.schedule, settings.num_stages)
         return count if count and count % base == 0 else None
 
-    def shapes(self) -> Iterator[PlanSettings]:
-        """One replica of every pipeline to try, largest micro-batches first."""
+    def shapes(self, all_of_them: bool = False) -> Iterator[PlanSettings]:
+        """One replica of every pipeline to try, largest micro-batches first.
+
+        Args:
+            all_of_them: also those with which no others but the fastest are compared.
+        """
         most = 1 << (self.num_ipus.bit_length() - 1)
-        for size in sorted(self.micro_batch_sizes, reverse=True):
+        sizes = {*self.micro_batch_sizes, *(self.more_micro_batch_sizes if all_of_them else ())}
+        for size in sorted(sizes, reverse=True):
             own = replace(self.base, micro_batch_size=size, num_replicas=1, device_mapping=None)
             single = replace(own, num_stages=1, schedule="Grouped")
             if self.recomputation is not True:
@@ -94,7 +108,25 @@ class SearchSpace:
                 if schedule != "Sequential":
                     yield from (replace(own, num_stages=k, schedule=schedule) for k in stages)
                 elif self.recomputation is not False and own.training:
-                    yield from (replace(own, num_stages=k, schedule=schedule) for k in SEGMENTS)
+                    segments = ALL_SEGMENTS if all_of_them else SEGMENTS
+                    yield from (replace(own, num_stages=k, schedule=schedule) for k in segments)
+
+    def variants(self, settings: PlanSettings, names: Sequence[str] = FREE) -> List[PlanSettings]:
+        """The settings with those of the named ones that are free on and off, where that makes a difference."""
+        found = [settings]
+        for name in names:
+            matters = (
+                settings.precision != "32.32" if name == "half_partials" else settings.optimizer_slots > 0
+            )
+            if name in self.free and matters and (settings.training or name == "half_partials"):
+                changes: List[Dict[str, Any]] = [{name: True}, {name: False}]
+                found = [replace(own, **change) for own in found for change in changes]
+        return found
+
+    def counts(self, settings: PlanSettings) -> List[Tuple[int, int]]:
+        """(replicas, gradient accumulation) to try of a pipeline."""
+        counts = [(replicas, self.count(settings, replicas)) for replicas in self.replicas(settings)]
+        return [(replicas, count) for replicas, count in counts if count is not None]
 
     def replicas(self, settings: PlanSettings) -> List[int]:
         """Numbers of replicas to try of a pipeline."""
@@ -118,6 +150,16 @@ def micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
+def all_micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
+    """Micro-batches among which the fastest configuration is looked for.
+
+    All that divide the global batch, whatever their size; where there is none, all up to the largest of the others.
+    """
+    if global_batch_size is not None:
+        return tuple(divisors(global_batch_size))
+    return tuple(range(1, max(MICRO_BATCHES) + 1))
+
+
 def default_count(schedule: str, num_stages: int) -> int:
     """Micro-batches to accumulate where nothing says how many.
 
@@ -139,8 +181,9 @@ def search(planner: Planner, space: SearchSpace) -> Tuple[Candidate, Tuple[Paret
     """
     for limit in LIMITS:
         found, any_legal = _found(planner, space, limit)
-        if not any_legal:
+        if not any_legal and not space.more_micro_batch_sizes:
             raise _no_batch(space)
+        found += _faster(planner, space, limit, found)
         if found:
             front = _refined(planner, _front(found), limit)
             return front[0], tuple(_row(c, i == 0) for i, c in enumerate(front))
@@ -203,9 +246,9 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
     found: List[Candidate] = []
     any_legal = False
     tried = [uniform(share) for share in PROPORTIONS] if space.proportions is None else [space.proportions]
-    for shape in space.shapes():
-        legal = [(r, space.count(shape, r)) for r in space.replicas(shape)]
-        counts = [(r, count) for r, count in legal if count is not None]
+    shapes = (own for shape in space.shapes() for own in space.variants(shape, ("half_partials",)))
+    for shape in shapes:
+        counts = space.counts(shape)
         any_legal = any_legal or bool(counts)
         if not counts or shape.num_stages > len(planner.starts):
             continue
@@ -220,6 +263,72 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
                 continue
             found += [_with_replicas(planner, candidate, r, count) for r, count in counts]
     return found, any_legal
+
+
+def _faster(
+    planner: Planner, space: SearchSpace, limit: float, found: Sequence[Candidate]
+) -> List[Candidate]:
+    """The fastest configuration of all in the space that fits, and those that were the fastest until it was found.
+
+    Every configuration has a bound of its throughput.  They are taken up in its order, each to be searched only for
+    splits that would be faster than the best so far (or as fast, ``SAME_SPEED``); when the bounds fall below that, no
+    configuration is left that could be.
+    """
+    tried = [uniform(share) for share in PROPORTIONS] if space.proportions is None else [space.proportions]
+    best = max((candidate.prediction.images_per_s for candidate in found), default=0.0)
+    known = {
+        replace(candidate.settings, num_replicas=1, gradient_accumulation_count=1) for candidate in found
+    }
+    faster: List[Candidate] = []
+
+    def bound(settings: PlanSettings, counts: Sequence[Tuple[int, int]]) -> float:
+        """Images per second of any splits: full ticks and the weight update alone."""
+        tick = planner.least_tick_s(settings)
+        return max(
+            own.global_batch_size / (own.gradient_accumulation_count * tick + planner.least_update_s(own))
+            for own in (
+                replace(settings, num_replicas=r, gradient_accumulation_count=count) for r, count in counts
+            )
+        )
+
+    asked: List[Tuple[float, int, PlanSettings, List[Tuple[int, int]]]] = []
+    for shape in (own for each in space.shapes(all_of_them=True) for own in space.variants(each)):
+        counts = space.counts(shape)
+        if not counts or shape.num_stages > len(planner.starts):
+            continue
+        again = True if shape.schedule == "Sequential" else space.recomputation
+        for group in candidates(shape, again, tried[0]):
+            most = bound(group[0], counts)
+            if most > best * (1 - SAME_SPEED):
+                asked.append((most, len(asked), group[0], counts))
+    for most, _, settings, counts in sorted(asked, key=lambda entry: (-entry[0], entry[1])):
+        if most <= best * (1 - SAME_SPEED):
+            break
+        for proportions in tried:
+            # A smaller proportion is never faster.
+            own = replace(settings, available_memory_proportion=proportions)
+            own = replace(own, gradient_accumulation_count=counts[0][1])
+            if replace(own, gradient_accumulation_count=1) in known or bound(own, counts) <= best * (
+                1 - SAME_SPEED
+            ):
+                continue
+            below_s = max(_tick_for(planner, own, r, count, best * (1 - SAME_SPEED)) for r, count in counts)
+            candidate = planner.faster(own, limit, below_s)
+            if candidate is not None:
+                faster += [_with_replicas(planner, candidate, r, count) for r, count in counts]
+                best = max(best, *(other.prediction.images_per_s for other in faster[-len(counts) :]))
+    return faster
+
+
+def _tick_for(
+    planner: Planner, settings: PlanSettings, replicas: int, count: int, images_per_s: float
+) -> float:
+    """Tick, without its fixed part, above which splits are slower than that."""
+    if images_per_s <= 0:
+        return float("inf")
+    own = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
+    seconds = own.global_batch_size / images_per_s - planner.least_update_s(own)
+    return seconds / count - DEFAULT_CONSTANTS.fixed_s(planner.system)
 
 
 def _is_dominated(
@@ -319,6 +428,8 @@ def _row(candidate: Candidate, best: bool) -> ParetoRow:
         ipus_per_replica=settings.num_ipus_per_replica,
         num_ipus=settings.occupied_ipus,
         recomputation=settings.recomputation,
+        half_partials=settings.half_partials and settings.precision != "32.32",
+        optimizer_state_offloading=settings.offloads_optimizer_state and settings.optimizer_slots > 0,
         available_memory_proportion=settings.available_memory_proportion,
         splits=candidate.splits,
         predicted_images_per_s=candidate.prediction.images_per_s,

@@ -84,6 +84,23 @@ class Solution:
         return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
 
 
+def faster_split(tables: StageTables, num_stages: int, schedule: str, below_s: float) -> Optional[Solution]:
+    """The fastest split into that many stages if its tick is shorter than ``below_s``, else None.
+
+    What can't be as fast is left out at once, so that this takes less time than to find the fastest one anyway.
+    Sequential stages are segments on one IPU here.
+    """
+    if schedule == "Sequential":
+        result = _search_one_ipu(tables, num_stages, below_s)
+    else:
+        result = minmax.search(tables, num_stages, schedule, below_s=below_s)
+    if not result.starts:
+        return None
+    value = tick_s(tables, result.starts, schedule)
+    bound_s = min(value, result.lower_bound_s)
+    return Solution(schedule, num_stages, result.starts, value, bound_s, result.num_evaluations)
+
+
 def fastest_split(
     tables: StageTables,
     num_stages: int,
@@ -194,14 +211,21 @@ class _OneIpu:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
-        # The same recurrence as for checkpoints, with a maximum in place of the sum and no limit.
-        # (n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
-        self.least_largest = np.full(self.n + 1, np.inf)
-        self.least_largest[0] = 0.0
-        for stage in range(num_stages - 1):
-            self.least_largest = np.maximum(self.least_largest[: self.n, None], self.memory[stage]).min(
-                axis=0
-            )
+        forward, backward = tables.sums(num_stages, 0)
+        # (n + 1,) seconds of a micro-batch where the last segment opens at each item.
+        again = forward if tables.recompute and tables.training else 0.0 * forward
+        self.tick_s = forward[-1] + backward[-1] + again
+
+    def least_largest(self) -> np.ndarray:
+        """(n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
+
+        The recurrence of the checkpoints, with a maximum in place of the sum and no limit.
+        """
+        least = np.full(self.n + 1, np.inf)
+        least[0] = 0.0
+        for stage in range(self.k - 1):
+            least = np.maximum(least[: self.n, None], self.memory[stage]).min(axis=0)
+        return least
 
     def least_checkpoints(self, limit: float) -> Tuple[np.ndarray, List[np.ndarray]]:
         """((n + 1,) least checkpoint bytes with the last segment opening at e, sources) if no other exceeds limit."""
@@ -232,14 +256,25 @@ class _OneIpu:
 
     def earliest(self, low: float, checkpoints: np.ndarray) -> Optional[int]:
         """First e that can open the last segment if the others' largest takes at least ``low`` bytes."""
-        largest = np.maximum(self.memory[-1][:, self.n], self.least_largest[: self.n])
+        largest = np.maximum(self.memory[-1][:, self.n], self.largest_before[: self.n])
         total = checkpoints[: self.n] + np.maximum(largest, low)
         possible = np.flatnonzero(total <= self.tables.capacity_bytes)
         return int(possible[0]) if len(possible) else None
 
-    def run(self) -> Tuple[int, ...]:
-        """The best starts; empty if nothing fits."""
+    def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
+        """The best starts; empty if nothing with a tick below that fits."""
         best_last, best = self.n, ()  # type: Tuple[int, Tuple[int, ...]]
+        if np.isfinite(below_s):
+            best_last = int(np.searchsorted(self.tick_s[: self.n], below_s))
+        # What the last segment takes with its own checkpoint and the first one's.
+        last = (
+            self.checkpoint[: self.n]
+            + self.memory[-1][:, self.n]
+            + (self.checkpoint[0] if self.k > 1 else 0.0)
+        )
+        if not (last[:best_last] <= self.tables.capacity_bytes).any():
+            return ()
+        self.largest_before = self.least_largest()
         heap = [(0, 0.0, float(self.tables.capacity_bytes))]
         while heap:
             bound, low, high = heapq.heappop(heap)
@@ -301,15 +336,17 @@ class _OwnSpeeds:
         cost: np.ndarray = ahead + backward[None, :] - backward[:-1, None]
         return cost + ahead if self.tables.recomputes(self.k, stage) else cost
 
-    def run(self) -> Tuple[int, ...]:
-        """The best starts; empty if nothing fits."""
+    def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
+        """The best starts; empty if nothing with a tick below that fits."""
         capacity = self.tables.capacity_bytes
         done: Dict[Tuple[int, int], List[Tuple[float, float]]] = {}
         heap: List[Tuple[float, Tuple[int, ...], float, float, float]]
         heap = [(float(self.rests[0][0][0]), (0,), 0.0, 0.0, 0.0)]
         while heap:
-            _, path, seconds, checkpoints, largest = heapq.heappop(heap)
+            bound_s, path, seconds, checkpoints, largest = heapq.heappop(heap)
             stage, item = len(path) - 1, path[-1]
+            if bound_s >= below_s:
+                break
             if stage == self.k:
                 return path[:-1]
             known = done.setdefault((stage, item), [])
@@ -329,12 +366,12 @@ class _OwnSpeeds:
         return ()
 
 
-def _search_one_ipu(tables: StageTables, num_stages: int) -> MinMaxResult:
-    """Stages as recomputation segments on one IPU."""
+def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> MinMaxResult:
+    """Stages as recomputation segments on one IPU, with a tick below that."""
     own_speeds = len(tables.stage_s) == num_stages
     search: Union[_OwnSpeeds, _OneIpu]
     search = _OwnSpeeds(tables, num_stages) if own_speeds else _OneIpu(tables, num_stages)
-    starts = search.run()
+    starts = search.run(below_s)
     return MinMaxResult(starts, np.inf, search.num_evaluations)
 
 

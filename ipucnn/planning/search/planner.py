@@ -6,18 +6,26 @@ speed; if there are none, those below the whole memory, and then those that the 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.errors import InfeasibleError
 from ipucnn.hardware import System
+from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, predict
+from ipucnn.planning.cost.schedule import Prediction, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit
-from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits, why_infeasible
+from ipucnn.planning.search.exact import (
+    Solution,
+    faster_split,
+    fastest_split,
+    some_split_fits,
+    why_infeasible,
+)
 from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.training.batching import next_power_of_two
@@ -50,7 +58,7 @@ class Candidate:
     prediction: Prediction
     ipus: Tuple[StageMemory, ...]
 
-    @property
+    @cached_property
     def predicted_fill(self) -> float:
         """Of the fullest IPU."""
         return max(memory.fill for memory in self.ipus)
@@ -87,7 +95,8 @@ class Planner:
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._alike: Dict[Tuple[object, ...], Solution] = {}
-        self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
+        self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
+        self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
         """Splits of the items that open stages 0, 1, ..."""
@@ -135,7 +144,33 @@ class Planner:
         """Whether any splits into the settings' stages fit."""
         if settings.num_stages > len(self.starts):
             return False
+        if settings.segments_on_one_ipu:
+            return self._segments(settings, memory_limit) is not None
         return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
+
+    def _segments(self, settings: PlanSettings, memory_limit: float) -> Optional[Solution]:
+        """The fastest segments of one IPU that fit, None if none do; looked for once."""
+        key = (self._own(settings), memory_limit, None)
+        if key not in self._solutions:
+            tables = self.tables(settings, memory_limit)
+            self._solutions[key] = faster_split(tables, settings.num_stages, settings.schedule, np.inf)
+        return self._solutions[key]
+
+    def faster(self, settings: PlanSettings, memory_limit: float, below_s: float) -> Optional[Candidate]:
+        """The fastest splits within the limit if their tick, without its fixed part, is shorter than that.
+
+        Args:
+            settings: of stages on an IPU each, or of segments on one IPU.
+        """
+        if settings.num_stages > len(self.starts) or below_s <= 0:
+            return None
+        tables = self.tables(settings, memory_limit)
+        if not settings.segments_on_one_ipu and not some_split_fits(tables, settings.num_stages):
+            return None
+        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
+        if solution is None:
+            return None
+        return self._candidate(settings, self.names(solution.starts), memory_limit, solution)
 
     def best(
         self, settings: PlanSettings, memory_limit: float, max_evaluations: Optional[int] = None
@@ -148,6 +183,11 @@ class Planner:
         Raises:
             ConfigurationError: more stages than the model can be cut into.
         """
+        if settings.segments_on_one_ipu:
+            segments = self._segments(settings, memory_limit)
+            if segments is None:
+                return None
+            return self._candidate(settings, self.names(segments.starts), memory_limit, segments)
         if not self.fits(settings, memory_limit):
             return None
         solution = self._solution(settings, memory_limit, max_evaluations)
@@ -218,11 +258,24 @@ class Planner:
             least = reached[:n]
         return float(reached[n]) / self.system.ipu.sram_bytes
 
-    def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits: work shared out evenly, no transfers, full ticks alone."""
-        tables = self.tables(settings, max(LIMITS))
+    def least_seconds(self, settings: PlanSettings) -> Tuple[np.ndarray, np.ndarray]:
+        """(items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
+        if settings.has_own_proportions:
+            return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
+        own = settings.restaged(1, schedule="Grouped", recomputation=False, num_replicas=1)
+        own = replace(own, gradient_accumulation_count=1, optimizer_state_offloading=False)
+        if own not in self._seconds:
+            times = layer_times(self.graph, own, self.system.ipu)
+            self._seconds[own] = (
+                np.add.reduceat(times.forward_s, self.starts),
+                np.add.reduceat(times.backward_s, self.starts),
+            )
+        return self._seconds[own]
+
+    def least_tick_s(self, settings: PlanSettings) -> float:
+        """A bound on the tick of any splits: work shared out evenly, no transfers; with the fixed part."""
         count = settings.num_stages
-        forward_s, backward_s = tables.least_seconds(count)
+        forward_s, backward_s = self.least_seconds(settings)
         forward, backward = float(forward_s.sum()), float(backward_s.sum())
         if settings.schedule == "Sequential":
             tick = forward + backward
@@ -236,8 +289,18 @@ class Planner:
             elif settings.schedule == "Interleaved" and count > 1:
                 # Even and odd stages go backward in different halves, and one half has at most (S + 1) / 2 of them.
                 tick = max(tick, (again + backward) / ((count + 1) // 2 + bool(again)))
-        tick += DEFAULT_CONSTANTS.micro_batch_s
-        return settings.micro_batch_size * settings.num_replicas / tick
+        return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
+
+    def fastest_images_per_s(self, settings: PlanSettings) -> float:
+        """A bound on the throughput of any splits: full ticks alone."""
+        return settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+
+    def least_update_s(self, settings: PlanSettings) -> float:
+        """A bound on the weight update of any splits: weights shared out evenly over the IPUs."""
+        ipus = settings.num_ipus_per_replica
+        share = self.graph.num_trainable / ipus
+        one_each = settings.restaged(ipus, schedule="Grouped")
+        return update_s([share] * ipus, one_each, self.system)
 
     def judge(
         self, splits: Sequence[str], settings: PlanSettings, memory_limit: float, quickly: bool = False
@@ -284,10 +347,14 @@ class Planner:
         Settings of which no number and nothing that fits is another, as those with a larger
         availableMemoryProportion than any operation needs, are one question.
         """
-        count = min(2, settings.gradient_accumulation_count)
-        key = (replace(settings, num_replicas=1, gradient_accumulation_count=count), limit, max_evaluations)
-        if key not in self._solutions:
+        key = (self._own(settings), limit, max_evaluations)
+        found = self._solutions.get(key)
+        if found is None or not found.feasible:
             tables = self.tables(settings, limit)
+            if settings.segments_on_one_ipu:
+                found = fastest_split(tables, settings.num_stages, settings.schedule)
+                self._solutions[key] = found
+                return found
             same = (
                 tables.digest(settings.num_stages),
                 settings.num_stages,
@@ -298,8 +365,14 @@ class Planner:
                 self._alike[same] = fastest_split(
                     tables, settings.num_stages, settings.schedule, max_evaluations
                 )
-            self._solutions[key] = self._alike[same]
-        return self._solutions[key]
+            found = self._solutions[key] = self._alike[same]
+        return found
+
+    @staticmethod
+    def _own(settings: PlanSettings) -> PlanSettings:
+        """Settings without what neither the seconds nor the bytes of a stage depend on."""
+        count = min(2, settings.gradient_accumulation_count)
+        return replace(settings, num_replicas=1, gradient_accumulation_count=count)
 
     def _candidate(
         self, settings: PlanSettings, splits: Tuple[str, ...], limit: float, solution: Solution

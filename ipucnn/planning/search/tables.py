@@ -60,6 +60,7 @@ class StageTables:
     checkpoint_bytes: Optional[np.ndarray] = None
     stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
     within: Optional[Callable[[int, int, float], np.ndarray]] = None
+    _memory: Optional[Tuple[object, np.ndarray]] = field(init=False, repr=False, compare=False, default=None)
     _allowed: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -112,11 +113,15 @@ class StageTables:
     def memory(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1) bytes of items i .. j - 1 as stage ``stage`` of ``num_stages``; inf where j <= i."""
         n = self.num_items
-        table: np.ndarray = np.array(self.memory_bytes(num_stages, stage), dtype=np.float64)
-        if table.shape != (n, n + 1):
-            raise ValueError(f"memory_bytes gave shape {table.shape}, wanted ({n}, {n + 1})")
-        table[np.tri(n, n + 1, dtype=bool)] = np.inf
-        return table
+        given = self.memory_bytes(num_stages, stage)
+        if self._memory is None or self._memory[0] is not given:
+            table: np.ndarray = np.array(given, dtype=np.float64)
+            if table.shape != (n, n + 1):
+                raise ValueError(f"memory_bytes gave shape {table.shape}, wanted ({n}, {n + 1})")
+            table[np.tri(n, n + 1, dtype=bool)] = np.inf
+            object.__setattr__(self, "_memory", (given, table))
+        assert self._memory is not None
+        return self._memory[1]
 
     def fits(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1): whether items i .. j - 1 fit as that stage, by themselves."""
@@ -131,15 +136,11 @@ class StageTables:
         return self._allowed[key]
 
     def digest(self, num_stages: int) -> bytes:
-        """Of all that decides the fastest split into that many stages; equal ones have the same."""
+        """Of all that decides the fastest split into that many stages on an IPU each; equal ones have the same."""
         digest = hashlib.blake2b(f"{self.recompute} {self.training} {len(self.stage_s)}".encode())
         arrays = [self.forward_s, self.backward_s, self.cut_s]
         arrays += [array for pair in self.stage_s for array in pair]
-        if self.checkpoint_bytes is not None:
-            arrays += [self.checkpoint_bytes, np.array(self.capacity_bytes)]
-            arrays += [self.memory(num_stages, stage) for stage in range(num_stages)]
-        else:
-            arrays += [np.packbits(self.fits(num_stages, stage)) for stage in range(num_stages)]
+        arrays += [np.packbits(self.fits(num_stages, stage)) for stage in range(num_stages)]
         for array in arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.digest()
@@ -206,9 +207,17 @@ def stage_tables(
     capacity = max_fill * system.ipu.sram_bytes
     if one_ipu:
         fixed, checkpoints = model.one_ipu()
+        segments: Dict[StageProportions, np.ndarray] = {}
+
+        def segment(num_stages: int, stage: int) -> np.ndarray:
+            own = settings.proportions_of(stage, num_stages)
+            if own not in segments:
+                segments[own] = model.segment(num_stages, stage)
+            return segments[own]
+
         return StageTables(
             capacity_bytes=max(0.0, capacity - fixed),
-            memory_bytes=model.segment,
+            memory_bytes=segment,
             checkpoint_bytes=checkpoints,
             **common,
         )

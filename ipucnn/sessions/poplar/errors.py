@@ -227,6 +227,38 @@ CASES: Tuple[Case, ...] = (
             + _DOCTOR,
         ),
     ),
+    # FailedPrecondition of variables_offload_and_partition.cc, pipeline_fifo_inserter.cc and
+    # gradient_accumulation_buffers_offload.cc.  Not to say whether to offload is no way out: in a pipeline that is off.
+    Case(
+        "no remote memory for the optimizer's state",
+        ("FailedPreconditionError",),
+        r"does not support remote memory and therefore weight update only variables",
+        _says(
+            ConfigurationError,
+            "these IPUs have no remote memory, where the optimizer's state was to be kept",
+            "add --no-optimizer-state-offloading; `ipucnn plan-splits` with it says what the IPUs then hold",
+        ),
+    ),
+    Case(
+        "no remote memory for activations",
+        ("FailedPreconditionError",),
+        r"Activations? offloading has been enabled, however the current configuration",
+        _says(
+            ConfigurationError,
+            "these IPUs have no remote memory, where activations were to be kept",
+            "drop --offload-activations; `ipucnn plan-splits` without it says what the IPUs then hold",
+        ),
+    ),
+    Case(
+        "no remote memory for accumulated gradients",
+        ("FailedPreconditionError",),
+        r"Gradient accumulation buffer offloading has been enabled, however",
+        _says(
+            ConfigurationError,
+            "these IPUs have no remote memory, where accumulated gradients were to be kept",
+            "drop --offload-gradient-accumulation-buffers",
+        ),
+    ),
     Case(
         "device busy",
         ("InternalError",),

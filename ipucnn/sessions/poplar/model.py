@@ -243,7 +243,8 @@ class Shape:
         purpose: TRAINING, PREDICTION, or STATISTICS (a training forward pass that returns batch norm's
             statistics).
         precision: "16.16", "16.32" or "32.32".
-        stateless_dropout: masks as on the host; else the IPU's own generator.
+        stateless_dropout: masks are a function of seed and micro-batch; they are not the host's, as poprand takes the
+            seed as its own generator's key (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
         preprocess: on the IPU, by a :class:`Preprocess` layer; None: on the host.
     """
 

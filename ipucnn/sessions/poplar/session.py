@@ -29,6 +29,7 @@ from ipucnn.sessions.poplar.model import (
     compute_type,
     copy_weights,
 )
+from ipucnn.sessions.poplar.surroundings import gives_nothing_back
 from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.poplar.validation import check_num_ipus, check_program, evaluation_replicas
 from ipucnn.sessions.session import (
@@ -305,6 +306,7 @@ class PoplarSession(Session):
             lambda size: self._build(PREDICTION, size, "prediction"),
             config.validation_micro_batch_size or config.micro_batch_size,
             replicas,
+            gives_nothing_back(),
         )
 
     def _validation(self) -> Predictor:
@@ -319,6 +321,7 @@ class PoplarSession(Session):
                 lambda size: self._build(PREDICTION, size, "validation"),
                 p.validation_micro_batch_size,
                 evaluation_replicas(p, self._config, self._device.instances.count),
+                gives_nothing_back(),
                 prepare=self._pipeline_validation if pipelined else None,
                 program=p if pipelined else None,
             )

@@ -383,6 +383,14 @@ def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def gives_nothing_back() -> bool:
+    """Whether IPUs send no results, because TF_POPLAR_FLAGS says so, the user's own or those of a run."""
+    values = parse_flags(os.environ.get("TF_POPLAR_FLAGS", ""))
+    return "use_synthetic_data" in values or "outfeed" in values.get("synthetic_data_categories", "").split(
+        ","
+    )
+
+
 def poplar_flags(config: RunConfig, present: str) -> str:
     """The value of TF_POPLAR_FLAGS for a run: what the user set, and what is missing from it.
 

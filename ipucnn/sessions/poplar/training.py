@@ -148,6 +148,8 @@ class SampleMean(keras.metrics.Metric):
         figure: (labels, logits, weights 0 or 1) -> the mean over the micro-batch's samples that count.
         name: of the metric.
         mean: over replicas, of the result; None: each replica has its own.
+        divides_by_all: the sum over samples that count is divided by the number of all.  Replicas then have one
+            denominator, and the mean of theirs is right where they have different numbers of samples that count.
     """
 
     def __init__(
@@ -155,9 +157,10 @@ class SampleMean(keras.metrics.Metric):
         figure: Callable[[Tensor, Tensor, Optional[Tensor]], Tensor],
         name: str,
         mean: Optional[_Mean] = None,
+        divides_by_all: bool = False,
     ) -> None:
         super().__init__(name=name)
-        self._figure, self._mean = figure, mean
+        self._figure, self._mean, self._divides_by_all = figure, mean, divides_by_all
         self._total = self.add_weight(name="total", shape=(), initializer="zeros")
         self._count = self.add_weight(name="count", shape=(), initializer="zeros")
 
@@ -170,7 +173,7 @@ class SampleMean(keras.metrics.Metric):
             number = tf.reduce_sum(counts)
         figure = self._figure(_like_logits(y_true, y_pred), y_pred, counts)
         self._total.assign_add(tf.cast(figure, tf.float32) * number)
-        self._count.assign_add(number)
+        self._count.assign_add(size if self._divides_by_all else number)
 
     def result(self) -> Tensor:
         result = tf.math.divide_no_nan(
@@ -185,8 +188,10 @@ class SampleMean(keras.metrics.Metric):
     reset_states = reset_state
 
 
-def make_metrics(loss: LossFunction, mean: Optional[_Mean] = None) -> List[SampleMean]:
-    """Loss and accuracy, as the host session reports them of an execution; ``mean`` is over replicas."""
+def make_metrics(
+    loss: LossFunction, mean: Optional[_Mean] = None, divides_by_all: bool = False
+) -> List[SampleMean]:
+    """Loss and accuracy, as the host session reports them of an execution; see :class:`SampleMean`."""
 
     def mean_loss(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
         if counts is None:
@@ -202,7 +207,10 @@ def make_metrics(loss: LossFunction, mean: Optional[_Mean] = None) -> List[Sampl
             return tf.reduce_mean(right)
         return tf.reduce_sum(right * counts) / tf.maximum(tf.reduce_sum(counts), 1.0)
 
-    return [SampleMean(mean_loss, "mean_loss", mean), SampleMean(accuracy, "accuracy", mean)]
+    return [
+        SampleMean(mean_loss, "mean_loss", mean, divides_by_all),
+        SampleMean(accuracy, "accuracy", mean, divides_by_all),
+    ]
 
 
 def underlying(variable: TfVariable) -> TfVariable:
@@ -448,6 +456,10 @@ class TrainedNetwork:
         self._device, self._config, self._program = device, config, program
         self._loss, self._schedule = loss, schedule
         self.made = made
+        # A pipeline has the last replica's figures alone, which are over its own samples.
+        self._divides_by_all = bool(program.samples_padded_per_epoch) and (
+            program.num_stages == 1 or program.num_replicas == 1
+        )
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         with device.scope():
             self._optimizer = _make_optimizer(optimizer, made)
@@ -494,7 +506,7 @@ class TrainedNetwork:
         self.made.model.compile(
             optimizer=DeviceOptimizer(self._update),
             loss=MicroBatchLoss(self._loss, self._scale),
-            weighted_metrics=make_metrics(self._loss, mean),
+            weighted_metrics=make_metrics(self._loss, mean, self._divides_by_all),
             steps_per_execution=steps_per_execution,
         )
         self._steps = steps_per_execution
@@ -533,6 +545,9 @@ class TrainedNetwork:
                 shuffle=False,
             )
         found = [float(history.history[name][-1]) for name in ("mean_loss", "accuracy")]
+        if self._divides_by_all:
+            real = p.samples_before(first + count) - p.samples_before(first)
+            found = [value * count * p.global_batch_size / real for value in found]
         loss, hit = self._device.mean_over_instances(found)
         return float(loss), float(hit), compiled
 

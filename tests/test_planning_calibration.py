@@ -1,0 +1,361 @@
+"""The cost model fitted to a system: against simulated measurements, and as plan-splits and its files have it."""
+
+import json
+import math
+import random
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+
+from ipucnn import cli
+from ipucnn.benchmarking import records
+from ipucnn.benchmarking.prediction import Wanted, predict_ipu
+from ipucnn.config.options import RunConfig
+from ipucnn.config.values import norm_layer_of
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.hardware import Calibration, get_system
+from ipucnn.models.registry import get_model
+from ipucnn.planning.calibration import (
+    FACTORS,
+    Measurement,
+    calibrate,
+    calibrated_system,
+    read_profile,
+)
+from ipucnn.planning.cost.layer_times import layer_times
+from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.extract import home_options, layer_graph
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.training.program import make_program
+
+POD16 = get_system("pod16")
+TRUTHS = [Calibration(1.25, 1.6, 1.7), Calibration(0.8, 0.6, 0.7), Calibration(1.1, 0.5, 2.0)]
+SETTINGS = {
+    "micro-batch-size": (8, 32, 64, 32, 16, 32),
+    "gradient-accumulation-count": (4, 2, 1, 4, 1, 2),
+    "num-replicas": (1, 4, 16, 1, 16, 4),
+}
+NETWORKS = ("cifar_resnet8", "cifar_resnet8", "cifar_resnet8", "lenet", "lenet", "mnist_cnn")
+UNUSED = [
+    ("cifar_resnet8", (16, 8, 8)),
+    ("cifar_resnet8", (4, 1, 16)),
+    ("lenet", (64, 2, 4)),
+    ("mnist_cnn", (8, 1, 16)),
+    ("mnist_cnn", (64, 4, 1)),
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def graph_of(name):
+    record = get_model(name)
+    return layer_graph(record, home_options(record))
+
+
+def true_images_per_s(name, batch, truth):
+    """What a system would reach on which all times of a kind are longer by a factor."""
+    settings = PlanSettings(*batch)
+    return predict(graph_of(name), (), settings, POD16.calibrated(truth)).images_per_s
+
+
+def simulated(truth, seed):
+    """Six runs, each off by 3 % (one standard deviation)."""
+    noise = np.random.default_rng(seed)
+    runs = zip(NETWORKS, zip(*SETTINGS.values()))
+    return [
+        Measurement(
+            f"run{i}",
+            graph_of(name),
+            (),
+            PlanSettings(*batch),
+            true_images_per_s(name, batch, truth) * math.exp(noise.normal(0, 0.03)),
+        )
+        for i, (name, batch) in enumerate(runs)
+    ]
+
+
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
+    for seed in range(2):
+        profile = calibrate(simulated(truth, seed), POD16)
+        assert profile.told == FACTORS
+        assert profile.error_after < 1.05 < profile.error_before
+        system = calibrated_system(profile, POD16)
+        for name, batch in UNUSED:
+            found = predict(graph_of(name), (), PlanSettings(*batch), system).images_per_s
+            assert found == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
+
+
+def test_the_fit_is_the_minimum_of_what_it_says_it_minimises():
+    """The objective written out once more, with every prediction made anew."""
+    measurements = simulated(TRUTHS[0], 1)
+    profile = calibrate(measurements, POD16)
+
+    def loss(logs):
+        total = sum((log / math.log(prior)) ** 2 for log, prior in zip(logs, (1.25, 2.0, 2.0)))
+        system = POD16.calibrated(Calibration(*map(math.exp, logs)))
+        for own in measurements:
+            found = predict(own.graph, own.splits, own.settings, system).images_per_s
+            total += (math.log(found / own.images_per_s) / 0.05) ** 2
+        return total
+
+    logs = [math.log(factor) for factor in astuple(profile.calibration)]
+    best = loss(logs)
+    for i in range(3):
+        for step in (-0.02, 0.02):
+            assert loss([log + step * (i == j) for j, log in enumerate(logs)]) > best
+
+
+def test_what_no_measurement_tells_stays_as_shipped():
+    alone = [own for own in simulated(TRUTHS[0], 2) if own.settings.num_replicas == 1]
+    profile = calibrate(alone, POD16)
+    assert "collective" not in profile.told and profile.calibration.collective == 1
+    exact = [
+        replace(own, images_per_s=predict(own.graph, (), own.settings, POD16).images_per_s)
+        for own in simulated(TRUTHS[0], 2)
+    ]
+    assert astuple(calibrate(exact, POD16).calibration) == pytest.approx((1, 1, 1), abs=1e-4)
+
+
+def test_factors_scale_the_times_of_their_kind():
+    graph, settings = graph_of("lenet"), PlanSettings(4, 2, 8)
+    base = predict(graph, (), settings, POD16)
+    same = predict(graph, (), settings, POD16.calibrated(Calibration()))
+    assert same == base
+    slow = POD16.calibrated(Calibration(compute=2.0))
+    np.testing.assert_allclose(
+        layer_times(graph, settings, slow.ipu).forward_s,
+        2 * layer_times(graph, settings, POD16.ipu).forward_s,
+    )
+    fixed = predict(graph, (), settings, POD16.calibrated(Calibration(fixed=3.0)))
+    assert fixed.tick_s - base.tick_s == pytest.approx(2 * 60e-6)
+    summed = predict(graph, (), settings, POD16.calibrated(Calibration(collective=3.0)))
+    assert summed.all_reduce_s == pytest.approx(3 * base.all_reduce_s)
+    assert summed.update_s - base.update_s == pytest.approx(2 * base.all_reduce_s)
+
+
+def test_more_ipus_than_the_system_has_and_no_measurement_are_refused():
+    with pytest.raises(ConfigurationError, match="nothing was measured"):
+        calibrate([], POD16)
+    with pytest.raises(ConfigurationError, match="ran on 16 IPUs, and IPU-M2000 has 4"):
+        calibrate(simulated(TRUTHS[0], 0), get_system("m2000"))
+    wild = [replace(own, images_per_s=own.images_per_s / 1e6) for own in simulated(TRUTHS[0], 0)]
+    with pytest.raises(DataError, match="no factor between"):
+        calibrate(wild, POD16)
+
+
+# --- profiles and the command line
+
+
+def save_report(path, name, batch, images_per_s, kind="ipu"):
+    """The report of a benchmark of training on so many IPUs."""
+    options = dict(zip(SETTINGS, batch))
+    record = get_model(name)
+    config = RunConfig(
+        model_name=name,
+        micro_batch_size=batch[0],
+        gradient_accumulation_count=batch[1],
+        num_replicas=batch[2],
+        precision="16.16",
+        optimizer="sgd",
+        optimizer_params={"momentum": 0.9},
+    )
+    interval = records.Interval(images_per_s, None, None)
+    spread = records.Spread(1.0, 1.0, 1.0, None)
+    report = records.BenchmarkReport(
+        model=name,
+        preset=None,
+        mode="training",
+        scope="session",
+        started="2026-01-01T00:00:00",
+        seed=1,
+        input_shape=list(record.input_shape),
+        data=records.DataFacts(
+            kind="host-generated", description="", name="random", location="", num_images=64
+        ),
+        settings=records.MeasuringSettings(
+            min_executions=1, min_time_s=1, max_time_s=1, max_warmup_s=1, execution_s=1, compare_with=None
+        ),
+        options={
+            **options,
+            "precision": "16.16",
+            "norm-layer": norm_layer_of(record.default_norm),
+            "half-partials": True,
+            "optimizer": "sgd",
+            "optimizer-params": {"momentum": 0.9},
+            "optimizer-state-offloading": False,
+            "allow-partial": False,
+        },
+        program=make_program(config, 100_000, seed=1).to_dict(),
+        device=records.DeviceFacts(kind=kind, name="", num_cores=1, memory_bytes=1),
+        environment={},
+        phases=records.Phases(data_s=None),
+        measured=records.MeasuredFigures(
+            images_per_s=interval,
+            step_s=1.0,
+            step_samples=1,
+            total_samples=1,
+            total_s=1.0,
+            num_executions=1,
+            execution=spread,
+            percentiles=[],
+            flop_per_image=None,
+            flop_per_s=None,
+            matmul_peak=None,
+            share_of_matmul_peak=None,
+            peak_memory_bytes=None,
+            device_peak_memory_bytes=None,
+            others_share=None,
+        ),
+    )
+    path.write_text(report.to_json())
+    return path.name
+
+
+def run(capsys, *args):
+    code = cli.run(["plan-splits", *map(str, args)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_reports_make_a_profile_that_plans_and_benchmarks_take(tmp_path, capsys):
+    truth = TRUTHS[0]
+    names = [
+        save_report(tmp_path / f"r{i}.json", name, batch, true_images_per_s(name, batch, truth))
+        for i, (name, batch) in enumerate(zip(NETWORKS, zip(*SETTINGS.values())))
+    ]
+    code, out, err = run(capsys, "--calibrate", *names, "--system", "pod16", "--system-profile", "p.json")
+    assert code == 0 and "written: p.json" in err, err
+    assert "geometric mean error" in out and "with the profile" in out
+    profile = read_profile(tmp_path / "p.json")
+    assert astuple(profile.calibration) == pytest.approx(astuple(truth), rel=0.1)
+    assert json.loads((tmp_path / "p.json").read_text())["measurements"][0]["model"] == "cifar_resnet8"
+    name, batch = UNUSED[0]
+    flags = ["--micro-batch-size", batch[0], "--gradient-accumulation-count", batch[1], "--replicas", batch[2],
+             "--stages", 1, "--precision", "16.16", "--half-partials", "--no-optimizer-state-offloading",
+             "--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--json"]  # fmt: skip
+    code, out, err = run(capsys, name, *flags, "--system-profile", "p.json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert plan["predicted_images_per_s"] == pytest.approx(true_images_per_s(name, batch, truth), rel=0.05)
+    assert plan["system"]["name"] == "pod16" and plan["system"]["calibration"]["compute"] > 1.1
+    assert any("as measured on IPU-POD16" in text for text in plan["assumed"])
+    code, out, _ = run(capsys, name, *flags)
+    assert json.loads(out)["predicted_images_per_s"] > 1.1 * plan["predicted_images_per_s"]
+    # The prediction beside a benchmark takes it, too.
+    config = RunConfig(model_name="lenet", micro_batch_size=8)
+    wanted = Wanted(config, make_program(config, 1000, seed=1), training=True, profile=profile)
+    calibrated = predict_ipu(graph_of("lenet"), wanted, "16.16").images_per_s
+    shipped = predict_ipu(graph_of("lenet"), replace(wanted, profile=None), "16.16").images_per_s
+    assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_measurements_of_other_devices_are_refused(kind, tmp_path, capsys):
+    name = save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 1000.0, kind)
+    code, out, err = run(capsys, "--calibrate", name, "--system-profile", "p.json")
+    assert code == 2 and not out and f"was measured on a {kind.upper()}" in err and "hint: give run" in err
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
+    report = save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)
+    code, _, err = run(capsys, "--calibrate", report, "--system-profile", "p.json")
+    assert code == 0 and "--system is not given: measured on IPU-POD16" in err
+    good = json.loads((tmp_path / "p.json").read_text())
+    changes = [
+        {"schema_version": 2}, {"schema_version": True}, {"kind": "x"}, {"system": "pod17"}, {"system": 3},
+        {"factors": {"compute": 1.0}}, {"factors": {**good["factors"], "fixed": 1e9}},
+        {"factors": {**good["factors"], "fixed": "1"}}, {"told": ["x"]}, {"told": 1}, {"error_after": None},
+    ]  # fmt: skip
+    for change in changes:
+        (tmp_path / "bad.json").write_text(json.dumps({**good, **change}))
+        code, out, err = run(capsys, "lenet", "--stages", 1, "--system-profile", "bad.json")
+        assert code == 3 and not out and err.count("error:") == 1 and "hint: make it again" in err, change
+    for text in ("", "[]", "{", '"x"'):
+        (tmp_path / "bad.json").write_text(text)
+        assert run(capsys, "lenet", "--stages", 1, "--system-profile", "bad.json")[0] == 3
+        assert run(capsys, "--calibrate", "bad.json")[0] == 3
+    for args in (
+        ["lenet", "--stages", 1, "--system-profile", "p.json", "--system", "bow-pod16"],
+        ["lenet", "--stages", 1, "--system-profile", "p.json", "--save", "p.json"],
+        ["--calibrate", report, "--system-profile", report],
+        ["--calibrate", report, "--stages", 2],
+        ["--calibrate", report, "--html", "x.html"],
+    ):
+        code, out, err = run(capsys, *args)
+        assert code == 2 and not out and "hint:" in err, args
+    assert json.loads((tmp_path / "p.json").read_text()) == good
+    assert run(capsys, "--calibrate", "absent.json")[0] == 3
+
+
+def places(value, at=()):
+    """Every place in nested lists and dictionaries."""
+    if at:
+        yield at
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*at, key))
+
+
+def test_no_change_of_a_report_is_a_bug(tmp_path, capsys):
+    draw = random.Random(5)
+    save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)
+    whole = (tmp_path / "r.json").read_text()
+    spots = [at for at in places(json.loads(whole)) if at[0] in ("program", "measured")]
+    values = [None, 0, -1, 7, 1.5, "x", [], {}, [3], {"a": 1}, True, 10**30]
+    for _ in range(100):
+        report = json.loads(whole)
+        at = draw.choice(spots)
+        holder = report
+        for key in at[:-1]:
+            holder = holder[key]
+        if draw.random() < 0.3:
+            del holder[at[-1]]
+        else:
+            holder[at[-1]] = draw.choice(values)
+        (tmp_path / "r.json").write_text(json.dumps(report))
+        code, _, err = run(capsys, "--calibrate", "r.json")
+        assert code in (0, 2, 3) and (code == 0 or "hint:" in err), (at, err)
+    for shape in ([10**30, 32, 1], [32, 32, 10**30], [32, 0, 1], [32, 32]):
+        (tmp_path / "r.json").write_text(json.dumps({**json.loads(whole), "input_shape": shape}))
+        code, _, err = run(capsys, "--calibrate", "r.json")
+        assert code == 3 and "hint:" in err, shape
+
+
+@pytest.mark.slow
+def test_a_training_run_is_read(tmp_path, capsys):
+    """A run of this machine, which then says that it was of IPUs."""
+    args = [
+        "train",
+        "lenet",
+        "--dataset",
+        "digits",
+        "--num-epochs",
+        "1",
+        "--image-size",
+        "32",
+        "--run-dir",
+        "run",
+    ]
+    assert cli.run(args) == 0
+    capsys.readouterr()
+    code, _, err = run(capsys, "--calibrate", "run")
+    assert code == 2 and "was measured on a CPU" in err
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    report["compilation"]["device"]["kind"] = "ipu"
+    report["measured"]["images_per_s"] = 200_000.0
+    (tmp_path / "run/report.json").write_text(json.dumps(report))
+    code, out, err = run(capsys, "--calibrate", "run", "--json")
+    assert code == 0, err
+    row = json.loads(out)["measurements"][0]
+    assert row["model"] == "lenet" and row["images_per_s"] == 200_000
+    for name in ("last.npz", "best.npz", "checkpoint-00000044.npz"):
+        (tmp_path / "run/checkpoints" / name).unlink()
+    code, _, err = run(capsys, "--calibrate", "run")
+    assert code == 3 and "kept no checkpoint" in err and "hint:" in err
