@@ -10,8 +10,8 @@ from ipucnn import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# The files of `world` are no data sets, and that is what the first command is there to say; there are fewer of them than
-# the second is to make.
+# The files of `world` are no data sets, and that is what the first command is there to say; they are fewer than those
+# that the second is to make.
 EXIT_CODES = {"verify-dataset": 3, "build-records": 2}
 
 

@@ -28,6 +28,8 @@ MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
 """Pillow's names of what is read, whatever a file is called; "JPEG" also reads the MPO files of telephones."""
 MAX_EXIF_TEXT = 2**16
+_ORIENTATION, _TURNED = 0x0112, range(2, 9)
+"""The EXIF tag of how an image is to be turned and mirrored, and the values that say that it is."""
 HINT = "convert it to JPEG or PNG, or remove it"
 
 Box = Tuple[float, float, float, float]
@@ -119,13 +121,16 @@ def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IM
         # As hexadecimal text in a PNG, EXIF data is not looked at before.
         if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
             with contextlib.suppress(Exception):  # a damaged EXIF block says nothing; the pixels are fine
-                image = ImageOps.exif_transpose(image) or image
+                if image.getexif().get(_ORIENTATION) in _TURNED:  # else it would be copied
+                    image = ImageOps.exif_transpose(image) or image
         if image.mode in SIXTEEN_BIT:  # Pillow's own conversion clips 16 bits instead of scaling them
             image = Image.fromarray((np.asarray(image, np.int32).clip(0, 65535) >> 8).astype(np.uint8))
         if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
             layered = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
-        image = image.convert("L" if channels == 1 else "RGB")
+        mode = "L" if channels == 1 else "RGB"
+        if image.mode != mode:  # else it would be copied
+            image = image.convert(mode)
         if not image.width or not image.height:
             raise DataError(f"{origin} has no pixels", "remove it")
         return image

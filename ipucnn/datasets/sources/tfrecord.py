@@ -27,6 +27,7 @@ AGAIN = "copy, download or build the file again"
 _POLYNOMIAL = 0x82F63B78
 _ROW_BYTES = 64
 _FEW_BYTES = 512
+_FREELY_BYTES = 2**24
 
 Feature = Union[bytes, int]
 Read = Callable[[int, int], bytes]
@@ -131,7 +132,7 @@ def read_records(file: BinaryIO, num_bytes: int) -> Iterator[Record]:
             yield Record(b"", "checksum" if problem == _LENGTH_DAMAGED else "truncated", problem, True)
             return
         at += length + FRAME_BYTES
-        if length > available_bytes() // 2:
+        if _is_too_large(length):
             raise DataError(
                 f"a record of {length:,} bytes, more than half of the memory", "prepare the set again"
             )
@@ -159,6 +160,11 @@ def _length(head: bytes, at: int, num_bytes: int) -> Tuple[int, str]:
     return length, ""
 
 
+def _is_too_large(length: int) -> bool:
+    """Whether a record takes more than half of the memory; of a small one nobody is asked how much there is."""
+    return length > _FREELY_BYTES and length > available_bytes() // 2
+
+
 def place_of(path: Union[str, Path], number: int, at: int) -> str:
     """How messages call a record: by its file, its number from 0, and the byte that it begins at."""
     return f"{shown(path)}, record {number} at byte {at}"
@@ -175,7 +181,7 @@ def read_record(path: str, number: int, at: int) -> bytes:
         num_bytes = os.fstat(file.fileno()).st_size
         file.seek(at)
         length, problem = _length(file.read(HEAD_BYTES), at, num_bytes)
-        if not problem and length > available_bytes() // 2:
+        if not problem and _is_too_large(length):
             problem = f"{length:,} bytes, more than half of the memory"
         content = b"" if problem else file.read(length + 4)
     if not problem and len(content) < length + 4:

@@ -1,0 +1,150 @@
+"""Processor time of an image of ImageNet's records: our input pipeline against plain tf.data, at the same crops.
+
+Usage: python benchmarks/input_pipeline.py [--records DIR | --folder DIR] [--images 140] [--rounds 7] [--size 224]
+
+Both read the same TFRecord files, crop boxes of the same distribution (5 to 100 % of the area, aspect 0.75 to 1.33),
+resize them to 224 x 224, mirror half of them and deliver float32 batches.  Plain tf.data is: TFRecordDataset,
+parse_example, sample_distorted_bounding_box, decode_jpeg, slice, image.resize.  ``--folder`` builds records of class
+folders first.
+
+The two take turns, and each turn is timed by the processor time of this process, which others running beside it hardly
+change; the ratio is that of the medians.  Ours also compares the checksum of each record, as tf.data does.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+BATCH = 20
+
+
+def ours(source: Any, size: int) -> Any:
+    """Endless batches of our pipeline."""
+    from ipucnn.datasets.pipeline import train_batches
+
+    return train_batches(
+        source,
+        batch_size=BATCH,
+        samples_per_epoch=len(source.train),
+        input_shape=(size, size, 3),
+        input_range="raw",
+        augment=True,
+        seed=1,
+        num_parallel=2,
+    )
+
+
+def plain(paths: List[str], size: int) -> Any:
+    """Endless batches of tf.data as tutorials have it."""
+    import tensorflow as tf
+
+    wanted = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def prepare(record: Any) -> Any:
+        example = tf.io.parse_single_example(record, wanted)
+        data = example["image/encoded"]
+        begin, extent, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(data),
+            tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+            min_object_covered=0.0,
+            aspect_ratio_range=(0.75, 1.33),
+            area_range=(0.05, 1.0),
+            max_attempts=100,
+        )
+        image = tf.slice(tf.image.decode_jpeg(data, channels=3), begin, extent)
+        image = tf.image.random_flip_left_right(tf.image.resize(image, (size, size)))
+        image.set_shape((size, size, 3))
+        return image, tf.cast(example["image/class/label"], tf.int32) - 1
+
+    records = tf.data.TFRecordDataset(paths).shuffle(1000).repeat()
+    return records.map(prepare, num_parallel_calls=2).batch(BATCH).prefetch(4)
+
+
+def settle() -> None:
+    """Waits until all that is made ahead is made: buffers are as full after a turn as they were before it."""
+    before = time.process_time()
+    while True:
+        time.sleep(0.3)
+        now = time.process_time()
+        if now - before < 0.003:
+            return
+        before = now
+
+
+def measure(source: Any, num_images: int, rounds: int, size: int) -> Dict[str, List[float]]:
+    """Milliseconds of processor time an image, of each turn of each pipeline."""
+    makers: Dict[str, Callable[[], Any]] = {
+        "ours": lambda: ours(source, size),
+        "plain tf.data": lambda: plain(list(source.train.paths), size),
+    }
+    num_batches = max(1, num_images // BATCH)
+    found: Dict[str, List[float]] = {name: [] for name in makers}
+    iterators = {name: iter(make()) for name, make in makers.items()}
+    for turn in range(rounds + 1):
+        names = list(makers) if turn % 2 else list(makers)[::-1]
+        for name in names:
+            begun = time.process_time()
+            for _ in range(num_batches):
+                next(iterators[name])
+            settle()
+            spent = time.process_time() - begun
+            if turn:
+                found[name].append(1e3 * spent / (num_batches * BATCH))
+    return found
+
+
+def main(arguments: List[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--records", help="folder of records")
+    parser.add_argument("--folder", help="class folders, of which records are built")
+    parser.add_argument("--images", type=int, default=140)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--size", type=int, default=224)
+    given = parser.parse_args(arguments)
+    if (given.records is None) == (given.folder is None):
+        parser.error("give one of --records and --folder")
+    import PIL
+    import tensorflow as tf
+
+    from ipucnn.datasets.sources.record_builder import build
+    from ipucnn.datasets.sources.records import open_records
+    from ipucnn.machine import cpu_name, num_cores
+
+    with tempfile.TemporaryDirectory() as temporary:
+        if given.folder is not None:
+            build(Path(given.folder), Path(temporary), 4, 2, num_cores())
+        source = open_records(Path(given.records or temporary))
+        load = os.getloadavg()[0]
+        found = measure(source, given.images, given.rounds, given.size)
+    print(
+        f"{cpu_name()}, {num_cores()} cores, TensorFlow {tf.__version__}, Pillow {PIL.__version__}; "
+        f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after"
+    )
+    print(
+        f"{len(source.train)} photographs as records, to {given.size} x {given.size}; {given.rounds} turns each of "
+        f"{given.images} images; measured"
+    )
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    for name, times in found.items():
+        print(
+            f"{name:13}  {medians[name]:.2f} ms of processor time an image (turns {min(times):.2f} to {max(times):.2f})"
+        )
+    print(f"plain tf.data takes {medians['plain tf.data'] / medians['ours']:.2f} times as long as ours")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
