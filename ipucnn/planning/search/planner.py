@@ -16,7 +16,7 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit
 from ipucnn.planning.search.exact import (
@@ -292,8 +292,17 @@ class Planner:
         return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits: full ticks alone."""
-        return settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+        """A bound on the throughput of any splits: full ticks alone, and what the host can feed."""
+        speed = settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+        return min(speed, self.host_images_per_s(settings))
+
+    def host_images_per_s(self, settings: PlanSettings) -> float:
+        """What the host can feed."""
+        return host_limit(self.graph, settings, self.system)[1]
+
+    def least_latency_s(self, settings: PlanSettings) -> float:
+        """A bound on the latency of any splits: all forward passes, no transfers."""
+        return float(self.least_seconds(settings)[0].sum()) + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def least_update_s(self, settings: PlanSettings) -> float:
         """A bound on the weight update of any splits: weights shared out evenly over the IPUs."""
