@@ -430,6 +430,12 @@ def test_no_change_of_a_file_ends_in_anything_but_a_graph_or_a_refusal(tmp_path)
 # --- layer graphs as JSON
 
 
+def test_names_that_a_terminal_would_obey_are_refused(tmp_path, capsys):
+    (tmp_path / "net.json").write_text(graph_text().replace('"conv"', '"a\\u001b[2J"'))
+    code, out, err = run(capsys, "plan-splits", "net.json", "--stages", 1)
+    assert code == 3 and "\x1b" not in out + err and "hint:" in err
+
+
 def graph_text():
     layers = (
         Layer("in", "input", (), (8, 8, 3)),

@@ -613,3 +613,24 @@ def test_a_segmentation_network_counts_pixels(run, tmp_path):
     assert code == 0 and "6 of 6" in out and "Dice, cell" in out and "pixel accuracy" in out, err
     code, _, err = run("evaluate", *args, "--predictions", "p.csv")
     assert code == 2 and "segments" in err
+
+
+def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run, tmp_path):
+    from ipucnn.runs.checkpoints import _nearest
+
+    code, _, err = run("evaluate", "nosuchrun")
+    assert code == 3 and "hint: train one with: ipucnn train toy_model" in err
+    for name in [*"abcdefg", "lenet-digits"]:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yml").write_text("")
+    code, _, err = run("evaluate", "nosuchrun")
+    assert code == 3 and "there are: runs/a, runs/b, runs/c, runs/d, runs/e and 3 more" in " ".join(
+        err.split()
+    )
+    assert "type: ipucnn evaluate runs/a" in err
+    code, _, err = run("infer", "runs/lenet-digit", "image.png")
+    assert code == 3 and "did you mean 'lenet-digits'?" in err
+    names = [f"checkpoint-{n:08d}.npz" for n in range(0, 100, 10)] + ["best.npz", "last.npz"]
+    nearest = _nearest(names, "checkpoint-00000034.npz")
+    shown = [f"checkpoint-{n:08d}.npz" for n in (10, 20, 30, 40, 50)]
+    assert nearest == f"there are 12, the nearest are {', '.join(shown)}; also last and best"

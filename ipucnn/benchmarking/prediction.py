@@ -11,12 +11,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel
 from ipucnn.benchmarking.records import BenchmarkReport, IpuMemory, Prediction, from_plain
+from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.config.options import BY_KEY, RunConfig
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import is_file, is_folder, shown
 from ipucnn.hardware import System, get_system, smallest_system
+from ipucnn.json_fields import Fields, is_count, is_text, list_of, wrong_field
 from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Measurement, SystemProfile, calibrated_system
 from ipucnn.planning.cost.products import throughput_band
@@ -217,6 +219,20 @@ _MEASUREMENT_HINT = (
     "give run folders of `ipucnn train`, or reports of `ipucnn benchmark`, that ran with --device ipu"
 )
 
+_MOST_PIXELS = 2**16
+
+
+def _is_some(value: Any) -> bool:
+    return is_count(value) and 0 < value <= MAX_COUNT
+
+
+_SIZES = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "num_stages", "ipus_per_replica")
+_PROGRAM_FIELDS: Fields = {
+    **dict.fromkeys(_SIZES, ("a whole number from 1", _is_some)),
+    "device_mapping": ("a list of IPUs", list_of(is_count)),
+    "pipeline_splits": ("a list of layers", list_of(is_text)),
+}
+
 
 def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Measurement:
     """The throughput in the report of a benchmark or of a training run, and the program that reached it.
@@ -244,21 +260,26 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
     if not found.images_per_s or not found.images_per_s > 0:
         raise DataError(f"--calibrate {name} has no throughput: nothing was timed", _MEASUREMENT_HINT)
     record = get_model(found.config.model_name)
+    if max(found.input_shape) > _MOST_PIXELS:
+        raise DataError(f"--calibrate {name} has the input {found.input_shape}", _MEASUREMENT_HINT)
     options = network_options(record, found.config, found.input_shape, found.num_classes)
     graph = known_graph(record, options)
     if graph is None:
         import_tensorflow()
         graph = layer_graph(record, options)
+    problem = wrong_field(found.program, _PROGRAM_FIELDS, _PROGRAM_FIELDS)
+    if problem:
+        raise DataError(f"--calibrate {name}: its program {problem}", "make it again")
     try:
         program = Program.from_dict(found.program)
         settings = plan_settings(found.config, program.layout, found.training)
+        check_cuts(program.pipeline_splits, graph)
     except (TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"--calibrate {name}: its program is damaged: {shown_value(error)}", "make it again"
         ) from None
     if not found.training:
         settings = replace(settings, gradient_accumulation_count=found.steps or INFERENCE_STEPS)
-    check_cuts(program.pipeline_splits, graph)
     if len(program.pipeline_splits) != settings.num_stages - 1:
         raise DataError(
             f"--calibrate {name} does not say which splits ran", "run it again with --pipeline-splits"
@@ -314,7 +335,10 @@ def _of_run(data: Dict[str, Any], path: Path) -> _Found:
     report, name = folder.read_report(), shown(path)
     try:
         assert report is not None
-        kind, images_per_s = report["compilation"]["device"]["kind"], report["measured"]["images_per_s"]
+        kind, images_per_s = (
+            report["compilation"]["device"]["kind"],
+            float(report["measured"]["images_per_s"]),
+        )
         program = dict(report["program"])
         checkpoints = [str(own) for own in report["checkpoints"]]
     except (AssertionError, KeyError, TypeError, ValueError):
@@ -330,5 +354,5 @@ def _of_run(data: Dict[str, Any], path: Path) -> _Found:
     meta = read_meta(folder.checkpoints / kept[-1])
     height, width, channels = meta["input_shape"]
     return _Found(
-        config, program, str(kind), True, float(images_per_s), (height, width, channels), meta["num_classes"]
+        config, program, str(kind), True, images_per_s, (height, width, channels), meta["num_classes"]
     )

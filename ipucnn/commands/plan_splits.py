@@ -81,6 +81,13 @@ INFERENCE = typer.Option(
     "keeps.",
     rich_help_panel=PANEL,
 )
+ORDERS = typer.Option(
+    False,
+    "--orders",
+    help="Look for splits in any order of the layers, in which a stage may take part of two branches.  Such a plan is "
+    "a prediction: no session runs it.",
+    rich_help_panel=PANEL,
+)
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
@@ -103,6 +110,7 @@ def plan_splits(
     save: Optional[str] = SAVE,
     html: Optional[str] = HTML,
     save_graph: Optional[str] = SAVE_GRAPH,
+    orders: bool = ORDERS,
     optimisations: bool = OPTIMISATIONS,
     calibrate: Optional[List[str]] = CALIBRATE,
     system_profile: Optional[str] = SYSTEM_PROFILE,
@@ -156,6 +164,7 @@ def plan_splits(
         profile=profile,
         classes=classes,
         recomputation=recomputation,
+        any_order=orders,
         inference=inference,
     )
     for warning in request.warnings:

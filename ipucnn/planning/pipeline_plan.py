@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 from ipucnn import documents
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.values import norm_of
-from ipucnn.errors import DataError, did_you_mean
+from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.hardware import Calibration
 from ipucnn.planning.settings import PlanSettings, Proportions, run_values
@@ -256,6 +256,10 @@ class PipelinePlan:
         predicted_latency_s: one micro-batch through all forward passes.
         bottleneck: "stage 2", "stage 2 forward and stage 3 backward", "host", ...
         no_fit: why a plan is only "uncertain", None for one that fits.
+        searched_orders: of the layers in which splits were looked for: "own" order of the network, "all", or "only"
+            where it has no other.  ``optimal`` and the bound hold for these.
+        order: the layers in the order that the stages take them from; empty for the network's own.  Such a plan is a
+            prediction only: sessions build networks in their own order.
         assumed: what the planner took for granted because neither a flag nor a preset gave it, a sentence each.
         predicted_images_per_s_band: 80 of 100 measurements are expected between the two.
         predicted_band_factor: by which that is less and more; it holds for every throughput here, those of the
@@ -301,6 +305,8 @@ class PipelinePlan:
     predicted_band_factor: Optional[float] = None
     published_fits: Optional[Tuple[int, int]] = None
     options: Dict[str, Any] = field(default_factory=dict)
+    searched_orders: str = "own"
+    order: Tuple[str, ...] = ()
     ipucnn_version: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -347,8 +353,9 @@ class PipelinePlan:
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         plan = _from_plain(PipelinePlan, data, where)
-        if isinstance(data, dict) and "options" not in data:
-            raise DataError(f"{where} lacks options, without which its run would be another one's", _HINT)
+        for name in ("options", "searched_orders", "order"):
+            if isinstance(data, dict) and name not in data:
+                raise DataError(f"{where} lacks {name}, without which its run would be another one's", _HINT)
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(
@@ -391,10 +398,18 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
 
     Raises:
         DataError: not there, not readable, or not a plan.
+        ConfigurationError: a plan in another order of the layers.
     """
     hint = "give a file that `ipucnn plan-splits MODEL --stages K --save FILE` wrote"
     text = read_text(path, documents.MAX_BYTES, what, DataError, hint)
-    return PipelinePlan.from_yaml(text, shown(path))
+    plan = PipelinePlan.from_yaml(text, shown(path))
+    if plan.order:
+        raise ConfigurationError(
+            f"{what} {shown(path)}: its stages take the layers in another order than the network's, and sessions "
+            "run them in that",
+            f"plan again without --orders: ipucnn plan-splits {plan.model} --stages {plan.num_stages} --save FILE",
+        )
+    return plan
 
 
 # --- frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in

@@ -33,6 +33,7 @@ from ipucnn.planning.pipeline_plan import (
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
+from ipucnn.planning.search.orders import in_any_order
 from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
@@ -120,6 +121,11 @@ def make_plan(
     if request.splits is None and candidate.memory_limit > LIMITS[0]:
         choices = request.choices(candidate.settings)
         no_fit = why_no_fit(planner, choices, LIMITS[0], most)
+    comparison = (*preset_schedule, *compare(planner, candidate, others))
+    searched_orders, own_order = "own", planner.graph
+    if request.any_order:
+        planner, candidate, one_order = in_any_order(planner, candidate)
+        searched_orders = "only" if one_order else "all"
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     choices = request.all_choices()
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
@@ -130,11 +136,13 @@ def make_plan(
         planned=request.splits is None,
         build=request.build,
         options=request.kept,
-        comparison=(*preset_schedule, *compare(planner, candidate, others)),
+        comparison=comparison,
         pareto=pareto,
         no_fit=no_fit,
         assumed=request.assumed,
     )
+    order = tuple(layer.name for layer in planner.graph.layers) if planner.graph is not own_order else ()
+    plan = replace(plan, searched_orders=searched_orders, order=order)
     # Splits beyond an IPU's memory are as fast as others beyond it at best, which is no optimum of anything.
     return replace(plan, optimal=False) if exceeds else plan
 
@@ -299,6 +307,11 @@ def _from_file(path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[
     """Splits in a plan, or in the presets of a ``configs.yml`` that suit the network."""
     file = _read_comparison(path)
     if isinstance(file, PipelinePlan):
+        if file.order:
+            raise ConfigurationError(
+                f"--compare {shown(path)}: its stages take the layers in another order than the network's",
+                "compare with a plan that was made without --orders",
+            )
         check_cuts(file.splits, graph)
         return {path.name: file.splits}
     found: Dict[str, Sequence[str]] = {}

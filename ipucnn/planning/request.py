@@ -21,6 +21,7 @@ from ipucnn.planning.search.configurations import (
     default_count,
     micro_batches,
 )
+from ipucnn.planning.search.orders import check_any_order
 from ipucnn.planning.search.planner import candidates
 from ipucnn.planning.settings import (
     PRECISIONS,
@@ -63,6 +64,7 @@ class PlanRequest:
         schedule_from: who set the schedule of ``settings``.
         precisions: that nothing excludes; a page of a search has them all.
         graph: of a network in a file.
+        any_order: whether splits are looked for in any order of the layers.
     """
 
     record: ModelRecord
@@ -82,6 +84,7 @@ class PlanRequest:
     schedule_from: str = ""
     precisions: Tuple[str, ...] = ()
     graph: Optional[LayerGraph] = None
+    any_order: bool = False
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -105,6 +108,7 @@ def make_request(
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
+    any_order: bool = False,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
 
@@ -114,6 +118,7 @@ def make_request(
         profile: what was measured of the system; its own system where none is named.
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
+        any_order: splits are looked for in any order of the layers.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
@@ -173,6 +178,15 @@ def make_request(
         _ask_search(request, resolved, config, wanted_system)
     else:
         _ask_stages(request, resolved, config, count, wanted_system)
+    if any_order:
+        if splits is not None or count is None:
+            raise ConfigurationError(
+                "--orders looks for splits into a number of stages",
+                "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
+            )
+        check_any_order(request.settings)
+        request.any_order = True
+        request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request
 
 

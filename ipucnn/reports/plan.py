@@ -100,7 +100,9 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
     if plan.verdict == "does not fit":
         proof = "they do not fit"
     elif plan.optimal and plan.num_stages > 1:
-        proof += " (no splits of these layers in this order are faster within the memory allowed)"
+        proof += f" (no splits of these layers in {_ORDERS[plan.searched_orders]} are faster within the memory allowed)"
+    elif plan.searched_orders == "all":
+        proof += f" ({_ORDERS['all']} of the layers was searched, and the bound is of all of them)"
     tick = f"tick {_ms(plan.predicted_tick_s)}, lower bound {_ms(plan.predicted_lower_bound_s)}, gap {plan.gap:.2%}"
     how = "" if settings.training else "inference, "
     if plan.num_stages > 1 and settings.training:
@@ -369,6 +371,11 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
     out.print()
 
 
+_ORDERS = {
+    "own": "this order",
+    "all": "any order",
+    "only": "this order, the only one they have,",
+}
 _MARKS = {
     "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
     "o": "optimizer state outside the chip, an option of the SDK; --no-optimizer-state-offloading leaves it out",

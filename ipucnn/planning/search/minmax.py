@@ -8,7 +8,7 @@ lower corner together with the smallest Y of its upper corner.  It ends with a p
 """
 
 import heapq
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Protocol, Tuple, Union
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class MinMaxResult(NamedTuple):
     num_evaluations: int
 
 
-class _Box(NamedTuple):
+class Box(NamedTuple):
     """Splits with ``x_low < X <= x_high`` and T_c in levels ``t_low[c] .. t_high[c]`` of class c."""
 
     x_low: float
@@ -96,6 +96,22 @@ class _Loads:
             c = self.cut_class(stage)
             t[c] = max(t[c], float(self.tables.cut_s[starts[stage]]))
         return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
+
+    def first_box(self, below_s: float) -> Box:
+        """A box that holds all splits with a tick below that.
+
+        No stage has a larger load than everything at once, its forward pass repeated.  The box begins below 0 so that
+        loads of 0 are inside; and it is not empty where all loads are 0.
+        """
+        total = max(float(forward[-1] + backward[-1]) for forward, backward in self.sums) * 2
+        top = tuple(len(own) - 1 for own in self.levels)
+        return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
+
+    def least(
+        self, x: float, y: float, t: List[float], swap: bool, goal: int
+    ) -> Optional[Tuple[float, Tuple[int, ...]]]:
+        """See ``_least``."""
+        return _least(self, x, y, t, swap, goal)
 
     def value(self, x: float, y: float, t: List[float]) -> float:
         """The tick; monotone in each argument also after rounding, so that bounds hold exactly."""
@@ -269,18 +285,39 @@ def _least(
     return float(best[n]), tuple(reversed(starts[1:]))
 
 
-class _Search:
-    def __init__(self, loads: _Loads, max_evaluations: Optional[int], below_s: float) -> None:
+class Choices(Protocol):
+    """What the search asks of the places at which stages may open, whatever they are.
+
+    Attributes:
+        weight: how often a cut is crossed for a micro-batch.
+        levels: of each class of cuts the seconds that a cut may take, ascending.
+    """
+
+    weight: int
+    levels: List[np.ndarray]
+
+    def first_box(self, below_s: float) -> Box: ...
+    def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]: ...
+    def value(self, x: float, y: float, t: List[float]) -> float: ...
+    def least(
+        self, x: float, y: float, t: List[float], swap: bool, goal: int
+    ) -> Optional[Tuple[float, Tuple[int, ...]]]: ...
+
+
+class Search:
+    """Branch and bound over thresholds."""
+
+    def __init__(self, loads: Choices, max_evaluations: Optional[int], below_s: float) -> None:
         self.loads, self.limit = loads, max_evaluations
         self.value, self.starts = below_s, ()  # type: Tuple[float, Tuple[int, ...]]
-        self.heap: List[Tuple[float, int, _Box, Tuple[float, float, List[float]]]] = []
+        self.heap: List[Tuple[float, int, Box, Tuple[float, float, List[float]]]] = []
         self.num_evaluations = self.num_boxes = 0
 
     def _least(
         self, x: float, y: float, t: List[float], swap: bool = False, goal: int = LOAD
     ) -> Optional[Tuple[float, Tuple[int, ...]]]:
         self.num_evaluations += 1
-        return _least(self.loads, x, y, t, swap, goal)
+        return self.loads.least(x, y, t, swap, goal)
 
     def _levels(self, index: Tuple[int, ...]) -> List[float]:
         return [float(own[i]) for own, i in zip(self.loads.levels, index)]
@@ -292,7 +329,7 @@ class _Search:
             self.value, self.starts = value, starts
         return maxima
 
-    def evaluate(self, box: _Box) -> None:
+    def evaluate(self, box: Box) -> None:
         """Finds the smallest Y in a box, and the smallest X that goes with it, and files the box under its bound."""
         low, high = self._levels(box.t_low), self._levels(box.t_high)
         # What Y may be at most to beat the best split (a little more: rounding).
@@ -317,7 +354,7 @@ class _Search:
                 t_low[c] = max(t_low[c], int(np.searchsorted(self.loads.levels[c], short[0])))
         self.file(box._replace(t_low=tuple(t_low)), corner)
 
-    def file(self, box: _Box, corner: Tuple[float, float, List[float]]) -> None:
+    def file(self, box: Box, corner: Tuple[float, float, List[float]]) -> None:
         """Cuts away what is dominated and keeps the rest, under its lower bound, unless it can't be better.
 
         Args:
@@ -339,7 +376,7 @@ class _Search:
             self.num_boxes += 1
             heapq.heappush(self.heap, (bound, self.num_boxes, box, corner))
 
-    def _halves(self, box: _Box) -> List[_Box]:
+    def _halves(self, box: Box) -> List[Box]:
         """Halves a box across the threshold that matters most."""
         low, high = self._levels(box.t_low), self._levels(box.t_high)
         widths = [self.loads.weight * (b - a) for a, b in zip(low, high)]
@@ -356,12 +393,7 @@ class _Search:
 
     def run(self) -> float:
         """Searches to the end or the limit; returns the lower bound."""
-        top = tuple(len(own) - 1 for own in self.loads.levels)
-        zero = (0,) * len(top)
-        # No stage has a larger load than everything at once, its forward pass repeated.  A box holds X > x_low, which
-        # is below 0 so that loads of 0 are inside; and it is not empty where all loads are 0.
-        total = max(float(forward[-1] + backward[-1]) for forward, backward in self.loads.sums) * 2
-        self.evaluate(_Box(-1.0, max(total, 1e-300), zero, top))
+        self.evaluate(self.loads.first_box(self.value))
         while self.heap:
             bound, _, box, corner = self.heap[0]
             if bound >= self.value:
@@ -396,7 +428,7 @@ def search(
         below_s: only splits with a shorter tick are looked for; without starts there is none.
     """
     loads = _Loads(tables, num_stages, schedule)
-    state = _Search(loads, max_evaluations, below_s)
+    state = Search(loads, max_evaluations, below_s)
     bound = state.run()
     if not state.starts:
         return MinMaxResult((), bound, state.num_evaluations)

@@ -1,0 +1,151 @@
+"""Splits in any order of the layers, against trying all chains of down-sets, and what becomes of such a plan."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from ipucnn import cli
+from ipucnn.planning.search import minmax, orders
+from ipucnn.planning.search.tables import StageTables
+
+
+def instance(seed):
+    """A small graph with branches: items, tables, stages and schedule."""
+    rng = random.Random(seed)
+    n = rng.randint(3, 7)
+    before = [()]
+    for item in range(1, n):
+        before.append(tuple(sorted({0, *rng.sample(range(item), rng.randint(1, min(2, item)))})))
+    readers = {i: tuple(j for j in range(n) if i in before[j]) for i in range(n)}
+    tensors = tuple((rng.choice([0.0, 0.5, 1.0, 3.0]), i, readers[i]) for i in range(n) if readers[i])
+    tables = StageTables(
+        forward_s=[float(rng.randint(0, 5)) for _ in range(n)],
+        backward_s=[float(rng.randint(0, 9)) for _ in range(n)],
+        cut_s=np.zeros(n + 1),
+        capacity_bytes=1.0,
+        memory_bytes=lambda num_stages, stage: np.zeros((n, n + 1)),
+        recompute=rng.random() < 0.5,
+    )
+    return (
+        orders.Items(tuple(before), tensors),
+        tables,
+        rng.randint(2, min(4, n)),
+        rng.choice(["Grouped", "Interleaved"]),
+    )
+
+
+def brute_force(items, tables, count, schedule):
+    """The least tick of all pipelines: every item in any stage not before those that it reads, no stage empty."""
+    n, best = len(items.before), float("inf")
+    for stage_of in itertools.product(range(count), repeat=n):
+        if set(stage_of) != set(range(count)):
+            continue
+        if any(stage_of[source] > stage_of[item] for item in range(n) for source in items.before[item]):
+            continue
+        f, b = [0.0] * count, [0.0] * count
+        for item, stage in enumerate(stage_of):
+            f[stage] += tables.forward_s[item]
+            b[stage] += tables.backward_s[item]
+        if tables.recompute:
+            b = [b[s] + f[s] if s < count - 1 else b[s] for s in range(count)]
+        cut = {
+            s: sum(
+                size for size, i, to in items.tensors if stage_of[i] < s and any(stage_of[j] >= s for j in to)
+            )
+            for s in range(1, count)
+        }
+        if schedule == "Grouped":
+            tick = max(f) + max(b) + 2 * max(cut.values())
+        else:
+            tick = 0.0
+            for parity in (0, 1):
+                tick += max(f[s] if s % 2 == parity else b[s] for s in range(count))
+                tick += 2 * max((cut[s] for s in cut if s % 2 != parity), default=0)
+        best = min(best, tick)
+    return best
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_pipeline_in_any_order_is_faster(part):
+    for seed in range(50 * part, 50 * part + 50):
+        items, tables, count, schedule = instance(seed)
+        fastest = brute_force(items, tables, count, schedule)
+        masks = orders.down_sets(items)
+        for below_s in (np.inf, fastest * 1.5 + 1):
+            chains = orders.Chains(items, masks, tables, count, schedule)
+            search = minmax.Search(chains, None, below_s)
+            assert search.run() == pytest.approx(fastest, abs=1e-9)
+            assert chains.value(*chains.maxima(search.starts)) == pytest.approx(fastest, abs=1e-9)
+        # Down-sets that are no chain of one order, but a few of each size: no faster than all, and legal.
+        few = orders.promising(items, 3 * len(items.before))
+        assert set(few) <= set(masks)
+        # Where there are too many: a bound that no pipeline is below.
+        assert orders.Bound(items, tables, count, schedule, 0.0).bound_s(fastest) <= fastest * (1 + 1e-9)
+
+
+def test_down_sets_are_all_that_hold_what_they_read():
+    for seed in range(30):
+        items, *_ = instance(seed)
+        n = len(items.before)
+        legal = {
+            mask
+            for mask in range(1 << n)
+            if all(mask >> i & 1 for item in range(n) if mask >> item & 1 for i in items.before[item])
+        }
+        assert set(orders.down_sets(items)) == legal
+        assert orders.down_sets(items, at_most=len(legal) - 1) is None
+
+
+def run(capsys, *arguments):
+    code = cli.run([*arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+UNET = ("plan-splits", "unet", "--stages", "4", "--schedule", "Grouped", "--micro-batch-size", "1")
+
+
+def test_a_plan_in_another_order_is_told_and_not_trained(capsys, tmp_path):
+    code, out, err = run(capsys, *UNET, "--json")
+    assert code == 0, err
+    own = json.loads(out)
+    path = tmp_path / "plan.yml"
+    code, out, err = run(capsys, *UNET, "--orders", "--json", "--save", str(path))
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (own["searched_orders"], own["order"], plan["searched_orders"]) == ("own", [], "all")
+    assert plan["predicted_tick_s"] <= own["predicted_tick_s"]
+    assert plan["predicted_lower_bound_s"] <= plan["predicted_tick_s"] * (1 + 1e-9)
+    if plan["order"]:
+        assert sorted(plan["order"]) == sorted(layer["name"] for layer in own["profile"])
+        assert [layer["name"] for layer in plan["profile"]] == plan["order"]
+        code, _, err = run(capsys, "train", "unet", "--plan", str(path))
+        assert code == 2 and "another order" in err and "hint: plan again without --orders" in err
+    code, out, err = run(capsys, *UNET, "--orders")
+    assert code == 0 and "any order" in out
+
+
+def test_a_network_with_one_order_says_so(capsys):
+    code, out, err = run(
+        capsys, "plan-splits", "mobilenet", "--stages", "2", "--schedule", "Grouped", "--orders"
+    )
+    assert code == 0, err
+    assert "this order, the only one they have" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (("--stages", "4", "--schedule", "Sequential"), "4 Sequential stage(s)"),
+        (("--stages", "1"), "1 Grouped stage(s)"),
+        (("--ipus", "4"), "a number of stages"),
+        (("--splits", "conv2_block1_out"), "a number of stages"),
+    ],
+)
+def test_orders_of_what_has_none_are_refused(capsys, arguments, error):
+    code, out, err = run(capsys, "plan-splits", "resnet50", *arguments, "--orders")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --orders") and error in err and "hint: " in err
