@@ -43,7 +43,7 @@ _LARGE_EVALUATIONS = 60
 _LARGE_PROOFS = 2
 
 # Dynamic programs after which a group of settings counts as one that may be faster.
-_FEW_EVALUATIONS = 20
+_FEW_EVALUATIONS = 120
 
 
 @dataclass(frozen=True)
