@@ -243,7 +243,7 @@ def _values(spec):
         found = st.integers(int(spec.minimum or 0), int(spec.maximum))
     elif spec.kind.metavar == "FLOAT":
         below = spec.maximum if spec.below is None else spec.below
-        least = LEAST_FRACTION if spec.parse is parse_fraction else 0
+        least = LEAST_FRACTION if spec.parse is parse_fraction else spec.minimum or 0
         found = st.floats(least, below, exclude_min=spec.above is not None, exclude_max=True)
     else:
         found = _WORDS

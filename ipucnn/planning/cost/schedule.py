@@ -252,7 +252,7 @@ def _stage_times(
     return stages
 
 
-def _host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
+def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
     """(bytes of one sample, samples per second that the host can feed the IPUs in use)."""
     element = 1 if settings.eight_bit_transfer else settings.element_bytes
     sample = float(np.prod(graph.input_shape)) * element + 4  # and its label
@@ -310,7 +310,7 @@ def predict(
     ]
     update = update_s(parameters, settings, system, constants)
     images = settings.global_batch_size / (total + update)
-    sample_bytes, limit = _host_limit(graph, settings, system)
+    sample_bytes, limit = host_limit(graph, settings, system)
     # The same tick with nothing to transfer: what it is shorter by is the transfers' part.
     still = full_tick_s(forward, backward, 0 * receive, settings, constants.fixed_s(system))
     return Prediction(

@@ -282,10 +282,17 @@ def _faster(
     faster: List[Candidate] = []
 
     def bound(settings: PlanSettings, counts: Sequence[Tuple[int, int]]) -> float:
-        """Images per second of any splits: full ticks and the weight update alone."""
+        """Images per second of any splits: full ticks and the weight update alone, and what the host can feed.
+
+        Where the host is what limits, the bound is a little less than that: what reaches it is as fast as can be.
+        """
         tick = planner.least_tick_s(settings)
         return max(
-            own.global_batch_size / (own.gradient_accumulation_count * tick + planner.least_update_s(own))
+            min(
+                own.global_batch_size
+                / (own.gradient_accumulation_count * tick + planner.least_update_s(own)),
+                planner.host_images_per_s(own) * (1 - SAME_SPEED),
+            )
             for own in (
                 replace(settings, num_replicas=r, gradient_accumulation_count=count) for r, count in counts
             )
@@ -338,15 +345,15 @@ def _is_dominated(
     found: Sequence[Candidate],
 ) -> bool:
     """Whether for each number of replicas something was found that is at least as good as this can be."""
-    if not settings.training:
-        return False  # no bound of the latency is known
     least = planner.least_fill(settings)
+    latency_s = 0.0 if settings.training else planner.least_latency_s(settings)
     for replicas, _ in counts:
         own = replace(settings, num_replicas=replicas)
         bound = planner.fastest_images_per_s(own)
         if not any(
             other.prediction.images_per_s >= bound
             and other.predicted_fill <= least + SAME_FILL
+            and (settings.training or other.prediction.latency_s <= latency_s * (1 + 1e-12))
             and other.settings.occupied_ipus <= own.occupied_ipus
             for other in found
         ):

@@ -16,9 +16,10 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit
+from ipucnn.planning.search import minmax
 from ipucnn.planning.search.exact import (
     Solution,
     faster_split,
@@ -40,6 +41,9 @@ PROPORTIONS = (0.6, 0.3, 0.15)
 _LARGE_ITEMS = 300
 _LARGE_EVALUATIONS = 60
 _LARGE_PROOFS = 2
+
+# Dynamic programs after which a group of settings counts as one that may be faster.
+_FEW_EVALUATIONS = 120
 
 
 @dataclass(frozen=True)
@@ -205,13 +209,33 @@ class Planner:
         for limit in limits:
             found: List[Candidate] = []
             for group in choices:
-                if found and self.fastest_images_per_s(group[0]) <= found[0].prediction.images_per_s:
+                if found and not self._may_be_faster(group, limit, found[0].prediction.images_per_s):
                     continue
                 # The sort is stable: of equally good ones the first stays first.
                 found = sorted([*found, *self._of_group(group, limit)], key=_rank, reverse=True)
             if found:
                 return self._proved(found, limit)
         return None
+
+    def _may_be_faster(self, group: Sequence[PlanSettings], limit: float, images_per_s: float) -> bool:
+        """Whether settings of a group may be faster than that, as far as a few dynamic programs can tell."""
+        first = group[0]
+        if self.fastest_images_per_s(first) <= images_per_s:
+            return False
+        own_ipus = first.num_ipus_per_replica == first.num_stages
+        if first.schedule == "Sequential" or not own_ipus or first.num_stages > len(self.starts):
+            return True
+        seconds = first.global_batch_size / images_per_s - self.least_update_s(first)
+        below_s = seconds / first.gradient_accumulation_count - DEFAULT_CONSTANTS.micro_batch_s
+        found = minmax.search(
+            self._fastest_tables(group, limit), first.num_stages, first.schedule, _FEW_EVALUATIONS, below_s
+        )
+        return bool(found.starts) or found.lower_bound_s < below_s
+
+    def _fastest_tables(self, group: Sequence[PlanSettings], limit: float) -> StageTables:
+        """The times of the largest proportion with the memory of the smallest: as fast as any of a group."""
+        ahead = self.tables(group[0], limit)
+        return replace(self.tables(group[-1], limit), forward_s=ahead.forward_s, backward_s=ahead.backward_s)
 
     def _proved(self, ranked: Sequence[Candidate], limit: float) -> Candidate:
         """The best of candidates, best first, with its proof."""
@@ -233,10 +257,7 @@ class Planner:
         elif len(group) > 1:
             if not self.fits(group[-1], limit):
                 return
-            # The times of the largest proportion with the memory of the smallest: as fast as any of them.
-            least = self.tables(group[-1], limit)
-            ahead = self.tables(group[0], limit)
-            mixed = replace(least, forward_s=ahead.forward_s, backward_s=ahead.backward_s)
+            mixed = self._fastest_tables(group, limit)
             bound_s = fastest_split(mixed, group[0].num_stages, group[0].schedule).objective_s
         for settings in group:
             candidate = self.best(settings, limit, evaluations)
@@ -292,8 +313,17 @@ class Planner:
         return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits: full ticks alone."""
-        return settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+        """A bound on the throughput of any splits: full ticks alone, and what the host can feed."""
+        speed = settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+        return min(speed, self.host_images_per_s(settings))
+
+    def host_images_per_s(self, settings: PlanSettings) -> float:
+        """What the host can feed."""
+        return host_limit(self.graph, settings, self.system)[1]
+
+    def least_latency_s(self, settings: PlanSettings) -> float:
+        """A bound on the latency of any splits: all forward passes, no transfers."""
+        return float(self.least_seconds(settings)[0].sum()) + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def least_update_s(self, settings: PlanSettings) -> float:
         """A bound on the weight update of any splits: weights shared out evenly over the IPUs."""
