@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipucnn.documents import MAX_BYTES
+from ipucnn.filesystem import read_text
 from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -107,7 +109,7 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
     columns += ["recompute"] if recomputes else []
     columns += ["backward"] if plan.settings.training else []
     stages = f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
-    script = (Path(__file__).parent / SCRIPT).read_text(encoding="utf-8") if choices else ""
+    script = read_text(Path(__file__).parent / SCRIPT, MAX_BYTES) if choices else ""
     return Page(
         title=f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),

@@ -16,7 +16,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import DataError, MissingError
-from ipucnn.filesystem import append_text, make_folder, make_new_file
+from ipucnn.filesystem import absolute, append_text, make_folder, make_new_file
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 
@@ -104,7 +104,7 @@ class WeightsAndBiases:
         name = config.wandb_run_name or folder.name
         if config.fold is not None:
             name += f" fold {config.fold}"
-        key = f"{socket.gethostname()} {folder.resolve()} {began}"
+        key = f"{socket.gethostname()} {absolute(folder)} {began}"
         try:
             self._run = wandb.init(
                 project="ipucnn",
