@@ -477,7 +477,6 @@ ELSEWHERE = {
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
-    "ipucnn/runs/folder.py": "locks, which are the system calls themselves",
     "ipucnn/runs/start.py": "claims, which are the system calls themselves",
     "ipucnn/runs/images/outputs.py": "the temporary file that a writer was given",
     "ipucnn/reports/infer.py": "the temporary file that a writer was given",
