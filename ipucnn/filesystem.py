@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 import re
+import shutil
 import stat
 import sys
 import time
@@ -545,6 +546,23 @@ def remove_file(path: Path) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise DataError(
+            f"{shown(path)} cannot be removed: {reason_of(error)}", write_hint(error, "remove it yourself")
+        ) from None
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder and all that is in it, or a link and not what it leads to; nothing if there is none.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    if kind_of(path) is not Kind.FOLDER or is_link(path):
+        remove_file(path)
+        return
+    try:
+        shutil.rmtree(str(path))
     except OSError as error:
         raise DataError(
             f"{shown(path)} cannot be removed: {reason_of(error)}", write_hint(error, "remove it yourself")

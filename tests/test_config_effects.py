@@ -216,7 +216,7 @@ POPLAR_ONLY = {
     *("fused-preprocessing", "accelerator-side-reduction", "compile-only", "executable-cache"),
     *("convolution-options", "matmul-options", "recomputation-mode", "offload-activations"),
     *("offload-gradient-accumulation-buffers", "replicated-optimizer-state-sharding", "prefetch-depth"),
-    *("deterministic-workers", "dropout-layer"),
+    *("deterministic-workers", "dropout-layer", "ckpt-all-instances"),
 }
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -115,7 +116,9 @@ def test_patience_ends_a_run_that_learns_nothing(run, tmp_path):
     code, out, _ = run(*TRAIN, *flags)
     assert code == 0 and "none of the last 3 validations was better" in out
     assert len(rows(tmp_path / "run")) == 4
-    # With more patience it goes on from there.
+    # More epochs alone change nothing; with more patience it goes on from there.
+    code, _, err = run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 12)
+    assert code == 0 and "nothing to continue" in err
     code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "run", "--early-stopping", "5")
     assert code == 0 and len(rows(tmp_path / "run")) == 6
 
@@ -171,6 +174,8 @@ def test_what_mlperf_asks_for(run, tmp_path, whole):
     assert keys[keys.index("run_start") + 1 :] == [*block * len(validations), "run_stop"]
     scores = [entry["value"] for entry in entries if entry["key"] == "eval_accuracy"]
     assert scores == [row["accuracy"] for row in validations]
+    # The run ends with the validation: what is saved and written after it is not its time.
+    assert [entry["key"] for entry in entries[-2:]] == ["eval_stop", "run_stop"]
     status = "success" if scores[-1] >= target else "aborted"
     assert entries[-1]["metadata"]["status"] == status
     settings = {entry["key"]: entry["value"] for entry in entries if entry["event_type"] == "POINT_IN_TIME"}
@@ -186,13 +191,21 @@ class FakeWandb(types.ModuleType):
         class Error(Exception):
             pass
 
-    def __init__(self, refuses=False):
+    def __init__(self, refuses=None):
         super().__init__("wandb")
         self.runs, self.refuses = [], refuses
 
-    def init(self, *, project, name, tags, id, resume, config, dir):
-        if self.refuses:
-            raise self.errors.Error("api_key not configured (no-tty)\nmore")
+    def Settings(self, *, disable_git):
+        assert disable_git
+        return {"disable_git": True}
+
+    def init(self, *, project, name, tags, id, resume, config, dir, settings):
+        # The library writes before it finds that it cannot go on.
+        folder = Path(dir) / "wandb" / "run-1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "debug.log").write_text("")
+        if self.refuses is not None:
+            raise self.refuses
         made = types.SimpleNamespace(
             name=name, tags=tags, id=id, config=config, dir=dir, points=[], exit_code=None
         )
@@ -224,10 +237,20 @@ def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
     assert code == 6 and "pip install 'ipucnn[wandb]'" in err and not (tmp_path / "run").exists()
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses=True))
+    refusal = FakeWandb.errors.Error("api_key not configured (no-tty)\nmore")
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refusal))
     code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
     assert code == 6 and "api_key not configured" in err and "more" not in err
     assert "WANDB_MODE=offline" in err and not (tmp_path / "run").exists()
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(ValueError("tags: too long\nmore")))
+    code, _, err = run(*TRAIN, "--wandb", "--wandb-tags", "t" * 65, "--run-dir", "run")
+    assert code == 2 and "refuses a value: tags: too long" in err and not (tmp_path / "run").exists()
+    # Settings that somebody else may have put into the folder decide nothing.
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
+    assert code == 2 and "wandb/settings" in err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -238,9 +261,12 @@ def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
         ("--wandb-run-name", "name"),
         ("--wandb-tags", "one"),
         ("--ckpt-all-instances",),
+        ("--mlperf-logging", "--no-validation"),
+        ("--ema-decay", "0.9", "--no-training"),
+        ("--mixup", "0.9", "--no-training"),
     ],
 )
 def test_what_would_end_or_tell_nothing_is_refused(run, tmp_path, flags):
     code, _, err = run(*TRAIN, *flags, "--run-dir", "run")
-    assert code == 2 and f"error: {flags[0]}" in err and "has no effect" in err and "hint: drop it, or" in err
+    assert code == 2 and f"error: {flags[0]}" in err and "has no effect" in err and "hint: drop it" in err
     assert not (tmp_path / "run").exists()

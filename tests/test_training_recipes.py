@@ -147,6 +147,18 @@ def test_the_loss_of_mixed_labels(smoothing, seed):
     assert class_numbers(tf.constant(mixed, tf.float32)).numpy().tolist() == mixed.argmax(axis=1).tolist()
 
 
+def test_a_norm_that_overflows_stops_the_run_rather_than_standing_still():
+    from ipucnn.training.optimizers import Optimizer, make_settings
+
+    own = make_settings("sgd", {}, global_batch_size=1, clip_gradient_norm=1.0)
+    optimizer = Optimizer(own, [tf.Variable([0.0, 0.0]), tf.Variable([0.0])], ["a", "b"])
+    for first in ([3e19, 1e19], [float("inf"), 1.0], [float("nan"), 1.0]):
+        found = optimizer.clipped([tf.constant(first), tf.constant([1.0])])
+        assert all(np.isnan(g.numpy()).all() for g in found)
+    found = optimizer.clipped([tf.constant([3.0, 0.0]), tf.constant([4.0])])
+    np.testing.assert_allclose(np.concatenate([g.numpy() for g in found]), [0.6, 0.0, 0.8], rtol=1e-6)
+
+
 def weights_of(folder):
     return load_checkpoint(folder / "checkpoints" / "last.npz")
 
@@ -247,3 +259,15 @@ def test_what_makes_no_sense_is_refused(run, tmp_path, model, flags, text):
     code, _, err = run("train", model, *flags, "--run-dir", "run")
     assert code == 2 and "error:" in err and "hint:" in err and text in " ".join(err.split()), err
     assert not (tmp_path / "run").exists()
+
+
+def test_statistics_that_move_once_are_neither_clipped_nor_in_the_norm(run, tmp_path):
+    """On IPUs they come as gradients: of custom_batch_norm, whose averages follow the weight updates as well."""
+    own = ("--norm-layer", "custom_batch_norm", "--clip-gradient-norm", 0.5, "--ema-decay", 0.9)
+    flags = (*TRAIN, *own, "--num-replicas", 2)
+    assert run(*flags, "--device", "cpu", "--run-dir", "cpu")[0] == 0
+    with installed():
+        assert run(*flags, "--device", "ipu", "--run-dir", "ipu")[0] == 0
+    one, other = weights_of(tmp_path / "cpu"), weights_of(tmp_path / "ipu")
+    for name, value in one.weights.items():
+        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=1e-4, err_msg=name)

@@ -318,6 +318,7 @@ class Evaluation:
         "Under poprun every instance saves checkpoints, those after the first below --checkpoint-dir in instance-1, "
         "instance-2, ...; else the first one saves for all.",
         commands=TRAIN,
+        host_effect=False,
     )
     target_accuracy: Optional[float] = option(
         None,

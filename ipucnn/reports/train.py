@@ -326,7 +326,7 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
         rows.append(("ended early", report["ended_early"]))
     target = report.get("target")
     if target and not target["reached"]:
-        rows.append(("target", f"an accuracy of {target['accuracy']:g} was not reached"))
+        rows.append(("target", f"{target['accuracy']:g} was not reached"))
     elif target and target["time_to_train_s"] is not None:
         how = "from the end of compiling to the validation that reached the target"
         rows.append(("time to train", f"{units.duration(target['time_to_train_s'])} {how}"))

@@ -25,6 +25,7 @@ from ipucnn.filesystem import (
     make_folder,
     read_text,
     remove_file,
+    remove_folder,
     remove_temporaries,
     write_atomically,
     write_text,
@@ -219,6 +220,7 @@ class RunFolder:
                 return
             for path in (*(self.path / name for name in RUN_FILES), *self._curves()):
                 remove_file(path)
+            remove_folder(self.path / WANDB)
             self._remove_temporaries()
             _remove_empty((self.path / TENSORBOARD, *reversed(made)))
 
@@ -253,6 +255,7 @@ class RunFolder:
                 remove_file(self.path / name)
         for old in self._curves():
             remove_file(old)
+        remove_folder(self.path / WANDB)
         for old in entries(self.checkpoints):
             if is_checkpoint_name(old.name):
                 remove_file(old)
@@ -265,6 +268,7 @@ class RunFolder:
             DataError: it cannot be written.
         """
         self._refuse_links()
+        make_folder(self.path, "run folder", "choose another --run-dir")
         make_folder(self.checkpoints, "checkpoint folder", "choose another --checkpoint-dir")
         self.lock()
         self._remove_temporaries()

@@ -105,6 +105,7 @@ class Training:
         first_weight_update: where this process goes on; 0 where the run begins.
         is_in_place: the run goes on in its own folder, where its earlier checkpoints are, too.
         optimizer: checked settings.
+        is_writer: of several instances, the one that tells others of the run.
     """
 
     setup: Setup
@@ -118,6 +119,7 @@ class Training:
     first_weight_update: int
     is_in_place: bool
     optimizer: OptimizerSettings
+    is_writer: bool
 
     @property
     def info(self) -> DatasetInfo:
@@ -191,9 +193,9 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         folder, config = self._folder.path, self._config
         self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
-        if config.wandb:
+        if config.wandb and self._training.is_writer:
             self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
-        if config.mlperf_logging:
+        if config.mlperf_logging and self._training.is_writer:
             self._begin_mlperf(MlperfLog(folder / MLPERF))
         return self
 
@@ -203,9 +205,14 @@ class Recorder:
                 tracker.close(failed=kind is not None)
             else:
                 tracker.close()
-        if self._mlperf is not None and self._compiled_at is not None:
-            is_done = kind is None and (self._config.target_accuracy is None or self._has_target)
-            self._mlperf.end("run_stop", status="success" if is_done else "aborted")
+        self._end_mlperf(is_done=kind is None)
+
+    def _end_mlperf(self, is_done: bool) -> None:
+        """The log's last line, unless it is there."""
+        log, self._mlperf = self._mlperf, None
+        if log is not None and self._compiled_at is not None:
+            reached = self._config.target_accuracy is None or self._has_target
+            log.end("run_stop", status="success" if is_done and reached else "aborted")
 
     def _begin_mlperf(self, log: MlperfLog) -> None:
         """What the log has before the first weight update."""
@@ -377,6 +384,8 @@ class Recorder:
             is_last = event.weight_updates == training.program.num_weight_updates
             if self._reason is None and not is_last:
                 self._begin_block(event.weight_updates)
+            else:
+                self._end_mlperf(is_done=True)
         points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
         self._plot(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
@@ -513,9 +522,9 @@ class Recorder:
                 "peak_memory_bytes": peak_memory_bytes(),
                 "first_weight_update": training.first_weight_update,
             },
-            "ended_early": self._reason,
+            "ended_early": self._reason if self._is_early else None,
             "target": self._target(),
-            "averaged_weights": bool(self._config.ema_decay),
+            "averaged_weights": bool(self._config.ema_decay and self._config.training),
             "moving_statistics": self._statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,
@@ -528,6 +537,11 @@ class Recorder:
             ],
             "environment": self._environment,
         }
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether weight updates are left."""
+        return self._session.state.weight_updates < self._training.program.num_weight_updates
 
     def _target(self) -> Optional[Dict[str, Any]]:
         """Whether the accuracy that was asked for was reached, and how long that took; None if none was.

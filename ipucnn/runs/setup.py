@@ -495,7 +495,15 @@ def _wandb(config: RunConfig, layout: Layout) -> Lack:
 
 
 def _own_checkpoints(config: RunConfig, layout: Layout) -> Lack:
+    if not find_instances().is_distributed:
+        return "without several instances", "start them with poprun"
+    if not config.checkpoints:
+        return "without checkpoints", "drop --no-checkpoints"
     return None if config.checkpoint_dir else ("without a folder for them", "add --checkpoint-dir DIR")
+
+
+def _training(config: RunConfig, layout: Layout) -> Lack:
+    return None if config.training else ("with --no-training", "")
 
 
 def _batch_norm(config: RunConfig, layout: Layout) -> Lack:
@@ -526,6 +534,11 @@ RULES: Tuple[Rule, ...] = (
     *(Rule(name, _half, ipu_only=False) for name in OF_16_BITS),
     Rule("target_accuracy", _validations, ipu_only=False),
     Rule("early_stopping", _validations, ipu_only=False),
+    Rule("mlperf_logging", _validations, ipu_only=False),
+    *(
+        Rule(name, _training, ipu_only=False)
+        for name in ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
+    ),
     Rule("wandb_run_name", _wandb, ipu_only=False),
     Rule("wandb_tags", _wandb, ipu_only=False),
     Rule("ckpt_all_instances", _own_checkpoints, ipu_only=False),

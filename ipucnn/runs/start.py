@@ -392,7 +392,11 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     folder = RunFolder(path, _checkpoint_dir(config.checkpoint_dir))
     start = Start(replace(merged, config=config), folder, in_place=True)
     report = folder.read_report()
-    if report is not None and all(getattr(config, name) == getattr(saved, name) for name in ENDS_RUN):
+    changed = {name for name in ENDS_RUN if getattr(config, name) != getattr(saved, name)}
+    if report is not None and report.get("ended_early"):
+        # What ended it still does, however many epochs there are.
+        changed -= {"num_epochs"}
+    if report is not None and not changed:
         return replace(start, report=report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
         raise DataError(

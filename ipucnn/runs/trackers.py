@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import DataError, MissingError
-from ipucnn.filesystem import absolute, append_text, make_folder, make_new_file
+from ipucnn.errors import ConfigurationError, DataError, MissingError
+from ipucnn.filesystem import absolute, append_text, exists, make_folder, make_new_file, remove_file
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 
@@ -84,6 +84,14 @@ def import_wandb() -> ModuleType:
     return module
 
 
+_SETTINGS = Path("wandb", "settings")
+"""Where the library looks for settings, below the folder that the user is in, whoever put them there."""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 class WeightsAndBiases:
     """The run's curves at Weights & Biases (project ``ipucnn``), or with ``WANDB_MODE=offline`` in the run folder.
 
@@ -97,10 +105,16 @@ class WeightsAndBiases:
 
     Raises:
         MissingError: the library has no account to log to, or does not start.
+        ConfigurationError: it refuses a value, or would take settings from the folder that the user is in.
     """
 
     def __init__(self, config: RunConfig, folder: Path, began: str) -> None:
         wandb = import_wandb()
+        if exists(_SETTINGS):
+            raise ConfigurationError(
+                f"--wandb: {_SETTINGS} in this folder would decide where the run is logged to",
+                "move it away; WANDB_ENTITY and WANDB_BASE_URL say the same",
+            )
         name = config.wandb_run_name or folder.name
         if config.fold is not None:
             name += f" fold {config.fold}"
@@ -114,11 +128,17 @@ class WeightsAndBiases:
                 resume="allow",
                 config=dataclasses.asdict(config),
                 dir=str(folder),
+                # No program is run to find out where a result comes from (docs/security.md).
+                settings=wandb.Settings(disable_git=True),
             )
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--wandb: the library refuses a value: {_first_line(error)}",
+                "correct --wandb-run-name, --wandb-tags (64 characters each) or the WANDB_ variables",
+            ) from None
         except (wandb.errors.Error, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise MissingError(
-                f"--wandb: Weights & Biases does not start: {reason}",
+                f"--wandb: Weights & Biases does not start: {_first_line(error)}",
                 "type: wandb login; or log to the run folder alone with WANDB_MODE=offline",
             ) from None
 
@@ -143,10 +163,11 @@ class MlperfLog:
     caches, which this program does not do, is the submitter's to add.
 
     Args:
-        path: the log's file; lines are added to it.
+        path: the log's file.  It begins anew: of a run that was continued it has the last part.
     """
 
     def __init__(self, path: Path) -> None:
+        remove_file(path)
         self._path = path
 
     def _write(

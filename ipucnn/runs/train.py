@@ -144,7 +144,7 @@ class TrainingRun:
             raise ConfigurationError(
                 "--clean-dir without --checkpoints has nothing to clean", "drop one of them"
             )
-        if config.wandb:
+        if config.wandb and self.instances.is_writer:
             trackers.import_wandb()
         self.schedule_picture = _schedule_picture(config)
         both = origins["ipus"] == "flag" == origins["num_replicas"]
@@ -389,6 +389,7 @@ class TrainingRun:
             first_weight_update=self.first_weight_update,
             is_in_place=self.start.in_place,
             optimizer=self.optimizer,
+            is_writer=self.instances.is_writer,
         )
 
     def _compile_ahead(self, session: Session) -> Dict[str, Any]:

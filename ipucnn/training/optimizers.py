@@ -295,7 +295,8 @@ class Optimizer:
             return list(gradients)
         wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in wide])) / times
-        factor = tf.where(norm > largest, largest / norm, norm * 0.0 + 1.0)
+        # What is added is 0, or not a number where the norm is none or infinite.
+        factor = tf.where(norm > largest, largest / norm, 1.0) + norm * 0.0
         return [g * factor for g in wide]
 
     def _average(self, name: str, variable: "TfVariable", count: "Tensor") -> "Tensor":

@@ -246,7 +246,7 @@ CASES: Tuple[Case, ...] = (
         _says(
             ConfigurationError,
             "these IPUs have no remote memory, where activations were to be kept",
-            "drop --offload-activations; `ipucnn plan-splits` without it says what the IPUs then hold",
+            "drop --offload-activations; `ipucnn plan-splits` says what the IPUs then hold",
         ),
     ),
     Case(

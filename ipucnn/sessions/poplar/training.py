@@ -248,7 +248,7 @@ class MovingStatistics:
             self._of.update({mean_id: (norm, False), variance_id: (norm, True)})
 
     def __contains__(self, variable: TfVariable) -> bool:
-        return id(underlying(variable)) in self._of
+        return id(underlying(tf_variable(variable))) in self._of
 
     def add_spread(self, gradients: Gradients) -> Gradients:
         """One replica's gradients before they are summed over replicas: to its variance, the square of what its mean
