@@ -244,3 +244,16 @@ def test_a_suite_neither_writes_nor_removes_through_links(here):
     run.run(None, None, None)
     assert sorted(p.name for p in (folder / "reports").iterdir()) == ["photos"]
     assert json.loads((folder / "suite.json").read_text())["suite"] == "s"
+
+
+def test_a_continued_run_makes_its_folder_also_where_checkpoints_lie_elsewhere(tmp_path):
+    """As that of an instance of poprun, which goes away with the process, and whose checkpoints stay."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.folder import RunFolder
+    from ipucnn.training.program import make_program
+
+    config = resolve("train", {"dataset": "digits"}, model="lenet").config
+    folder = RunFolder(tmp_path / "gone" / "run", str(tmp_path / "checkpoints"))
+    folder.reopen(config, make_program(config, 64, seed=1), ["{}\n"])
+    folder.unlock()
+    assert (tmp_path / "gone" / "run" / "config.yml").is_file() and (tmp_path / "checkpoints").is_dir()
