@@ -46,6 +46,7 @@ LINES = {
     "infer": ["infer", "absent"],
     "verify-dataset": ["verify-dataset", "--dataset", "absent"],
     "models": ["models", "lenet", "--summary"],
+    "build-records": ["build-records", "absent", "out"],
 }
 
 

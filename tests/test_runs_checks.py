@@ -19,6 +19,17 @@ PLAIN = {
     "lr_warmup_params": "none",
     "weight_decay": "0",
 }
+OF_TRAINING = {
+    "clip_gradient_norm": "1",
+    "ema_decay": "0.9",
+    "mixup": "0.2",
+    "cutmix": "1",
+    "random_erasing": "0.2",
+    "target_accuracy": "0.9",
+    "early_stopping": "3",
+    "mlperf_logging": "true",
+}
+OF_VALIDATION = {name: OF_TRAINING[name] for name in ("target_accuracy", "early_stopping", "mlperf_logging")}
 CASES = [
     ("bn_momentum", "0.9", GROUP_NORM, "with norm-layer group_norm", {}),
     ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
@@ -49,6 +60,14 @@ CASES = [
     ("accelerator_side_reduction", "true", {}, "with one replica", {"num_replicas": "2"}),
     ("accelerator_side_reduction", "true", {**PIPELINE, "num_replicas": "2"}, "in a pipeline", None),
     ("fused_micro_batches", "1", {}, "on IPUs", None),
+    *((name, value, {"training": "false"}, "with --no-training", {}) for name, value in OF_TRAINING.items()),
+    *(
+        (name, value, {"validation": "false"}, "without validation", {})
+        for name, value in OF_VALIDATION.items()
+    ),
+    ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
+    ("wandb_tags", "one", {}, "without Weights & Biases", {"wandb": "true"}),
+    ("ckpt_all_instances", "true", {}, "without several instances", None),
 ]
 
 

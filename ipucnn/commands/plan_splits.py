@@ -9,7 +9,8 @@ import typer
 
 from ipucnn.commands.run_arguments import own_option
 from ipucnn.config import spec
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.options import BY_NAME
+from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import (
@@ -130,6 +131,8 @@ def plan_splits(
             ("--inference", inference),
             ("--optimisations", optimisations),
             ("--stages", stages),
+            ("--orders", orders),
+            *((BY_NAME[name].flag, resolved.origins[name] == FLAG) for name in ("ipus", "pipeline_splits")),
         ):
             if given:
                 raise ConfigurationError(f"{option}: --calibrate makes no plan", "drop one of them")
@@ -155,6 +158,17 @@ def plan_splits(
             if path is not None:
                 read = [("the file of --system-profile", profile_path)]
                 check_not_read(path, option, read, ConfigurationError)
+    if optimisations:
+        for option, given in (
+            ("--save", save),
+            ("--html", html),
+            ("--save-graph", save_graph),
+            ("--compare", compare),
+            ("--inference", inference),
+            ("--orders", orders),
+        ):
+            if given:
+                raise ConfigurationError(f"{option}: --optimisations makes no plan", "drop one of them")
     request = make_request(
         resolved,
         network_options,
@@ -179,14 +193,6 @@ def plan_splits(
         write_output_text(graph_to, load_graph(request, note, import_tensorflow).to_json())
         note(f"written: {graph_to}")
     if optimisations:
-        for option, given in (
-            ("--save", save),
-            ("--html", html),
-            ("--compare", compare),
-            ("--inference", inference),
-        ):
-            if given:
-                raise ConfigurationError(f"{option}: --optimisations makes no plan", "drop one of them")
         _show_optimisations(request, resolved, json_output)
         return
     try:

@@ -17,6 +17,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.hardware import Calibration
+from ipucnn.models.registry import is_network_file
 from ipucnn.planning.settings import PlanSettings, Proportions, run_values
 from ipucnn.text import shown_value
 
@@ -353,9 +354,13 @@ class PipelinePlan:
                 "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
             )
         plan = _from_plain(PipelinePlan, data, where)
-        for name in ("options", "searched_orders", "order"):
-            if isinstance(data, dict) and name not in data:
-                raise DataError(f"{where} lacks {name}, without which its run would be another one's", _HINT)
+        whole: Dict[str, Any] = data if isinstance(data, dict) else {}
+        missing = [name for name in ("options", "searched_orders", "order") if name not in whole]
+        missing += [f"settings.{f.name}" for f in fields(PlanSettings) if f.name not in whole["settings"]]
+        if missing:
+            raise DataError(
+                f"{where} lacks {missing[0]}, without which its run would be another one's", _HINT
+            )
         for name in plan.options:
             if name not in KEPT:
                 raise DataError(
@@ -371,9 +376,10 @@ class PipelinePlan:
         """The text of ``plan.yml``."""
         import yaml
 
-        header = (
-            f"# Pipeline plan for {self.model}, predicted, not measured.\n"
-            f"# Use it: ipucnn {self.command} --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
+        header = f"# Pipeline plan for {self.model}, predicted, not measured.\n" + (
+            "# No session runs it: its layers are in another order than the network's own, or the network is a file.\n"
+            if self.order or is_network_file(self.model)
+            else f"# Use it: ipucnn {self.command} --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
         )
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         return header + yaml.dump(self.to_dict(), Dumper=dumper, sort_keys=False, width=110)

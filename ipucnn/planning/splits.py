@@ -11,7 +11,7 @@ from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.models.build import BuildOptions
-from ipucnn.models.registry import ModelRecord
+from ipucnn.models.registry import ModelRecord, is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.training.program import Program
@@ -38,8 +38,12 @@ def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str =
             raise ConfigurationError(
                 f"pipeline split '{split}' {what}",
                 did_you_mean(split, layer_names[1:])
-                or f"the layers in their order: ipucnn models {model} --summary; or leave the splits to the planner: "
-                f"ipucnn plan-splits {model} --stages {len(splits) + 1}",
+                or (
+                    ""
+                    if is_network_file(model)
+                    else f"the layers in their order: ipucnn models {model} --summary; or "
+                )
+                + f"leave the splits to the planner: ipucnn plan-splits {model} --stages {len(splits) + 1}",
             )
     for before, after in zip(splits, splits[1:]):
         if order[before] >= order[after]:

@@ -446,6 +446,12 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
         out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
         out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
         return
+    if plan.order:
+        out.print(
+            Text("no session runs layers in another order than the network's own; its stages:", style="bold")
+        )
+        out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
+        return
     what = "train with it" if plan.settings.training else "measure it"
     out.print(
         Text(f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):", style="bold")

@@ -114,7 +114,7 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
         title=f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
         cards=_cards(plan),
-        command_line="" if is_network_file(plan.model) else command_line(plan),
+        command_line="" if plan.order or is_network_file(plan.model) else command_line(plan),
         memory=plan_figures.memory_figure(plan),
         memory_legend=[(f"cat-{name}", name.replace("_", " ")) for name in CATEGORIES],
         timeline=plan_figures.timeline_figure(plan),

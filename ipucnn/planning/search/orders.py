@@ -495,7 +495,19 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
 
     Every order is searched where there are at most ``MOST_DOWN_SETS`` down-sets.  Where there are more, those over
     which little crosses are, and the bound is one of work and of minimum cuts.
+
+    Raises:
+        ConfigurationError: the graph has layers that stay together whatever the order, so that not all orders would be
+            searched.
     """
+    graph = planner.graph
+    opened = [layer.name for layer in graph.layers if graph.layers[0].name in layer.inputs]
+    if graph.tied or len(opened) > 1:
+        why = "layers share weights" if graph.tied else f"the input feeds {' and '.join(opened[:3])}"
+        raise ConfigurationError(
+            f"--orders: {why} in {graph.model}, and what lies between them is planned in the network's own order only",
+            "drop --orders",
+        )
     settings, ipu = candidate.settings, planner.system.ipu
     count, schedule = settings.num_stages, settings.schedule
     items = items_of(planner.graph, _seconds(planner.graph, settings, ipu))
