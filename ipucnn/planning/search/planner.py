@@ -40,6 +40,9 @@ PROPORTIONS = (0.6, 0.3, 0.15)
 # programs, most often at the best splits without their proof; only the most promising settings are searched to the end.
 _LARGE_ITEMS = 300
 _LARGE_EVALUATIONS = 60
+# What the tables of a network's settings take together, about; those that were not asked for longest are made again.
+_TABLE_BYTES, _LEAST_TABLES = 4e8, 8
+
 # Dynamic programs after which a group of settings counts as one that may be faster.
 _FEW_EVALUATIONS = 120
 
@@ -124,7 +127,9 @@ class Planner:
             gradient_accumulation_count=min(2, settings.gradient_accumulation_count),
         )
         key = (own, one_ipu, shared)
-        if key not in self._tables:
+        if key in self._tables:
+            self._tables[key] = self._tables.pop(key)  # the latest last
+        else:
             asked = own
             if settings.schedule == "Sequential":
                 count = own.num_stages if one_ipu else max(2, own.num_stages)
@@ -136,6 +141,10 @@ class Planner:
             if shared:
                 tables = replace(tables, cut_s=np.zeros(tables.num_items + 1))
             self._tables[key] = tables
+            # A few matrices of bytes between any two cuts each.
+            kept = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
+            while len(self._tables) > kept:
+                del self._tables[next(iter(self._tables))]
         tables = self._tables[key]
         # The tables were made for the largest limit.  A smaller one takes bytes off their capacity: to scale it would
         # be wrong for segments on one IPU, whose capacity is already without what weights and code take.
