@@ -7,6 +7,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from altered import altered, places
 
 from ipucnn import cli
 from ipucnn.benchmarking import records
@@ -294,15 +295,6 @@ def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
     assert run(capsys, "--calibrate", "absent.json")[0] == 3
 
 
-def places(value, at=()):
-    """Every place in nested lists and dictionaries."""
-    if at:
-        yield at
-    if isinstance(value, (dict, list)):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from places(value[key], (*at, key))
-
-
 def test_no_change_of_a_report_is_a_bug(tmp_path, capsys):
     draw = random.Random(5)
     save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)
@@ -310,15 +302,8 @@ def test_no_change_of_a_report_is_a_bug(tmp_path, capsys):
     spots = [at for at in places(json.loads(whole)) if at[0] in ("program", "measured")]
     values = [None, 0, -1, 7, 1.5, "x", [], {}, [3], {"a": 1}, True, 10**30]
     for _ in range(100):
-        report = json.loads(whole)
         at = draw.choice(spots)
-        holder = report
-        for key in at[:-1]:
-            holder = holder[key]
-        if draw.random() < 0.3:
-            del holder[at[-1]]
-        else:
-            holder[at[-1]] = draw.choice(values)
+        report = altered(json.loads(whole), at, draw, values)
         (tmp_path / "r.json").write_text(json.dumps(report))
         code, _, err = run(capsys, "--calibrate", "r.json")
         assert code in (0, 2, 3) and (code == 0 or "hint:" in err), (at, err)

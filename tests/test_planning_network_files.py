@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from altered import altered, places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -390,29 +391,13 @@ def test_other_members_and_texts_are_refused(tmp_path, monkeypatch):
             read_network(save(tmp_path / "net.keras", text))
 
 
-def places(value, at=()):
-    """Every place in nested lists and dictionaries."""
-    yield at
-    if isinstance(value, (dict, list)):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from places(value[key], (*at, key))
-
-
 def test_no_change_of_a_file_ends_in_anything_but_a_graph_or_a_refusal(tmp_path):
     draw = random.Random(7)
     values = [None, 0, -1, 7, 1.5, "x", "", [], {}, [[]], {"a": 1}, True, 10**30, ["images", 0, 0]]
     for base in (network(), json.loads(graph_text())):
-        spots = [at for at in places(base) if at]
+        spots = list(places(base))
         for _ in range(150):
-            config = copy.deepcopy(base)
-            at = draw.choice(spots)
-            holder = config
-            for key in at[:-1]:
-                holder = holder[key]
-            if draw.random() < 0.3:
-                del holder[at[-1]]
-            else:
-                holder[at[-1]] = draw.choice(values)
+            config = altered(base, draw.choice(spots), draw, values)
             if base.get("class_name"):
                 path = save(tmp_path / "net.keras", config)
             else:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ipucnn import cli
+from ipucnn.errors import ConfigurationError
+from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.search import minmax, orders
 from ipucnn.planning.search.tables import StageTables
 
@@ -149,3 +151,27 @@ def test_orders_of_what_has_none_are_refused(capsys, arguments, error):
     code, out, err = run(capsys, "plan-splits", "resnet50", *arguments, "--orders")
     assert (code, out) == (2, "")
     assert err.startswith("error: --orders") and error in err and "hint: " in err
+
+
+def test_a_network_with_separable_convolutions_in_any_order(capsys):
+    line = ["plan-splits", "nasnetmobile", "--stages", "4", "--orders", "--micro-batch-size", "1", "--json"]
+    assert cli.run([*line, "--schedule", "Grouped", "--recomputation", "off"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["searched_orders"] == "all" and found["order"] and found["gap"] < 0.06
+
+
+def test_graphs_of_which_not_every_order_is_searched_are_refused():
+    def convolution(name, source):
+        return Layer(name, "conv", (source,), (4, 4, 1), input_channels=1)
+
+    layers = (
+        Layer("input", "input", (), (4, 4, 1)),
+        *(convolution(n, "input" if n == "a" else "a") for n in "abcd"),
+    )
+    chain = (*layers, Layer("e", "matmul", ("d",), (2,), input_channels=1))
+    orders.check_all_orders(LayerGraph("near", (4, 4, 1), 2, chain, tied=(("b", "c"),)))
+    with pytest.raises(ConfigurationError, match="in far b and d share weights"):
+        orders.check_all_orders(LayerGraph("far", (4, 4, 1), 2, chain, tied=(("b", "d"),)))
+    wide = (*chain[:2], convolution("b", "input"), *chain[3:])
+    with pytest.raises(ConfigurationError, match="the input feeds a and b"):
+        orders.check_all_orders(LayerGraph("wide", (4, 4, 1), 2, wide))

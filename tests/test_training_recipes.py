@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from poplar_double import installed
 
 from ipucnn import cli
+from ipucnn.config.resolve import resolve
 from ipucnn.datasets import hashing
 from ipucnn.datasets.mixing import AREA, ASPECT, ATTEMPTS, LEVELS, Mixing
+from ipucnn.runs import setup as run_setup
 from ipucnn.training.checkpoints import load_checkpoint
 from ipucnn.training.losses import class_numbers, cross_entropy_per_sample
 
@@ -203,6 +205,25 @@ def test_measured_statistics_are_those_of_the_averages(run, tmp_path, whole):
         assert same == (not name.rsplit("/", 1)[-1].startswith("moving")), name
     for name, value in one.slots.items():
         np.testing.assert_array_equal(other.slots[name], value, err_msg=name)
+    # The first batch norm's, computed here: of the averaged convolution, over the batch that the run measures with.
+    flags = {"dataset": "digits", "limit_train": "48", "limit_eval": "40", "precise_batch_norm": "32"}
+    prepared = run_setup.prepare(resolve("train", flags, model="toy_model_bn"), seed=1)
+    batches, count, _ = run_setup.statistics_batches(prepared)
+    images = next(iter(batches))[0]
+    assert count == 1
+
+    def moments(kernel, bias):
+        outputs = tf.nn.relu(tf.nn.conv2d(images, kernel, 1, "VALID") + bias)
+        return [m.numpy() for m in tf.nn.moments(tf.nn.max_pool2d(outputs, 5, 5, "VALID"), [0, 1, 2])]
+
+    names = "conv2d_0/kernel", "conv2d_0/bias"
+    mean, variance = moments(*(other.weights[name] for name in names))
+    number = int(np.prod(images.shape[:1])) * 5 * 5
+    np.testing.assert_allclose(other.weights["bn_0/moving_mean"], mean, atol=1e-5)
+    unbiased = variance * number / (number - 1)
+    np.testing.assert_allclose(other.weights["bn_0/moving_variance"], unbiased, atol=1e-5)
+    running = moments(*(other.slots[name + "/running"] for name in names))[0]
+    assert np.abs(running - mean).max() > 1e-4, "or nobody could tell the weights apart"
 
 
 @pytest.mark.parametrize("fused", [1, 2])

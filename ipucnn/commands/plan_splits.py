@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import typer
 
@@ -122,20 +122,20 @@ def plan_splits(
     Nothing is measured and no IPU is needed.
     """
     profile_path = None if system_profile is None else expand(system_profile, "--system-profile")
+    of_plans: Dict[str, object] = {
+        "--save": save,
+        "--html": html,
+        "--save-graph": save_graph,
+        "--compare": compare,
+        "--inference": inference,
+        "--orders": orders,
+    }
     if calibrate:
-        for option, given in (
-            ("--save", save),
-            ("--html", html),
-            ("--save-graph", save_graph),
-            ("--compare", compare),
-            ("--inference", inference),
-            ("--optimisations", optimisations),
-            ("--stages", stages),
-            ("--orders", orders),
-            *((BY_NAME[name].flag, resolved.origins[name] == FLAG) for name in ("ipus", "pipeline_splits")),
-        ):
-            if given:
-                raise ConfigurationError(f"{option}: --calibrate makes no plan", "drop one of them")
+        of_plans.update({"--optimisations": optimisations, "--stages": stages})
+        of_plans.update(
+            {BY_NAME[name].flag: resolved.origins[name] == FLAG for name in ("ipus", "pipeline_splits")}
+        )
+        _refuse(of_plans, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return
     from ipucnn.planning.plan import NothingFits, check_not_fitting, load_graph, make_plan
@@ -159,16 +159,7 @@ def plan_splits(
                 read = [("the file of --system-profile", profile_path)]
                 check_not_read(path, option, read, ConfigurationError)
     if optimisations:
-        for option, given in (
-            ("--save", save),
-            ("--html", html),
-            ("--save-graph", save_graph),
-            ("--compare", compare),
-            ("--inference", inference),
-            ("--orders", orders),
-        ):
-            if given:
-                raise ConfigurationError(f"{option}: --optimisations makes no plan", "drop one of them")
+        _refuse(of_plans, "--optimisations")
     request = make_request(
         resolved,
         network_options,
@@ -221,6 +212,17 @@ def plan_splits(
     for path, _ in texts:
         note(f"written: {path}")
     check_not_fitting(plan)
+
+
+def _refuse(options: Mapping[str, object], beside: str) -> None:
+    """Refuses options of a plan beside one that makes none.
+
+    Raises:
+        ConfigurationError: naming the first that is given.
+    """
+    for option, given in options.items():
+        if given:
+            raise ConfigurationError(f"{option}: {beside} makes no plan", "drop one of them")
 
 
 def _calibrate(

@@ -201,10 +201,7 @@ class Recorder:
 
     def __exit__(self, kind: object, *_: object) -> None:
         for tracker in self._told:
-            if isinstance(tracker, WeightsAndBiases):
-                tracker.close(failed=kind is not None)
-            else:
-                tracker.close()
+            tracker.close(failed=kind is not None)
         self._end_mlperf(is_done=kind is None)
 
     def _end_mlperf(self, is_done: bool) -> None:

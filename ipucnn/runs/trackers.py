@@ -62,8 +62,8 @@ class Curves:
         points = [tf.compat.v1.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
         self._write(self._event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=points)))
 
-    def close(self) -> None:
-        """Ends the file."""
+    def close(self, failed: bool = False) -> None:
+        """Ends the file; that a run ``failed`` is none of its points."""
         self._writer.close()
 
 

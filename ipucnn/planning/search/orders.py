@@ -12,7 +12,7 @@ search finds the fastest splits that fit; where they meet the bound, no splits i
 
 import heapq
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -71,29 +71,48 @@ def items_of(graph: LayerGraph, sizes: Sequence[float]) -> Items:
     return Items(tuple(own), tensors)
 
 
+class _Growth:
+    """How down-sets grow, as masks of bits.
+
+    Attributes:
+        ready: the items that read nothing.
+    """
+
+    def __init__(self, items: Items) -> None:
+        self._needs = [sum(1 << i for i in before) for before in items.before]
+        self._after: List[List[int]] = [[] for _ in self._needs]
+        for item, before in enumerate(items.before):
+            for i in before:
+                self._after[i].append(item)
+        self.ready = sum(1 << item for item, need in enumerate(self._needs) if not need)
+
+    @staticmethod
+    def by_one(mask: int, ready: int) -> Iterator[Tuple[int, int]]:
+        """The down-sets with one of the items more that are ready, and which."""
+        while ready:
+            bit = ready & -ready
+            ready ^= bit
+            yield mask | bit, bit.bit_length() - 1
+
+    def ready_after(self, grown: int, ready: int, item: int) -> int:
+        """The items that are ready once one of them has joined."""
+        ready ^= 1 << item
+        for other in self._after[item]:
+            if not self._needs[other] & ~grown:
+                ready |= 1 << other
+        return ready
+
+
 def down_sets(items: Items, at_most: int = MOST_DOWN_SETS) -> Optional[List[int]]:
     """All down-sets as masks of bits, small ones first; None if there are more than ``at_most``."""
-    needs = [sum(1 << i for i in before) for before in items.before]
-    after: List[List[int]] = [[] for _ in needs]
-    for item, before in enumerate(items.before):
-        for i in before:
-            after[i].append(item)
-    ready = sum(1 << item for item, need in enumerate(needs) if not need)
-    level, found = {0: ready}, [0]
+    growth = _Growth(items)
+    level, found = {0: growth.ready}, [0]
     while level:
         larger: Dict[int, int] = {}
-        for mask, open_ in level.items():
-            rest = open_
-            while rest:
-                bit = rest & -rest
-                rest ^= bit
-                grown = mask | bit
+        for mask, ready in level.items():
+            for grown, item in growth.by_one(mask, ready):
                 if grown not in larger:
-                    more = open_ ^ bit
-                    for item in after[bit.bit_length() - 1]:
-                        if not needs[item] & ~grown:
-                            more |= 1 << item
-                    larger[grown] = more
+                    larger[grown] = growth.ready_after(grown, ready, item)
         found += larger
         if len(found) > at_most:
             return None
@@ -320,36 +339,22 @@ def promising(items: Items, at_most: int = MOST_DOWN_SETS) -> List[int]:
 
     A chain among them is a pipeline, and often a fast one; that it is a fastest one is not proved by them.
     """
-    needs = [sum(1 << i for i in before) for before in items.before]
-    after: List[List[int]] = [[] for _ in needs]
-    for item, before in enumerate(items.before):
-        for i in before:
-            after[i].append(item)
-    made = [0.0] * len(needs)
-    read: List[List[Tuple[float, int]]] = [[] for _ in needs]
+    growth, count = _Growth(items), len(items.before)
+    made = [0.0] * count
+    read: List[List[Tuple[float, int]]] = [[] for _ in range(count)]
     for seconds, source, readers in items.tensors:
         made[source] += seconds
         for reader in readers:
             read[reader].append((seconds, sum(1 << i for i in readers)))
-    width = max(1, at_most // len(needs))
-    ready = sum(1 << item for item, need in enumerate(needs) if not need)
-    level, found = {0: (0.0, ready)}, [0]
+    width = max(1, at_most // count)
+    level, found = {0: (0.0, growth.ready)}, [0]
     while level:
         larger: Dict[int, Tuple[float, int]] = {}
-        for mask, (crossing, open_) in level.items():
-            rest = open_
-            while rest:
-                bit = rest & -rest
-                rest ^= bit
-                grown = mask | bit
+        for mask, (crossing, ready) in level.items():
+            for grown, item in growth.by_one(mask, ready):
                 if grown not in larger:
-                    item = bit.bit_length() - 1
-                    more = open_ ^ bit
-                    for other in after[item]:
-                        if not needs[other] & ~grown:
-                            more |= 1 << other
                     gone = sum(seconds for seconds, readers in read[item] if not readers & ~grown)
-                    larger[grown] = crossing + made[item] - gone, more
+                    larger[grown] = crossing + made[item] - gone, growth.ready_after(grown, ready, item)
         kept = heapq.nsmallest(width, larger.items(), key=lambda entry: entry[1][0])
         level = dict(kept)
         found += level
@@ -490,6 +495,25 @@ def check_any_order(settings: PlanSettings) -> None:
         )
 
 
+def check_all_orders(graph: LayerGraph) -> None:
+    """Refuses graphs of which not all orders would be searched: some layers stay together whatever the order.
+
+    Raises:
+        ConfigurationError: naming what is in the way.
+    """
+    # The parts of a separable convolution share one layer's place, and nothing lies between them.
+    shared = [pair for pair in graph.tied if abs(graph.index(pair[1]) - graph.index(pair[0])) > 1]
+    opened = [layer.name for layer in graph.layers if graph.layers[0].name in layer.inputs]
+    why = f"{' and '.join(shared[0])} share weights" if shared else ""
+    if len(opened) > 1:
+        why = f"the input feeds {' and '.join(opened[:2])}"
+    if why:
+        raise ConfigurationError(
+            f"--orders: in {graph.model} {why}, so that some layers keep their places and not every order is searched",
+            "drop --orders",
+        )
+
+
 def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
     """The fastest splits in any order, of a candidate's settings and memory.
 
@@ -500,14 +524,7 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
         ConfigurationError: the graph has layers that stay together whatever the order, so that not all orders would be
             searched.
     """
-    graph = planner.graph
-    opened = [layer.name for layer in graph.layers if graph.layers[0].name in layer.inputs]
-    if graph.tied or len(opened) > 1:
-        why = "layers share weights" if graph.tied else f"the input feeds {' and '.join(opened[:3])}"
-        raise ConfigurationError(
-            f"--orders: {why} in {graph.model}, and what lies between them is planned in the network's own order only",
-            "drop --orders",
-        )
+    check_all_orders(planner.graph)
     settings, ipu = candidate.settings, planner.system.ipu
     count, schedule = settings.num_stages, settings.schedule
     items = items_of(planner.graph, _seconds(planner.graph, settings, ipu))
