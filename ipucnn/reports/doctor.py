@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
 
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     else:
         parts = [str(ipus.num_ipus), *filter(None, (ipus.board, ipus.architecture))]
         yield "IPUs", " ".join(parts) + (f", driver {ipus.driver}" if ipus.driver else "")
-        yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPU(s)"
+        yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPUs"
         if ipus.processes is None:
             yield "in use", "gc-monitor does not say"
         else:
@@ -84,7 +84,7 @@ def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     else:
         yield "GPUs", f"none: {found.gpu_problem}"
     host = found.host
-    cores = f"{host.num_cores} core(s)"
+    cores = f"{counted(host.num_cores, 'core')}"
     if host.num_cores != host.num_cores_present:
         cores += f" of {host.num_cores_present}"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"

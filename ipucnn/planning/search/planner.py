@@ -29,6 +29,7 @@ from ipucnn.planning.search.exact import (
 )
 from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
+from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
@@ -516,7 +517,7 @@ def _largest_micro_batch(
 
 def infeasible(model: str, why: NoFit, settings: PlanSettings, system_title: str) -> InfeasibleError:
     """The error for a plan that can't be made."""
-    place = f"{why.num_stages} stage(s) on {settings.num_ipus_per_replica} IPU(s)"
+    place = f"{counted(why.num_stages, 'stage')} on {counted(settings.num_ipus_per_replica, 'IPU')}"
     message = (
         f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
     )
@@ -555,7 +556,7 @@ def infeasible_search(
             with any that were tried.
     """
     message = (
-        f"{planner.graph.model} fits on {num_ipus} IPU(s) of {planner.system.title} in no configuration with "
+        f"{planner.graph.model} fits on {counted(num_ipus, 'IPU')} of {planner.system.title} in no configuration with "
         f"micro-batches of {least.micro_batch_size} or more"
     )
     where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
@@ -575,7 +576,7 @@ def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
     if not ranges:
         return ""
     first, last = ranges[0]
-    more = f", and {len(ranges) - 1} more such range(s)" if len(ranges) > 1 else ""
+    more = f", and {counted(len(ranges) - 1, 'more such range')}" if len(ranges) > 1 else ""
     return f": layers '{first}' to '{last}' fit in no stage together{more}"
 
 

@@ -37,6 +37,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -353,6 +354,6 @@ def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
     found = int(api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
     if found != num_ipus:
         raise ConfigurationError(
-            f"--select-ipu {select_ipu}: that device has {found} IPU(s), and {num_ipus} are needed",
+            f"--select-ipu {select_ipu}: that device has {counted(found, 'IPU')}, and {num_ipus} are needed",
             f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
         )

@@ -42,6 +42,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
+from ipucnn.text import counted
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import OptimizerSettings
@@ -299,7 +300,7 @@ class PoplarSession(Session):
         self._network, self._loss = model, loss
         self._device.would_fit = self.would_fit
         replicas = config.validation_num_replicas or config.num_replicas
-        check_num_ipus(replicas, f"{replicas} replica(s) of evaluation", "--validation-num-replicas")
+        check_num_ipus(replicas, f"{counted(replicas, 'replica')} of evaluation", "--validation-num-replicas")
         self._attach(replicas, None)
         self._predictor = Predictor(
             self._device,
