@@ -214,17 +214,11 @@ def check_named_splits(resolved: Resolved, network_options: NetworkOptions) -> N
         network_options: gives the options that a configuration's network is built with.
 
     Raises:
-        ConfigurationError: an unknown layer, splits out of order, or a plan for inference in training.
+        ConfigurationError: an unknown layer, or splits out of order.
     """
     from ipucnn.planning.graphs.extract import known_graph
 
-    config, record, plan = resolved.config, resolved.record, resolved.plan
-    if isinstance(plan, PipelinePlan) and not plan.settings.training and resolved.command == "train":
-        raise ConfigurationError(
-            f"--plan {config.plan} is a plan for inference",
-            f"ipucnn {plan.command} --plan {config.plan}, or make one for training: ipucnn plan-splits {record.name} "
-            f"--save FILE",
-        )
+    config, record = resolved.config, resolved.record
     if not config.pipeline_splits or list(config.pipeline_splits) == [AUTO]:
         return
     graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))

@@ -6,9 +6,11 @@ And what the reports share: tables, and a bar over samples or images.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import sys
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -30,7 +32,7 @@ from ipucnn.text import printable
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.progress import Progress, TaskID
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
 PIPE_WIDTH = 120
@@ -75,6 +77,66 @@ def plain_table(**details: Any) -> Table:
     from rich.table import Table
 
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", **details)
+
+
+def print_table(out: Console, table: Table, keys: int = 1) -> None:
+    """Prints a table of texts so that no column is lost and no word broken, if the words are no wider than the screen.
+
+    Columns that may be wrapped are at least as wide as their longest word.  Where the columns are too wide even so, the
+    rest of them follows in a table below, behind the first ``keys`` columns once more.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    def spans(column: Column) -> Tuple[int, int]:
+        """The least width that breaks no word, and the one that wraps nothing."""
+        texts = [str(column.header), *(str(cell) for cell in column._cells)]
+        most = max(map(cell_len, texts))
+        words = [word for text in texts for word in text.split()]
+        return most if column.no_wrap else max(map(cell_len, words), default=0), most
+
+    if table.title is not None:
+        out.print(Text(str(table.title), style="bold"))
+    first, rest = table.columns[:keys], table.columns[keys:]
+    while True:
+        count = len(rest)
+        while True:
+            shown = [*first, *rest[:count]]
+            room = out.width - 2 * len(shown)  # a blank at each edge, two between columns
+            spare = room - sum(spans(column)[0] for column in shown)
+            if spare >= 0 or count <= 1:
+                break
+            count -= 1
+        rest = rest[count:]
+        own = copy.copy(table)
+        own.title, own.caption = None, None if rest else table.caption
+        own.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
+        if sum(spans(column)[1] for column in shown) > room and spare >= 0:
+            # Rich would take the missing width off the widest columns, in the middle of words.
+            for column in own.columns:
+                least, most = spans(column)
+                column.width = least + min(spare, most - least)
+                spare -= column.width - least
+        out.print(own)
+        if not rest:
+            return
+
+
+def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Text:
+    """Parts in lines of at most that width, none of them taken apart; every line begins with so many blanks."""
+    from rich.text import Text
+
+    text, column = Text(" " * indent), indent
+    for part in parts:
+        if column > indent and column + len(between) + part.cell_len > width:
+            text.append("\n" + " " * indent)
+            column = indent
+        if column > indent:
+            text.append(between)
+            column += len(between)
+        text.append_text(part)
+        column += part.cell_len
+    return text
 
 
 def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: Any) -> Table:

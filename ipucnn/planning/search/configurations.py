@@ -13,13 +13,13 @@ from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
+from ipucnn.planning.search.no_fit import infeasible_search
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
     Candidate,
     Planner,
     candidates,
-    infeasible_search,
 )
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.text import counted
