@@ -31,7 +31,7 @@ from typing import (
 
 import numpy as np
 
-from ipucnn.aliases import SdkModule, Tensor
+from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
@@ -243,7 +243,7 @@ class Device:
         self.num_ipus = 0
         self.compiled: List[CompiledModule] = []
         self.preprocess: Optional[Preprocessing] = None
-        self.would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+        self.would_fit: Optional[MemoryAdvice] = None
         self._strategy: SdkModule = None
         self._fp_exceptions = False
 

@@ -307,7 +307,7 @@ class PoplarSession(Session):
             lambda size: self._build(PREDICTION, size, "prediction"),
             config.validation_micro_batch_size or config.micro_batch_size,
             replicas,
-            gives_nothing_back(),
+            self._gives_zeros(),
         )
 
     def _validation(self) -> Predictor:
@@ -322,13 +322,17 @@ class PoplarSession(Session):
                 lambda size: self._build(PREDICTION, size, "validation"),
                 p.validation_micro_batch_size,
                 evaluation_replicas(p, self._config, self._device.instances.count),
-                gives_nothing_back(),
+                self._gives_zeros(),
                 prepare=self._pipeline_validation if pipelined else None,
                 program=p if pipelined else None,
             )
         if self._trained is not None:
             self._predictor.take_weights(self._trained.made.weights)
         return self._predictor
+
+    def _gives_zeros(self) -> bool:
+        """Whether what IPUs give back is zeros, and of fewer images than were sent."""
+        return gives_nothing_back() or self._config.compile_only
 
     def _pipeline_validation(self, model: KerasModel) -> None:
         p = self.program
