@@ -111,7 +111,7 @@ def folders(tmp_path_factory):
 def uninterrupted(folders):
     """Files and events of runs that were left alone."""
     results = {}
-    for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "cifar_resnet8", PIPELINE)):
+    for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "toy_model_bn", PIPELINE)):
         _, events = train(folders / name, model, options)
         results[name] = files(folders / name), events
     return results
@@ -154,8 +154,8 @@ def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, 
 )
 def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path, after, number):
     expected, _ = uninterrupted["pipeline"]
-    assert cut(training(tmp_path / "r", "cifar_resnet8", PIPELINE), after, number)
-    train(tmp_path / "r", "cifar_resnet8", PIPELINE, resume=True)
+    assert cut(training(tmp_path / "r", "toy_model_bn", PIPELINE), after, number)
+    train(tmp_path / "r", "toy_model_bn", PIPELINE, resume=True)
     assert_same(tmp_path / "r", expected)
 
 
@@ -163,10 +163,10 @@ def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, 
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
 )
 def test_running_statistics_go_on_where_measured_ones_are_saved(tmp_path, after, number):
-    _, events = train(tmp_path / "whole", "cifar_resnet8", PRECISE)
+    _, events = train(tmp_path / "whole", "toy_model_bn", PRECISE)
     assert len(events) > after
-    assert cut(training(tmp_path / "r", "cifar_resnet8", PRECISE), after, number)
-    train(tmp_path / "r", "cifar_resnet8", PRECISE, resume=True)
+    assert cut(training(tmp_path / "r", "toy_model_bn", PRECISE), after, number)
+    train(tmp_path / "r", "toy_model_bn", PRECISE, resume=True)
     assert_same(tmp_path / "r", files(tmp_path / "whole"))
 
 
