@@ -463,7 +463,7 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
     by_command = {row["command"]: row for row in full["commands"]}
     assert by_command["train"]["usable"] and "PopDist" in by_command["train"]["reason"]
     for name in ("evaluate", "infer", "benchmark"):
-        assert not by_command[name]["usable"] and "refused under poprun" in by_command[name]["reason"]
+        assert by_command[name]["usable"] and "PopDist" in by_command[name]["reason"]
     assert by_command["plan-splits"]["usable"]
     text = words(doctor(capsys)[1])
     assert (
