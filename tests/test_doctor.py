@@ -329,7 +329,7 @@ def test_ipus_with_another_tensorflow(capsys, pod):
     code, full = answer(capsys)
     assert code == 0
     assert full["device"] == "cpu"
-    assert any("4 IPU(s) are here, but TensorFlow" in f["message"] for f in full["findings"])
+    assert any("there is hardware (4 IPUs), but TensorFlow" in f["message"] for f in full["findings"])
 
 
 def test_variables_are_shown_and_checked(capsys, sdk, pod, monkeypatch):
@@ -377,7 +377,7 @@ def test_what_support_asks_for(capsys, sdk, pod, tool, monkeypatch, tmp_path):
         "executable_cache_bytes": None,
     }
     _, out, _ = doctor(capsys)
-    assert "p7, active, 1 IPU-Link domain(s)" in words(out)
+    assert "p7, active, 1 IPU-Link domain" in words(out)
     assert "remote buffers yes" in words(out)
     assert "free devices 2" in words(out)
     assert "cache: there is no such folder yet" in words(out)
@@ -466,9 +466,7 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
         assert by_command[name]["usable"] and "PopDist" in by_command[name]["reason"]
     assert by_command["plan-splits"]["usable"]
     text = words(doctor(capsys)[1])
-    assert (
-        "instance 2 of 2, 2 of 4 replica(s), 1 IPU(s) each; leaves to the first checkpoints and logs" in text
-    )
+    assert "instance 2 of 2, 2 of 4 replicas, 1 IPU each; leaves to the first checkpoints and logs" in text
     on_host = {row["command"]: row for row in answer(capsys, "--device", "cpu")[1]["commands"]}
     assert not on_host["train"]["usable"] and "only IPUs" in on_host["train"]["reason"]
     under_poprun(monkeypatch, NUM_TOTAL_REPLICAS=2, REPLICA_INDEX_OFFSET=0)

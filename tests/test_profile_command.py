@@ -133,7 +133,7 @@ def test_what_a_profile_shows(capsys, tmp_path, monkeypatch, width):
     code, out, err = run(capsys, "profile", path)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= width
-    assert "2 IPU(s) of 1,472 tiles, 1 replica(s), Poplar 3.3.0" in " ".join(out.split())
+    assert "2 IPUs of 1,472 tiles, 1 replica, Poplar 3.3.0" in " ".join(out.split())
     assert "an execution took 4,000 cycles, 3.008 us" in out
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     assert rows["conv"] == ["OnTileExecute", "4", "7,800", "93%"]
@@ -217,7 +217,7 @@ def test_what_is_refused_beside_a_plan(capsys, tmp_path):
     write_profile(tmp_path / "one", num_ipus=1)
     run(capsys, "profile", "one", "--save", "one.json")
     code, _, err = run(capsys, *PLAN, "--measured", "one.json")
-    assert code == 2 and "1 IPU(s), and this plan has 2" in err
+    assert code == 2 and "1 IPU, and this plan has 2" in err
     write_profile(tmp_path / "small", bytesPerTile=256 * 1024)
     run(capsys, "profile", "small", "--save", "small.json")
     code, _, err = run(capsys, *PLAN, "--measured", "small.json")

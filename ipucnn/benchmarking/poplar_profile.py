@@ -24,7 +24,7 @@ from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import entries, exists, is_folder, shown
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 
 if sys.version_info >= (3, 9):
     from typing import Annotated, Literal
@@ -375,7 +375,7 @@ def compare_memory(plan: PipelinePlan, measured: MeasuredProfile, what: str) -> 
     """
     if len(measured.ipus) < len(plan.ipus):
         raise ConfigurationError(
-            f"{what} is the profile of {len(measured.ipus)} IPU(s), and this plan has {len(plan.ipus)}",
+            f"{what} is the profile of {counted(len(measured.ipus), 'IPU')}, and this plan has {len(plan.ipus)}",
             "plan what was profiled: the same --stages or --splits",
         )
     capacity = measured.target.tiles_per_ipu * measured.target.bytes_per_tile

@@ -24,7 +24,8 @@ class Pipeline:
     )
     pipeline_splits: Tuple[str, ...] = option(
         (),
-        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out; auto: the planner's.",
+        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out; auto: the planner's, "
+        "for IPUs as shipped (for a --system-profile of your own: plan-splits --save, and --plan).",
         aliases=("splits",),
         metavar="LAYER...",
         commands=PLAN,

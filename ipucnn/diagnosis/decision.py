@@ -9,6 +9,7 @@ from ipucnn.documents import load_json
 from ipucnn.errors import UserError
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
+from ipucnn.text import counted
 
 _LEVELS = ("problem", "warning", "note")
 _SMALL_MEMORY_BYTES = 2 * 2**30
@@ -93,7 +94,7 @@ def choose(
             Finding(
                 "warning",
                 "sdk",
-                f"{ipus.num_ipus} IPU(s) are here, but {sdk_problems[0].message}",
+                f"there is hardware ({counted(ipus.num_ipus, 'IPU')}), but {sdk_problems[0].message}",
                 sdk_problems[0].hint,
             )
         )
@@ -164,7 +165,7 @@ def _of_ipus(found: Surroundings, ipus: Ipus) -> List[Finding]:
             Finding(
                 "warning",
                 "ipu",
-                f"all {ipus.num_ipus} IPU(s) are in use" + (f" by {', '.join(users)}" if users else ""),
+                f"no IPU of {ipus.num_ipus} is free" + (f": in use by {', '.join(users)}" if users else ""),
                 "a run waits for them with --on-demand, the default; gc-monitor shows who uses them",
             )
         ]
@@ -198,7 +199,7 @@ def _why_ipu(found: Surroundings, ipus: Ipus) -> str:
     if not ipus.num_ipus:
         return f"TensorFlow is that of {name}"
     boards = f" ({ipus.board})" if ipus.board else ""
-    return f"TensorFlow is that of {name}, and {ipus.num_ipus} IPU(s){boards} are visible"
+    return f"TensorFlow is that of {name}, and {counted(ipus.num_ipus, 'IPU')}{boards} are visible"
 
 
 def _choose_gpu(
@@ -274,7 +275,7 @@ def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
     if not choice.usable or not poprun.instances.is_distributed:
         return own
     if choice.device == "ipu":
-        reason = f"{choice.reason}; with PopDist, as one of {count} instance(s) of poprun"
+        reason = f"{choice.reason}; with PopDist, as one of {counted(count, 'instance')} of poprun"
         return replace(own, reason=reason)
     if count > 1:
         reason = f"refused with {count} instances of poprun: only IPUs work together"

@@ -18,6 +18,7 @@ from ipucnn.filesystem import absolute
 from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.text import counted
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
         return list(found.values()), None
     visible = _visible(wanted, uuids)
     if not visible:
-        return [], f"CUDA_VISIBLE_DEVICES={wanted} hides {len(found)} GPU(s)"
+        return [], f"CUDA_VISIBLE_DEVICES={wanted} hides {counted(len(found), 'GPU')}"
     return [found[index] for index in visible], None
 
 
@@ -199,8 +200,9 @@ class Poprun:
             return ""
         writes = "writes" if found.is_writer else "leaves to the first"
         return (
-            f"instance {found.index + 1} of {found.count}, {self.num_local_replicas} of {found.total_replicas} "
-            f"replica(s), {found.ipus_per_replica} IPU(s) each; {writes} checkpoints and logs"
+            f"instance {found.index + 1} of {found.count}, {self.num_local_replicas} of "
+            f"{counted(found.total_replicas or 0, 'replica')}, {counted(found.ipus_per_replica or 0, 'IPU')} each; "
+            f"{writes} checkpoints and logs"
         )
 
     def to_dict(self) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple, cast
 
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,7 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
         parts = [str(ipus.num_ipus), *filter(None, (ipus.board, ipus.architecture))]
         versions = (("driver", ipus.driver), ("firmware", ipus.firmware))
         yield "IPUs", ", ".join([" ".join(parts), *(f"{name} {value}" for name, value in versions if value)])
-        yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPU(s)"
+        yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPUs"
         if ipus.processes is None:
             yield "in use", "gc-monitor does not say"
         else:
@@ -76,7 +76,8 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     if ipus.partition:
         state, domains = support["partition_state"].value, support["link_domains"].value
         parts = [ipus.partition, *([str(state).lower()] if state else [])]
-        yield "partition", ", ".join([*parts, *([f"{domains} IPU-Link domain(s)"] if domains else [])])
+        parts += [counted(int(str(domains)), "IPU-Link domain")] if domains else []
+        yield "partition", ", ".join(parts)
     if support["executable_cache"].value:
         size = support["executable_cache_bytes"]
         held = size.reason if size.value is None else units.size(cast(int, size.value))
@@ -98,7 +99,7 @@ def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     else:
         yield "GPUs", f"none: {found.gpu_problem}"
     host = found.host
-    cores = f"{host.num_cores} core(s)"
+    cores = f"{counted(host.num_cores, 'core')}"
     if host.num_cores != host.num_cores_present:
         cores += f" of {host.num_cores_present}"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"

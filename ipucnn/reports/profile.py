@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, List, Sequence
 from ipucnn.benchmarking.poplar_profile import CATEGORIES, MeasuredProfile, MeasuredStep, MemoryRow
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table, titled
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,8 +30,8 @@ def print_profile(measured: MeasuredProfile) -> None:
     target = measured.target
     out.print(
         Text(
-            f"{measured.source}: {len(measured.ipus)} IPU(s) of {target.tiles_per_ipu:,} tiles, "
-            f"{target.num_replicas} replica(s), Poplar {measured.poplar_version}"
+            f"{measured.source}: {counted(len(measured.ipus), 'IPU')} of {target.tiles_per_ipu:,} tiles, "
+            f"{counted(target.num_replicas, 'replica')}, Poplar {measured.poplar_version}"
         )
     )
     _memory(measured, out)

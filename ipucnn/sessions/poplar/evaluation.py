@@ -34,7 +34,7 @@ class Predictor:
         build: makes the model for a micro-batch size; called inside the scope.
         micro_batch_size: samples.
         num_replicas: of this process.
-        synthetic: IPUs make up what they compute on, and give nothing back.
+        gives_zeros: IPUs make up what they compute on, or nothing is executed: whatever comes back is zeros.
         prepare: gives the model its pipelining options, or None without a pipeline.
         program: of the pipeline, or None.
         shares: all instances are given the same batches, and share them; else each has batches of its own.
@@ -46,7 +46,7 @@ class Predictor:
         build: Callable[[int], DeviceModel],
         micro_batch_size: int,
         num_replicas: int,
-        synthetic: bool = False,
+        gives_zeros: bool = False,
         prepare: Optional[Callable[[KerasModel], None]] = None,
         program: Optional[Program] = None,
         shares: bool = True,
@@ -54,7 +54,7 @@ class Predictor:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
         self._parts, self._part = (device.instances.count, device.instances.index) if shares else (1, 0)
-        self._synthetic = synthetic
+        self._gives_zeros = gives_zeros
         self._depth = _depth(program)
         self._steps = 0
         with device.scope():
@@ -101,9 +101,10 @@ class Predictor:
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
-            if self._synthetic:
-                # The SDK makes zeros itself, those of one replica (keras/ipu/extensions/extensions_base.py of
-                # graphcore/keras r2.6/sdk-release-3.4); all replicas computed.
+            if self._gives_zeros:
+                # The SDK makes zeros itself: of made-up data those of one replica (_get_all_batch_results in
+                # keras/ipu/extensions/extensions_base.py of graphcore/keras r2.6/sdk-release-3.4), without a device
+                # those of one micro-batch of each (PoplarExecutor::GetTensorsFromOutfeed of graphcore/tensorflow).
                 logits = np.zeros((capacity, *logits.shape[1:]), np.float32)
             if len(logits) != capacity:
                 raise RuntimeError(
