@@ -204,6 +204,23 @@ COMMANDS = {
                 "--html",
             ),
         ),
+        Command(
+            "profile",
+            "profile",
+            "profile",
+            "Show what Poplar's profile of a run says.",
+            _PLAN,
+            (
+                (
+                    "ipucnn profile profile --run runs/profiled --save measured.json",
+                    "Memory and cycles of a run on IPUs, kept for the planner.",
+                ),
+                (
+                    "ipucnn plan-splits unet --stages 4 --measured measured.json",
+                    "The memory that was predicted for it, beside that.",
+                ),
+            ),
+        ),
         Command("doctor", "doctor", "doctor", "Say what is here and what runs on it.", _PLAN),
     )
 }

@@ -369,6 +369,10 @@ class Session:
         """Whether a flag is set on any of the instances that train together, so that they act alike."""
         return flag
 
+    def of_first_instance(self, value: float) -> float:
+        """What the first of the instances that work together has, so that they all decide alike."""
+        return value
+
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
