@@ -22,6 +22,7 @@ COMMANDS = {
     command.name: command
     for command in (
         Command("train", "train", "train", "Train a network.", "Run"),
+        Command("launch", "launch", "launch", "Start several workers of a training run here.", "Run"),
         Command("evaluate", "evaluate", "evaluate", "Evaluate a run or its checkpoints.", "Run"),
         Command("infer", "infer", "infer", "Classify images with a run.", "Run"),
         Command("benchmark", "benchmark", "benchmark", "Measure throughput and time.", "Run"),

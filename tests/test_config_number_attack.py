@@ -47,6 +47,7 @@ LINES = {
     "verify-dataset": ["verify-dataset", "--dataset", "absent"],
     "models": ["models", "lenet", "--summary"],
     "build-records": ["build-records", "absent", "out"],
+    "launch": ["launch", "absent"],
 }
 
 

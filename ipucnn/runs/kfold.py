@@ -95,7 +95,7 @@ class CrossValidation:
     def __init__(
         self, resolved: Resolved, verbose: bool = False, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        run_setup.refuse_instances("train --kfold")
+        run_setup.refuse_instances("train --kfold", resolved.config)
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",

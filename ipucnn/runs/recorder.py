@@ -18,7 +18,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import is_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
-from ipucnn.machine import peak_memory_bytes
+from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
@@ -347,7 +347,7 @@ class Recorder:
             self._mlperf.start("eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(training.setup, batch)
+        batches = run_setup.evaluation_batches(training.setup, batch, self._session.evaluation_shard)
         try:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
@@ -446,6 +446,8 @@ class Recorder:
             "program": training.program.to_dict(),
             **checkpoints.position(state, self._state),
         }
+        if training.compilation.device.kind != "ipu":
+            meta["threads"] = operation_threads()
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)

@@ -37,6 +37,11 @@ class Instances:
         return (self.total_replicas or 1) // self.count
 
     @property
+    def num_shares(self) -> int:
+        """Into how many parts the replicas are dealt; the host's workers share the work, and not the replicas."""
+        return self.count if self.is_distributed else 1
+
+    @property
     def is_distributed(self) -> bool:
         """Whether ``poprun`` started this process."""
         return self.total_replicas is not None
