@@ -22,7 +22,8 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, WorkersError
 from ipucnn.machine import num_cores
 from ipucnn.sessions.host import cluster
-from ipucnn.sessions.host.cluster import Workers, check_share, expand_nodes, find_workers, join
+from ipucnn.sessions.host.cluster import join
+from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "from ipucnn.__main__ import main; main()"
@@ -203,12 +204,14 @@ def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
 
     first, second = met(2, run=run, start_timeout=3.0)
     assert isinstance(second, ConfigurationError) and "another secret" in second.message
-    assert isinstance(first, WorkersError) and first.exit_code == 7 and "worker(s) 1 of 2" in first.message
+    assert (
+        isinstance(first, WorkersError) and first.exit_code == 7 and "of 2 workers number 1" in first.message
+    )
 
 
 def test_nobody_comes():
     named = addresses(2)
-    for rank, expected in ((0, "worker(s) 1 of 2 did not come"), (1, "worker 0 was not at")):
+    for rank, expected in ((0, "of 2 workers number 1 did not come"), (1, "worker 0 was not at")):
         before = time.monotonic()
         with pytest.raises(WorkersError, match=re.escape(expected)):
             join(Workers(2, rank, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
@@ -248,8 +251,8 @@ def test_which_numbers_of_workers_fit():
         check_share(chunks, workers)
     with pytest.raises(ConfigurationError) as refused:
         check_share(6, 4)
-    assert "4 workers cannot share 6 chunk(s)" in refused.value.message
-    assert refused.value.hint.startswith("use 1, 2, 3, 6 worker(s)")
+    assert "4 workers cannot share the 6 chunks" in refused.value.message
+    assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
 
 
 @given(

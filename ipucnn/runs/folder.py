@@ -352,3 +352,37 @@ class RunFolder:
         path = self.checkpoints / name
         write_atomically(path, link)
         return path
+
+
+class SilentFolder(RunFolder):
+    """What a worker has that leaves writing to the first one: nothing is written, or taken away."""
+
+    def lock(self) -> None:
+        """There is nothing to lock."""
+
+    def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
+        """Makes nothing."""
+
+    def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
+        """Changes nothing."""
+
+    def append(self, name: str, line: str) -> None:
+        """Writes nothing."""
+
+    def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Notes nothing; this process alone is known."""
+        return [facts]
+
+    def clean(self, names: Iterable[str]) -> None:
+        """Deletes nothing."""
+
+    def write_report(self, report: Dict[str, Any]) -> None:
+        """Writes nothing."""
+
+    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
+        """Writes nothing; where the first worker writes it."""
+        return self.checkpoints / name
+
+    def link_checkpoint(self, source: Path, name: str) -> Path:
+        """Writes nothing."""
+        return self.checkpoints / name

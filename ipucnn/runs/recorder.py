@@ -23,7 +23,7 @@ from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder
+from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder, SilentFolder
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trackers import Curves, MlperfLog, WeightsAndBiases
@@ -40,6 +40,7 @@ from ipucnn.sessions.session import (
     ValidationDue,
     is_checkpoint_due,
 )
+from ipucnn.text import counted
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
@@ -192,7 +193,8 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         folder, config = self._folder.path, self._config
-        self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
+        if not isinstance(self._folder, SilentFolder):
+            self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
         if config.wandb and self._training.is_writer:
             self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
         if config.mlperf_logging and self._training.is_writer:
@@ -459,9 +461,11 @@ class Recorder:
         """Saves and ends; of several instances all end where one of them got a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
         of = self._training.program.num_weight_updates
-        updates = f"{self._session.state.weight_updates} of {of} weight updates"
+        updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
+        if isinstance(self._folder, SilentFolder):
+            raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
         self._settle_statistics()
         path = self._save(LAST)
         raise Interrupted(
@@ -593,7 +597,9 @@ def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
         return f"{name} {figures[-1]:.4f} reached the target of {target:g}"
     since_best = len(figures) - 1 - int(np.argmax(figures))
     if patience is not None and since_best >= patience:
-        return f"none of the last {since_best} validations was better than {name} {max(figures):.4f}"
+        return (
+            f"none of the last {counted(since_best, 'validation')} was better than {name} {max(figures):.4f}"
+        )
     return None
 
 

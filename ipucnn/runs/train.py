@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 import numpy as np
 
@@ -32,10 +32,11 @@ from ipucnn.planning.splits import (
 )
 from ipucnn.runs import checkpoints, trackers
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import METRICS, RunFolder
+from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
-from ipucnn.sessions.host.cluster import Cluster, Workers, find_group, join
+from ipucnn.sessions.host.cluster import Cluster, join
+from ipucnn.sessions.host.workers import Workers, find_group
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
     CompilationReport,
@@ -44,6 +45,7 @@ from ipucnn.sessions.session import (
     ValidationDue,
     recomputes_statistics,
 )
+from ipucnn.text import counted
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 from ipucnn.training.schedules import largest_rate
@@ -85,7 +87,7 @@ class TrainingRun:
         run_setup.check_padding(config, loss)
         _check_mixing(config, resolved.record.task)
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        self.folder, self._others_folder = _own_folder(self.instances, start.folder, config)
+        self.folder = _own_folder(self.instances, start.folder, config)
         self._check_flags()
         # Before data is touched; the rest of the Program needs the size of the data set.
         run_setup.check_effects(config, resolved.origins, make_layout(config))
@@ -169,7 +171,7 @@ class TrainingRun:
         if self.start.report is None:
             self._check_network()
         p, config, settings = self.program, self.setup.config, self.optimizer
-        device = f"{p.num_ipus} IPU(s)"
+        device = f"{counted(p.num_ipus, 'IPU')}"
         if not runs_on_ipus(config.device):
             found = create_session(config.device, verbose=self.verbose, config=config).device
             device = f"{found.kind.upper()}: {found.name}"
@@ -252,7 +254,7 @@ class TrainingRun:
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
-                f"updates x {self.program.global_batch_size} samples"
+                f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
@@ -300,9 +302,6 @@ class TrainingRun:
             run["data"] = self.data_sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             cluster, threads = join(self.instances, config, run, threads or num_cores())
-            if self._others_folder is not None:
-                folder = self._others_folder
-                cluster.on_leaving(lambda: shutil.rmtree(folder, ignore_errors=True))
         fix_threads(threads)
         return cluster
 
@@ -346,8 +345,6 @@ class TrainingRun:
             raise
         finally:
             self.folder.unlock()
-            if self._others_folder is not None:
-                shutil.rmtree(self._others_folder, ignore_errors=True)
 
     def _continue_hint(self) -> Optional[str]:
         """What to type where this process is ended before it did anything; None if nothing was there before it."""
@@ -424,8 +421,8 @@ class TrainingRun:
         p = self.program
         chunks = p.num_micro_batches // p.fused_micro_batches
         return [
-            f"{cluster.count} workers, {operation_threads()} thread(s) each: a weight update is {chunks} chunks of "
-            f"{p.fused_micro_batches} micro-batch(es), {chunks // cluster.count} for each worker",
+            f"{cluster.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} chunks of "
+            f"{counted(p.fused_micro_batches, 'micro-batch')}, {chunks // cluster.count} for each worker",
             f"TensorFlow's servers ({', '.join(cluster.addresses)}) listen on every network of their machines, without "
             "authentication",
             *(
@@ -565,19 +562,21 @@ def _schedule_picture(config: RunConfig) -> Optional[Path]:
     return path
 
 
-def _own_folder(
-    instances: Instances, folder: RunFolder, config: RunConfig
-) -> Tuple[RunFolder, Optional[Path]]:
-    """The run folder for the instance that writes; for the others one that goes away with them, and where that is.
+def _own_folder(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
+    """The run folder for the instance that writes; for the others one that goes away with them.
+
+    Of the host's workers the others have the same as the first, and it alone needs room for it: they write nothing.
 
     With ``--ckpt-all-instances`` the checkpoints of the others stay, in ``instance-1``, ... of ``--checkpoint-dir``:
     each may be on a host of its own, whose disk the first instance does not see.
     """
     if instances.is_writer:
-        return folder, None
+        return folder
+    if isinstance(instances, Workers):
+        return SilentFolder(folder.path, config.checkpoint_dir)
     path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
     atexit.register(shutil.rmtree, str(path), ignore_errors=True)
     own = None
     if config.ckpt_all_instances:
         own = str(folder.checkpoints / f"instance-{instances.index}")
-    return RunFolder(path / "run", own), path
+    return RunFolder(path / "run", own)

@@ -26,9 +26,10 @@ from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
 from ipucnn.models.names import is_moving_statistic
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
-from ipucnn.sessions.host.cluster import Cluster, check_share
+from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.workers import check_share
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -40,6 +41,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
+from ipucnn.text import counted
 from ipucnn.training.batching import divisors
 from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.metrics import MetricTotals, batch_sums
@@ -767,7 +769,7 @@ class HostSession(Session):
         except tf.errors.ResourceExhaustedError:
             fused = self.program.fused_micro_batches
             raise InfeasibleError(
-                f"out of memory with {fused} fused micro-batch(es) of {self.program.micro_batch_size}",
+                f"out of memory with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}",
                 "use --fused-micro-batches 1"
                 if fused > 1
                 else "use a smaller --micro-batch-size or --image-size",
