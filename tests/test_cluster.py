@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
 from ipucnn.machine import num_cores
+from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
@@ -327,3 +330,44 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
+
+
+# -- who writes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
+    """On a file system without locks: the run goes on elsewhere, and then the first process does, too."""
+    resolved = resolve(
+        "train", {"model_name": "lenet", "dataset": "digits", "run_dir": str(tmp_path / "run")}
+    )
+    run = TrainingRun(resolved)
+    weights = {"a/kernel": np.zeros(2, np.float32)}
+    meta = {"model": "lenet", "num_classes": 10, "input_shape": [8, 8, 1], "weight_updates": 1, "seed": 1}
+
+    def write(folder, rows):
+        folder.append("metrics.jsonl", "{}\n" * rows)
+        folder.write_checkpoint("last.npz", weights, {}, {**meta, "weight_updates": rows})
+        folder.link_checkpoint(folder.checkpoints / "last.npz", "best.npz")
+
+    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first.create(resolved.config, run.program)
+    first.add_environment({"started": "1"})
+    write(first, 1)
+    first.unlock()
+    second.reopen(resolved.config, run.program, ["{}\n"])
+    second.add_environment({"started": "2"})
+    write(second, 2)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    writers = (
+        lambda: first.append("metrics.jsonl", "{}\n"),
+        lambda: first.write_checkpoint("last.npz", weights, {}, meta),
+        lambda: first.link_checkpoint(first.checkpoints / "last.npz", "checkpoint-00000009.npz"),
+        lambda: first.write_report({}),
+        lambda: first.clean(["last.npz"]),
+    )
+    for writer in writers:
+        with pytest.raises(WorkersError, match="another process goes on"):
+            writer()
+    first.discard()
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    write(second, 3)

@@ -408,7 +408,7 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0, 0))
             yield from recorder.finish()
             self.final_report = recorder.report
-            if self.setup.record.task == "segmentation" and config.training:
+            if self.setup.record.task == "segmentation" and config.training and self.instances.is_writer:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
                 with session.as_evaluated():
@@ -421,8 +421,8 @@ class TrainingRun:
         p = self.program
         chunks = p.num_micro_batches // p.fused_micro_batches
         return [
-            f"{cluster.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} chunks of "
-            f"{counted(p.fused_micro_batches, 'micro-batch')}, {chunks // cluster.count} for each worker",
+            f"{cluster.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} "
+            f"chunks of {counted(p.fused_micro_batches, 'micro-batch')}, {chunks // cluster.count} for each worker",
             f"TensorFlow's servers ({', '.join(cluster.addresses)}) listen on every network of their machines, without "
             "authentication",
             *(
