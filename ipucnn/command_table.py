@@ -75,6 +75,19 @@ COMMANDS = {
             ),
         ),
         Command(
+            "launch",
+            "launch",
+            "launch",
+            "Start several workers of a training run here.",
+            _RUN,
+            (
+                (
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "Two workers that train one network, to the bytes of one.",
+                ),
+            ),
+        ),
+        Command(
             "evaluate",
             "evaluate",
             "evaluate",

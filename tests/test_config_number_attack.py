@@ -48,6 +48,7 @@ LINES = {
     "models": ["models", "lenet", "--summary"],
     "build-records": ["build-records", "absent", "out"],
     "profile": ["profile", "absent"],
+    "launch": ["launch", "absent"],
 }
 
 

@@ -72,6 +72,7 @@ from ipucnn.machine import peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
+from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
@@ -110,6 +111,7 @@ class Benchmark:
         from ipucnn.sessions.poplar.validation import check_layout, check_program
 
         self.instances = find_instances()
+        require_one("benchmark", resolved.config)
         run_setup.check_instances(self.instances, resolved.config)
         check_settings(settings, self.instances.count)
         self.settings, self.verbose = settings, verbose

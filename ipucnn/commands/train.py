@@ -42,7 +42,8 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     with telling_of_indexing():
         run = TrainingRun(resolved, verbose)
     if resolved.config.dry_run:
-        show_dry_run(run, json_output)
+        if not run.is_silent:
+            show_dry_run(run, json_output)
         return
     with RunDisplay(run) as display:
         for event in run.events():

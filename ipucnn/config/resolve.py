@@ -353,6 +353,12 @@ RESUMABLE = (
     "wandb",
     "wandb_run_name",
     "wandb_tags",
+    "hosts",
+    "rank",
+    "max_workers",  # what it decides, how many micro-batches are fused, is in the program
+    "start_timeout",
+    "require_same_bytes",
+    "trusted_network",
 )
 
 # Of those, what says when a run is over: one that was is continued where they have changed.

@@ -39,6 +39,7 @@ from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, latest_run_dir
 from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import find_instances
 
 SCHEMA_VERSION = 1
@@ -102,6 +103,7 @@ class CrossValidation:
                 f"--kfold in {self._instances.count} instances of poprun needs a folder that all of them mean",
                 "add --run-dir DIR",
             )
+        require_one("train --kfold", resolved.config)
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",

@@ -18,12 +18,12 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import is_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
-from ipucnn.machine import peak_memory_bytes
+from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder
+from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder, SilentFolder
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trackers import Curves, MlperfLog, WeightsAndBiases
@@ -195,7 +195,8 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         folder, config = self._folder.path, self._config
-        self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
+        if not isinstance(self._folder, SilentFolder):
+            self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
         if config.wandb and self._training.is_writer:
             self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
         if config.mlperf_logging and self._training.is_writer:
@@ -351,7 +352,7 @@ class Recorder:
             self._mlperf.start("eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(training.setup, batch)
+        batches = run_setup.evaluation_batches(training.setup, batch, self._session.evaluation_shard)
         try:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
@@ -481,6 +482,8 @@ class Recorder:
                 else {"weight_updates": state.weight_updates}
             ),
         }
+        if training.compilation.device.kind != "ipu":
+            meta["threads"] = operation_threads()
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
@@ -497,6 +500,8 @@ class Recorder:
         updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
+        if isinstance(self._folder, SilentFolder):
+            raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
         self._settle_statistics()
         path = self._save(LAST)
         raise Interrupted(

@@ -30,6 +30,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
+from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import read_meta
@@ -108,6 +109,7 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     trained = _open(named, reads_data)
+    require_one(named.command, trained.config)
     run_setup.check_instances(find_instances(), trained.config, draws=False)
     return trained
 

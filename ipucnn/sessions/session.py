@@ -373,6 +373,11 @@ class Session:
         """What the first of the instances that work together has, so that they all decide alike."""
         return value
 
+    @property
+    def evaluation_shard(self) -> Tuple[int, int]:
+        """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
+        return 1, 0
+
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
@@ -495,6 +500,10 @@ class Session:
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
         """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
+
+        Args:
+            dataset: the part of it that :attr:`evaluation_shard` says; the metrics are over all of it.
+            stop: whether to end before the end; see below.
 
         Raises:
             Stopped: ``stop``, asked between batches, said so.
