@@ -12,6 +12,7 @@ SdkModule = Any
 Tensor = Any
 TensorShape = Any
 TfDataset = Any
+TfFunction = Any
 TfGraph = Any
 TfIterator = Any
 TfVariable = Any

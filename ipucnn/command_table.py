@@ -24,6 +24,9 @@ COMMANDS = {
         Command("train", "train", "train", "Train a network.", "Run"),
         Command("evaluate", "evaluate", "evaluate", "Evaluate a run or its checkpoints.", "Run"),
         Command("infer", "infer", "infer", "Classify images with a run.", "Run"),
+        Command(
+            "export", "export", "export", "Write a run's network as ONNX, TFLite, SavedModel or Keras.", "Run"
+        ),
         Command("benchmark", "benchmark", "benchmark", "Measure throughput and time.", "Run"),
         Command(
             "models", "models", "models", "List the networks, or show the layers of one.", "Look up and plan"
