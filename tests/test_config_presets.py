@@ -3,7 +3,8 @@
 import pytest
 
 from ipucnn.config import presets
-from ipucnn.config.presets import PresetFile
+from ipucnn.config.options import find_spec
+from ipucnn.config.presets import PresetFile, built_in_files, keys_in_presets
 from ipucnn.errors import ConfigurationError
 
 # Written for this test in the layout of public CNN application files: anchor holders without a model, merges,
@@ -238,3 +239,14 @@ def test_the_table_of_the_public_u_nets_flags_names_options_that_are_there():
         theirs, here = row.strip("| ").split(" | ")
         if here.startswith("the same"):
             assert set(re.findall(r"--([a-z-]+)", theirs)) <= set(BY_KEY), row
+
+
+def test_help_knows_which_options_presets_set():
+    set_by_some = {
+        find_spec(name).key
+        for file in built_in_files()
+        for preset in file.names
+        for name in file.get(preset).values
+    }
+    assert keys_in_presets() == set_by_some
+    assert "micro-batch-size" in set_by_some and "seed" not in set_by_some

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from msgspec import UNSET
 
-from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.aliases import KerasModel, MemoryAdvice, TfDataset
 from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
 from ipucnn.benchmarking.contenders import (
@@ -68,7 +68,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.machine import peak_memory_bytes, reset_peak_memory
-from ipucnn.planning.search.smallest_change import Ask, prediction_would_fit, would_fit
+from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
@@ -492,7 +492,7 @@ class Benchmark:
                 f"{done} executions instead of {wanted}: --max-time {limits.max_time_s:g} s was over"
             )
 
-    def _would_fit(self, model: KerasModel) -> Ask:
+    def _would_fit(self, model: KerasModel) -> MemoryAdvice:
         name, config = self.resolved.record.name, self.resolved.config
         if self.settings.training:
             return would_fit(model, name, self.program, config)

@@ -36,7 +36,7 @@ def evaluate(
     a flag overrides them; weights of Keras take --model-name and --dataset.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.reports.console import ItemProgress, note, telling_of_indexing
+    from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
     from ipucnn.runs.images.outputs import format_of
@@ -52,7 +52,7 @@ def evaluate(
     from ipucnn.reports.evaluate import WorstSheet, print_mask_evaluation
 
     sheet = WorstSheet()
-    with telling_of_indexing(), ItemProgress("evaluating") as progress:
+    with telling_of_indexing(), ItemProgress("evaluating", LOADING) as progress:
         result = evaluate_run(
             Named("evaluate", run, flags, which=checkpoint, weights=weights),
             plot=plot_to,

@@ -211,7 +211,7 @@ def plan_splits(
         print_plan(plan)
     for path, _ in texts:
         note(f"written: {path}")
-    check_not_fitting(plan)
+    check_not_fitting(plan, request)
 
 
 def _refuse(options: Mapping[str, object], beside: str) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import typer
 
 from ipucnn.config import spec
+from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -76,3 +78,20 @@ def read_plan(path: Path, what: str) -> "PipelinePlan":
     from ipucnn.planning import pipeline_plan
 
     return pipeline_plan.read_plan(path, what)
+
+
+def read_training_plan(path: Path, what: str) -> "PipelinePlan":
+    """``read_plan`` for what trains.
+
+    Raises:
+        ConfigurationError: the plan is one for inference.
+    """
+    plan = read_plan(path, what)
+    if not plan.settings.training:
+        name = shown(path)
+        raise ConfigurationError(
+            f"{what} {name} is a plan for inference",
+            f"ipucnn {plan.command} {what} {name}, or make one for training: ipucnn plan-splits {plan.model} "
+            f"--stages {plan.num_stages} --save FILE",
+        )
+    return plan

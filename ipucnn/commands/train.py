@@ -1,6 +1,6 @@
 """``ipucnn train``: train a network."""
 
-from ipucnn.commands.run_arguments import read_plan
+from ipucnn.commands.run_arguments import read_training_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
@@ -12,7 +12,7 @@ def _settle(resolved: Resolved) -> Resolved:
     return settled(resolved)
 
 
-@with_run_options("train", settle=_settle, read_plan=read_plan)
+@with_run_options("train", settle=_settle, read_plan=read_training_plan)
 def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 

@@ -60,6 +60,8 @@ class OptionSpec:
         name: the RunConfig field, e.g. ``micro_batch_size``.
         key: the YAML key and the flag without ``--``, e.g. ``micro-batch-size``.
         aliases: further keys (and flags) that mean the same.
+        wishes: words, apart by spaces, that people of other programs type or look for; no flags, but help finds the
+            option by them.
         default: the value when neither a preset nor a flag gives one.
         help: one sentence for ``--help`` and the option reference.
         panel: the help panel it is listed in.
@@ -87,6 +89,7 @@ class OptionSpec:
     kind: Kind
     optional: bool = False
     aliases: Tuple[str, ...] = ()
+    wishes: str = ""
     minimum: Optional[float] = None
     maximum: Optional[float] = None
     above: Optional[float] = None

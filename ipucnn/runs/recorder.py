@@ -40,6 +40,7 @@ from ipucnn.sessions.session import (
     ValidationDue,
     is_checkpoint_due,
 )
+from ipucnn.text import counted
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
@@ -457,7 +458,7 @@ class Recorder:
         """Saves and ends; of several instances all end where one of them got a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
         of = self._training.program.num_weight_updates
-        updates = f"{self._session.state.weight_updates} of {of} weight updates"
+        updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
         self._settle_statistics()
@@ -591,7 +592,9 @@ def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
         return f"{name} {figures[-1]:.4f} reached the target of {target:g}"
     since_best = len(figures) - 1 - int(np.argmax(figures))
     if patience is not None and since_best >= patience:
-        return f"none of the last {since_best} validations was better than {name} {max(figures):.4f}"
+        return (
+            f"none of the last {counted(since_best, 'validation')} was better than {name} {max(figures):.4f}"
+        )
     return None
 
 

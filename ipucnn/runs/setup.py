@@ -20,6 +20,7 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
+from ipucnn.text import counted
 from ipucnn.training.program import Layout, Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -417,9 +418,9 @@ def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
     needed_bytes = batch_size * sample_bytes
     if memory_bytes and needed_bytes > memory_bytes:
         raise ConfigurationError(
-            f"batches of {batch_size} images need {needed_bytes / 2**30:.4g} GiB, and the machine has "
+            f"batches of {counted(batch_size, 'image')} need {needed_bytes / 2**30:.4g} GiB, and the machine has "
             f"{memory_bytes / 2**30:.4g} GiB",
-            f"lower {flag}; at the very most {memory_bytes // sample_bytes} images fit",
+            f"lower {flag}; at the very most {counted(memory_bytes // sample_bytes, 'image')} fit",
         )
 
 
@@ -621,7 +622,7 @@ def check_instances(instances: Instances, config: RunConfig) -> None:
     """
     if instances.count > 1 and not runs_on_ipus(config.device):
         raise ConfigurationError(
-            f"poprun started {instances.count} instances, and only IPUs are trained together",
+            f"poprun started {counted(instances.count, 'instance')}, and only IPUs are trained together",
             "start it without poprun: one process has all replicas on a CPU or GPU",
         )
     if instances.count > 1 and config.seed is None:

@@ -40,7 +40,7 @@ from ipucnn.runs.folder import (
     RunFolder,
     is_checkpoint_name,
 )
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
@@ -481,7 +481,7 @@ def check_same_run(
     done = int(start.checkpoint.meta["weight_updates"])
     if done > program.num_weight_updates:
         raise ConfigurationError(
-            f"--num-epochs {config.num_epochs} are {program.num_weight_updates} weight updates, and "
+            f"--num-epochs {config.num_epochs} are {counted(program.num_weight_updates, 'weight update')}, and "
             f"{start.checkpoint_path} has {done}",
             "give more epochs",
         )

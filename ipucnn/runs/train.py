@@ -42,6 +42,7 @@ from ipucnn.sessions.session import (
     ValidationDue,
     recomputes_statistics,
 )
+from ipucnn.text import counted
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 from ipucnn.training.schedules import largest_rate
@@ -166,7 +167,7 @@ class TrainingRun:
         if self.start.report is None:
             self._check_network()
         p, config, settings = self.program, self.setup.config, self.optimizer
-        device = f"{p.num_ipus} IPU(s)"
+        device = f"{counted(p.num_ipus, 'IPU')}"
         if not runs_on_ipus(config.device):
             found = create_session(config.device, verbose=self.verbose, config=config).device
             device = f"{found.kind.upper()}: {found.name}"
@@ -249,7 +250,7 @@ class TrainingRun:
             lines.append(
                 f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
-                f"updates x {self.program.global_batch_size} samples"
+                f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(

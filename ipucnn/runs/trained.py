@@ -30,6 +30,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
+from ipucnn.text import counted
 from ipucnn.training.checkpoints import read_meta
 
 IMAGENET = "imagenet"
@@ -222,7 +223,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         _check_classes(
             setup,
             run.num_classes,
-            f"{run.path} has {run.num_classes} classes",
+            f"{run.path} has {counted(run.num_classes, 'class')}",
             f"take {facts.name}, which it was trained on",
         )
     else:
@@ -328,7 +329,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         _check_classes(
             setup,
             NUM_CLASSES,
-            f"ImageNet weights have {NUM_CLASSES} classes",
+            f"ImageNet weights have {counted(NUM_CLASSES, 'class')}",
             "give ImageNet's images: --dataset imagefolder --dataset-path DIR",
         )
     else:

@@ -23,7 +23,7 @@ from typing import (
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
+from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariable
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.optimizers import AVERAGE, LOSS_SCALE, OptimizerSettings
@@ -219,9 +219,8 @@ class Session:
         compilation: the latest report, with what only the first execution told.
         evaluated: what evaluation and checkpoints have in place of the weights of that name: averages, see
             :meth:`take_averages`, and what :meth:`measure_statistics` found last.
-        would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
-            needed; see ``planning.search.smallest_change``; set before :meth:`compile`, :meth:`compile_prediction` and
-            :meth:`prepare_evaluation`.
+        would_fit: what to suggest where a program does not fit on IPUs, see ``planning.search.smallest_change``; set
+            before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
     """
 
     device: DeviceInfo
@@ -236,7 +235,7 @@ class Session:
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
     evaluated: Mapping[str, np.ndarray] = {}
-    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+    would_fit: Optional[MemoryAdvice] = None
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
         """Whether the session brings images from pixels 0 to 255 to the network's range itself.

@@ -39,6 +39,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
+from ipucnn.text import counted
 from ipucnn.training.batching import divisors
 from ipucnn.training.losses import LossFunction, class_numbers
 from ipucnn.training.metrics import MetricTotals, batch_sums
@@ -632,7 +633,7 @@ class HostSession(Session):
         except tf.errors.ResourceExhaustedError:
             fused = self.program.fused_micro_batches
             raise InfeasibleError(
-                f"out of memory with {fused} fused micro-batch(es) of {self.program.micro_batch_size}",
+                f"out of memory with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}",
                 "use --fused-micro-batches 1"
                 if fused > 1
                 else "use a smaller --micro-batch-size or --image-size",

@@ -31,12 +31,13 @@ from typing import (
 
 import numpy as np
 
-from ipucnn.aliases import SdkModule, Tensor
+from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class Device:
         self.num_ipus = 0
         self.compiled: List[CompiledModule] = []
         self.preprocess: Optional[Preprocessing] = None
-        self.would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+        self.would_fit: Optional[MemoryAdvice] = None
         self._strategy: SdkModule = None
         self._fp_exceptions = False
 
@@ -353,6 +354,6 @@ def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
     found = int(api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
     if found != num_ipus:
         raise ConfigurationError(
-            f"--select-ipu {select_ipu}: that device has {found} IPU(s), and {num_ipus} are needed",
+            f"--select-ipu {select_ipu}: that device has {counted(found, 'IPU')}, and {num_ipus} are needed",
             f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
         )

@@ -33,7 +33,7 @@ class Predictor:
         build: makes the model for a micro-batch size; called inside the scope.
         micro_batch_size: samples.
         num_replicas: of this process.
-        synthetic: IPUs make up what they compute on, and give nothing back.
+        gives_zeros: IPUs make up what they compute on, or nothing is executed: whatever comes back is zeros.
         prepare: gives the model its pipelining options, or None without a pipeline.
         program: of the pipeline, or None.
     """
@@ -44,13 +44,13 @@ class Predictor:
         build: Callable[[int], DeviceModel],
         micro_batch_size: int,
         num_replicas: int,
-        synthetic: bool = False,
+        gives_zeros: bool = False,
         prepare: Optional[Callable[[KerasModel], None]] = None,
         program: Optional[Program] = None,
     ) -> None:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
-        self._synthetic = synthetic
+        self._gives_zeros = gives_zeros
         self._depth = _depth(program)
         self._steps = 0
         with device.scope():
@@ -96,9 +96,10 @@ class Predictor:
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
-            if self._synthetic:
-                # The SDK makes zeros itself, those of one replica (keras/ipu/extensions/extensions_base.py of
-                # graphcore/keras r2.6/sdk-release-3.4); all replicas computed.
+            if self._gives_zeros:
+                # The SDK makes zeros itself: of made-up data those of one replica (_get_all_batch_results in
+                # keras/ipu/extensions/extensions_base.py of graphcore/keras r2.6/sdk-release-3.4), without a device
+                # those of one micro-batch of each (PoplarExecutor::GetTensorsFromOutfeed of graphcore/tensorflow).
                 logits = np.zeros((capacity, *logits.shape[1:]), np.float32)
             if len(logits) != capacity:
                 raise RuntimeError(

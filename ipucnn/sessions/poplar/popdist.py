@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Mapping, Optional
 
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import counted
 
 _PREFIX = "POPDIST_"
 _TOTAL = _PREFIX + "NUM_TOTAL_REPLICAS"
@@ -68,7 +69,7 @@ def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances
     if offset % local or not 0 <= offset < total or ipus < 1:
         raise ConfigurationError(
             f"POPDIST_REPLICA_INDEX_OFFSET {offset} and POPDIST_NUM_IPUS_PER_REPLICA {ipus} fit no instance of "
-            f"{local} replica(s) among {total}",
+            f"{counted(local, 'replica')} among {total}",
             _HINT,
         )
     return Instances(total // local, offset // local, ipus, total)

@@ -42,6 +42,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
+from ipucnn.text import counted
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import OptimizerSettings
@@ -299,14 +300,14 @@ class PoplarSession(Session):
         self._network, self._loss = model, loss
         self._device.would_fit = self.would_fit
         replicas = config.validation_num_replicas or config.num_replicas
-        check_num_ipus(replicas, f"{replicas} replica(s) of evaluation", "--validation-num-replicas")
+        check_num_ipus(replicas, f"{counted(replicas, 'replica')} of evaluation", "--validation-num-replicas")
         self._attach(replicas, None)
         self._predictor = Predictor(
             self._device,
             lambda size: self._build(PREDICTION, size, "prediction"),
             config.validation_micro_batch_size or config.micro_batch_size,
             replicas,
-            gives_nothing_back(),
+            self._gives_zeros(),
         )
 
     def _validation(self) -> Predictor:
@@ -321,13 +322,17 @@ class PoplarSession(Session):
                 lambda size: self._build(PREDICTION, size, "validation"),
                 p.validation_micro_batch_size,
                 evaluation_replicas(p, self._config, self._device.instances.count),
-                gives_nothing_back(),
+                self._gives_zeros(),
                 prepare=self._pipeline_validation if pipelined else None,
                 program=p if pipelined else None,
             )
         if self._trained is not None:
             self._predictor.take_weights(self._trained.made.weights)
         return self._predictor
+
+    def _gives_zeros(self) -> bool:
+        """Whether what IPUs give back is zeros, and of fewer images than were sent."""
+        return gives_nothing_back() or self._config.compile_only
 
     def _pipeline_validation(self, model: KerasModel) -> None:
         p = self.program
