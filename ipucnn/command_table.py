@@ -119,6 +119,23 @@ COMMANDS = {
             ),
         ),
         Command(
+            "export",
+            "export",
+            "export",
+            "Write a run's network for other programs.",
+            _RUN,
+            (
+                (
+                    "ipucnn export runs/lenet-digits --format onnx",
+                    "An ONNX file with its labels, proved in onnxruntime.",
+                ),
+                (
+                    "ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half",
+                    "A small TFLite file that takes pixels as they are.",
+                ),
+            ),
+        ),
+        Command(
             "benchmark",
             "benchmark",
             "benchmark",

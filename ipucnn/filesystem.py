@@ -434,6 +434,28 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             os.unlink(temporary)
 
 
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Calls ``write`` with a new, empty folder beside ``path``, and renames it: all of it is there, or nothing.
+
+    What ``path`` was before is removed, but not before the new folder is whole.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    temporary = path.with_name(_temporary_name(path.name))
+    make_folder(temporary)
+    try:
+        write(temporary)
+        remove_folder(path)
+        os.rename(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+    finally:
+        with contextlib.suppress(DataError):
+            remove_folder(temporary)
+
+
 def write_text(path: Path, text: Union[str, bytes]) -> None:
     """Writes a small file of a run atomically, UTF-8."""
     data = text.encode("utf-8") if isinstance(text, str) else text

@@ -44,6 +44,7 @@ LINES = {
     "plan-splits": ["plan-splits", "lenet", "--print-config"],
     "evaluate": ["evaluate", "absent"],
     "infer": ["infer", "absent"],
+    "export": ["export", "absent", "--format", "onnx"],
     "verify-dataset": ["verify-dataset", "--dataset", "absent"],
     "models": ["models", "lenet", "--summary"],
     "build-records": ["build-records", "absent", "out"],

@@ -49,7 +49,7 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", list(examples()))
 def test_example(line, world, capsys):
     args = shlex.split(line)
-    if args[0] in ("evaluate", "infer"):
+    if args[0] in ("evaluate", "infer", "export", "diff", "plot"):
         args = [args[0], "--help"]
     if args[0] in ("train", "plan-splits", "benchmark") and "--print-config" not in args:
         args.append("--print-config")

@@ -475,6 +475,7 @@ ELSEWHERE = {
     "ipucnn/sessions/poplar/surroundings.py": "the interpreter's packages",
     "ipucnn/cli.py": "/dev/null",
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
+    "ipucnn/runs/runtimes.py": "a script that imports nothing of this package, in a folder of its own",
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/start.py": "claims, which are the system calls themselves",

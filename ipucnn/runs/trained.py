@@ -1,4 +1,4 @@
-"""Networks that have weights already, for ``evaluate`` and ``infer``: of a run, of a Keras file, or of ImageNet.
+"""Networks that have weights already, for ``evaluate``, ``infer`` and ``export``: of a run, a Keras file, or ImageNet.
 
 What the command line names is found out, and all that can be is checked, without TensorFlow.
 """
@@ -45,7 +45,7 @@ class Named:
     """What a command line names as a network and its weights.
 
     Attributes:
-        command: evaluate or infer.
+        command: evaluate, infer or export.
         target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
         flags: options given on the command line.
         which: ``--checkpoint``, which of a run's.
@@ -187,7 +187,7 @@ def _here(command: str, resolved: Resolved) -> Resolved:
     from ipucnn.sessions.factory import check_device
 
     config = resolved.config
-    if command == "infer":
+    if command in ("infer", "export"):
         # A few images; how many replicas trained does not matter, and there may be fewer IPUs here.
         config = replace(config, num_replicas=1, validation_num_replicas=None)
     check_device(config.device)
