@@ -260,7 +260,7 @@ def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
         start()
 
 
-def _quiet_import(start: Optional[Callable[[], None]]) -> Any:
+def _quiet_import(start: Optional[Callable[[], None]] = None) -> Any:
     """Imports without the messages that come from C++, before any log level counts."""
     with stderr_aside(shown_if_failed=True):
         import tensorflow as tf
