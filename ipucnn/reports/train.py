@@ -53,6 +53,14 @@ def program_line(program: Program) -> str:
         parts.append(f"{program.num_stages} stages ({program.pipeline_schedule}) opened by {opened}")
     if program.num_ipus > 1:
         parts.append(f"{program.num_ipus} IPUs")
+    recipe = (
+        (program.clip_gradient_norm, "gradients clipped to a norm of {:g}"),
+        (program.ema_decay, "weights averaged with a decay of {:g}"),
+        (program.mixup, "mixup {:g}"),
+        (program.cutmix, "CutMix {:g}"),
+        (program.random_erasing, "random erasing {:g}"),
+    )
+    parts += [text.format(value) for value, text in recipe if value]
     return "; ".join(parts)
 
 
