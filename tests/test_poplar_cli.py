@@ -366,7 +366,10 @@ def test_a_selected_device_of_another_size_is_refused(capfd, tmp_path, flags, de
         code, out, err = run(capfd, *args, "--gradient-accumulation-count", 4)
         assert not machine.calls("fit")
     assert (code, out) == (2, "")
-    assert f"--select-ipu {device}: that device has {has} IPU(s), and {needs} are needed" in err
+    assert (
+        f"--select-ipu {device}: that device has {has} IPU{'s' if has > 1 else ''}, and {needs} are needed"
+        in err
+    )
     assert f"a device of {needs} from gc-info -l" in err and "Traceback" not in err
     assert not (tmp_path / "run").exists()
 

@@ -2,7 +2,16 @@
 
 from typing import Any, Dict, Optional
 
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
+from ipucnn.commands.run_arguments import (
+    RUN,
+    TILE_SIZE,
+    VIEWS,
+    WEIGHTS,
+    WHICH,
+    in_instances,
+    own_option,
+    own_output,
+)
 from ipucnn.config.signature import with_run_options
 
 PLOT = own_option(
@@ -17,6 +26,7 @@ SHEET = own_option(
 
 
 @with_run_options("evaluate", from_run=True)
+@in_instances
 def evaluate(
     flags: Dict[str, Any],
     verbose: bool,
@@ -36,15 +46,15 @@ def evaluate(
     a flag overrides them; weights of Keras take --model-name and --dataset.
     """
     from ipucnn.filesystem import expand, write_output
-    from ipucnn.reports.console import ItemProgress, note, telling_of_indexing
+    from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
 
-    plot_to = None if plot is None else expand(plot, "--plot")
-    predictions_to = None if predictions is None else expand(predictions, "--predictions")
-    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    plot_to = own_output(None if plot is None else expand(plot, "--plot"))
+    predictions_to = own_output(None if predictions is None else expand(predictions, "--predictions"))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     if plot_to is not None:
         from ipucnn.reports.evaluate import check_can_plot
 
@@ -52,7 +62,7 @@ def evaluate(
     from ipucnn.reports.evaluate import WorstSheet, print_mask_evaluation
 
     sheet = WorstSheet()
-    with telling_of_indexing(), ItemProgress("evaluating") as progress:
+    with telling_of_indexing(), ItemProgress("evaluating", LOADING) as progress:
         result = evaluate_run(
             Named("evaluate", run, flags, which=checkpoint, weights=weights),
             plot=plot_to,

@@ -6,28 +6,31 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipucnn.diagnosis.decision import (
+    PARTITION,
     Choice,
+    Fact,
     Finding,
     choose,
     command_devices,
     next_steps,
     of_host,
     of_variables,
+    support_facts,
 )
+from ipucnn.diagnosis.ipus import Ipus, find_ipus, find_partition
 from ipucnn.diagnosis.look import (
     Disk,
     Gpu,
     Host,
-    Ipus,
     Poprun,
     Probe,
     find_datasets,
     find_gpus,
-    find_ipus,
     find_poprun,
     look_at_disk,
     look_at_host,
     probe_tensorflow,
+    size_of_folder,
 )
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.poplar import surroundings
@@ -48,6 +51,7 @@ class Diagnosis:
         choice: device that was asked for, and the one that is used.
         commands: what each command would run on.
         surroundings, sdk: Python, packages and the Poplar SDK; ``sdk`` as for ``to_dict``.
+        support: what those ask for who help with IPUs, by name.
         poprun: what it told this process.
         gpu_problem: why there are no GPUs.
         probe: of TensorFlow, None without --deep.
@@ -59,6 +63,7 @@ class Diagnosis:
     commands: Tuple[Choice, ...]
     surroundings: Surroundings = field(repr=False)
     ipus: Ipus
+    support: Dict[str, Fact]
     poprun: Poprun
     gpus: Tuple[Gpu, ...]
     gpu_problem: Optional[str]
@@ -93,8 +98,6 @@ class Diagnosis:
         """Plain values, ready for JSON; keys are always there."""
         from ipucnn import __version__
 
-        ipus = asdict(self.ipus)
-        ipus["num_busy"] = self.ipus.num_busy
         probe = self.probe
         return {
             "schema_version": SCHEMA_VERSION,
@@ -111,7 +114,8 @@ class Diagnosis:
             "platform": platform.platform(),
             "packages": dict(self.surroundings.versions),
             "sdk": self.sdk,
-            "ipus": ipus,
+            "ipus": self.ipus.to_dict(),
+            "support": {name: asdict(fact) for name, fact in self.support.items()},
             "poprun": self.poprun.to_dict(),
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "gpu_problem": self.gpu_problem,
@@ -143,6 +147,8 @@ def diagnose(
     """
     found = surroundings.look_around()
     ipus = find_ipus()
+    partition = find_partition(ipus.partition or found.variables.get(PARTITION), found.variables)
+    cache = surroundings.executable_cache()
     gpus, gpu_problem = find_gpus()
     probe = None
     if deep and found.versions.get("tensorflow") is not None:
@@ -156,6 +162,7 @@ def diagnose(
         commands=tuple(command_devices(choice, poprun)),
         surroundings=found,
         ipus=ipus,
+        support=support_facts(found, ipus, partition, cache, size_of_folder(cache)),
         poprun=poprun,
         gpus=tuple(gpus),
         gpu_problem=gpu_problem,

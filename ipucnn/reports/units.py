@@ -8,12 +8,12 @@ _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: Optional[float]) -> str:
-    """Four significant digits, without an exponent from 0.001 on: 15370, 151.3, 0.1234; nothing where it is unknown."""
+    """Four significant digits, without an exponent from 0.001 on: 15,370, 151.3, 0.1234; nothing where unknown."""
     if value is None:
         return ""
     if value >= 1000:
         digits = max(0, len(str(int(value))) - 4)
-        return f"{round(value, -digits):.0f}"
+        return f"{round(value, -digits):,.0f}"
     return f"{value:.4g}"
 
 
@@ -84,4 +84,4 @@ def images(images_per_s: float) -> str:
 
 def rate(images_per_s: float) -> str:
     """Measured images a second: whole ones, with two decimals below ten, because large tiles take seconds."""
-    return f"{images_per_s:.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"
+    return f"{images_per_s:,.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"

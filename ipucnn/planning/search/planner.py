@@ -1,4 +1,4 @@
-"""The best splits under given settings, other splits under the same model, and what is in the way where none fits.
+"""The best splits under given settings, and other splits under the same model.
 
 What splits may take of an IPU's memory: those that surely fit (``FITS_BELOW``) go before all others, whatever their
 speed; if there are none, those below the whole memory, and then those that the model is not sure to exclude
@@ -11,25 +11,21 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.errors import InfeasibleError
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.pipeline_plan import NoFit
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.exact import (
     Solution,
     faster_split,
     fastest_split,
     some_split_fits,
-    why_infeasible,
 )
 from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
-from ipucnn.training.batching import next_power_of_two
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
@@ -431,154 +427,3 @@ class Planner:
 def _rank(candidate: Candidate) -> Tuple[float, float]:
     """More throughput first, then less memory."""
     return candidate.prediction.images_per_s, -candidate.predicted_fill
-
-
-# --- where nothing fits
-
-
-def why_no_fit(
-    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float, max_ipus: int
-) -> NoFit:
-    """The certificate of the choice that takes the least memory, and the nearest settings that fit.
-
-    Args:
-        choices: as for ``Planner.best_of``; none of them fits within ``limit``.
-        max_ipus: of a replica, up to which more are tried.
-    """
-    settings = choices[-1][-1]
-    segments = settings.segments_on_one_ipu
-    most = max(16, 2 * settings.num_stages) if segments else max_ipus
-    layer, ranges = _certificate(planner, settings, limit, most)
-    fewest = None
-    if not segments:
-        possible = (k for k in range(settings.num_stages + 1, most + 1) if _fits(planner, choices, k, limit))
-        fewest = next(possible, None)
-    return NoFit(
-        memory_limit=limit,
-        num_stages=settings.num_stages,
-        layer=layer,
-        ranges=ranges,
-        fewest_stages=fewest,
-        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
-        max_ipus=most,
-        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
-    )
-
-
-def _certificate(
-    planner: Planner, settings: PlanSettings, limit: float, max_stages: int
-) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
-    """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
-    found = why_infeasible(planner.tables(settings, limit), settings.num_stages, max_stages)
-    layers = planner.graph.layers
-    ends = [*planner.starts[1:], len(layers)]
-
-    def name(item: int) -> str:
-        # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
-        return layers[max(1, planner.starts[item])].name
-
-    ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
-    return None if found.item is None else name(found.item), ranges
-
-
-def _fits(planner: Planner, choices: Sequence[Sequence[PlanSettings]], num_stages: int, limit: float) -> bool:
-    """Whether a choice fits with another number of stages, each on an IPU of its own."""
-    for group in choices:
-        for settings in group:
-            # From one stage on to several, recomputation begins to mean something.
-            for again in (
-                {settings.recomputation, True} if settings.num_stages == 1 else (settings.recomputation,)
-            ):
-                mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
-                own = settings.restaged(num_stages, device_mapping=mapping, recomputation=again)
-                if planner.fits(own, limit):
-                    return True
-    return False
-
-
-def _largest_micro_batch(
-    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float
-) -> Optional[int]:
-    """The largest micro-batch below the one asked for with which a choice fits; memory grows with it."""
-
-    def fits(size: int) -> bool:
-        return any(planner.fits(replace(s, micro_batch_size=size), limit) for group in choices for s in group)
-
-    low, high = 0, choices[0][0].micro_batch_size
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low or None
-
-
-def infeasible(model: str, why: NoFit, settings: PlanSettings, system_title: str) -> InfeasibleError:
-    """The error for a plan that can't be made."""
-    place = f"{why.num_stages} stage(s) on {settings.num_ipus_per_replica} IPU(s)"
-    message = (
-        f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
-    )
-    message += _in_the_way(why.layer, why.ranges)
-    ways = ways_to_fit(why)
-    if ways is not None:
-        return InfeasibleError(message, ways)
-    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
-    return InfeasibleError(message, tried + _smaller(settings))
-
-
-def ways_to_fit(why: NoFit) -> Optional[str]:
-    """The hint that names settings that fit; None if none were found."""
-    ways = []
-    if why.fewest_stages is not None:
-        ways.append(f"--stages {why.fewest_stages} ({why.fewest_ipus} IPUs)")
-    if why.largest_micro_batch_size is not None:
-        ways.append(f"--micro-batch-size {why.largest_micro_batch_size}")
-    return "this would fit: " + ", or ".join(ways) if ways else None
-
-
-def infeasible_search(
-    planner: Planner,
-    least: PlanSettings,
-    limit: float,
-    *,
-    num_ipus: int,
-    fewest_ipus: Optional[int],
-    largest_micro_batch_size: Optional[int],
-) -> InfeasibleError:
-    """The error for a search in which nothing fits.
-
-    Args:
-        least: of what was tried, the settings that take the least memory.
-        fewest_ipus, largest_micro_batch_size: with which the same search finds something; None where it finds nothing
-            with any that were tried.
-    """
-    message = (
-        f"{planner.graph.model} fits on {num_ipus} IPU(s) of {planner.system.title} in no configuration with "
-        f"micro-batches of {least.micro_batch_size} or more"
-    )
-    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
-    obstacle = _in_the_way(*_certificate(planner, least, limit, max(16, 2 * least.num_stages)))
-    ways = []
-    if fewest_ipus is not None:
-        ways.append(f"--ipus {fewest_ipus}")
-    if largest_micro_batch_size is not None:
-        ways.append(f"--micro-batch-size {largest_micro_batch_size}")
-    hint = "this would fit: " + ", or ".join(ways) if ways else _smaller(least)
-    return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
-
-
-def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
-    if layer is not None:
-        return f": layer '{layer}' alone takes more than an IPU's memory in whatever stage"
-    if not ranges:
-        return ""
-    first, last = ranges[0]
-    more = f", and {len(ranges) - 1} more such range(s)" if len(ranges) > 1 else ""
-    return f": layers '{first}' to '{last}' fit in no stage together{more}"
-
-
-def _smaller(settings: PlanSettings) -> str:
-    precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
-    return "use a smaller --image-size" + precision

@@ -168,7 +168,7 @@ def _unsupported(match: Match, context: ErrorContext) -> UserError:
     operations = list(dict.fromkeys(re.findall(r"(\w+) \(No registered", match.text)))
     named = f" {', '.join(operations)}" if operations else ""
     return ConfigurationError(
-        f"IPUs do not know the TensorFlow operation(s){named}",
+        f"IPUs do not know all of the TensorFlow operations{named}",
         "use another layer or optimizer, or do this on the host: --device cpu",
     )
 
