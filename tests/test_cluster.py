@@ -27,6 +27,7 @@ from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
+from ipucnn.training.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "from ipucnn.__main__ import main; main()"
@@ -371,3 +372,21 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
     first.discard()
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     write(second, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mean", "running_mean"])
+def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, method):
+    flags = [*FLAGS, "--no-validation", "--gradient-accumulation-reduction-method", method]
+    ended = launch(tmp_path, *flags, "--run-dir", "ring", "--reduction", "ring", "--json")
+    assert ended.returncode == 0, ended.stderr
+    sharing = json.loads(ended.stdout)["measured"]["sharing"]
+    assert (sharing["workers"], sharing["reduction"]) == (2, "ring") and sharing[
+        "received_bytes"
+    ] > 8 * 75_000
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    ring, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("ring", "one"))
+    assert list(ring.weights) == list(one.weights)
+    for there, here in ((one.weights, ring.weights), (one.slots, ring.slots)):
+        for name, value in there.items():
+            np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
