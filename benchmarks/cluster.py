@@ -26,8 +26,8 @@ from typing import Any, Dict, List, Optional
 
 COMMON = "--seed 1 --threads 1 --num-replicas 2 --logs-per-epoch 1 --ckpts-per-epoch 1"
 NETWORKS: Dict[str, str] = {
-    # Batch norm, augmentation and dropout; accumulation and replicas in all of them.
-    "cifar_resnet8": "--dataset digits --micro-batch-size 4 --gradient-accumulation-count 4 --augment --dropout 0.2 "
+    # Batch norm, augmentation, accumulation and replicas in all of them; dropout and drop-connect in EfficientNet.
+    "cifar_resnet8": "--dataset digits --micro-batch-size 4 --gradient-accumulation-count 4 --augment "
     "--limit-train 320 --limit-eval 100",
     "efficientnet-b0": "--dataset digits --micro-batch-size 4 --gradient-accumulation-count 2 --augment "
     "--limit-train 64 --limit-eval 40",
