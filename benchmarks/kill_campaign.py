@@ -401,8 +401,8 @@ def one_run(
     return None
 
 
-# What `ipucnn launch` ends with after a signal to one of its workers.  One that is stopped is missed after half a minute;
-# where it is alone it is killed.
+# What `ipucnn launch` ends with after a signal to one of its workers.  One that is stopped is missed after half a
+# minute; where it is alone it is killed.
 WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 7, signal.SIGSTOP: 7}
 WORKERS_CONFIGURATION = (
     "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 8 --norm-layer batch "
