@@ -4,11 +4,11 @@ Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [
            [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]] [--workers N ...]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
-at a random moment, while a checkpoint is being written, or during validation) and each time continued with --resume,
-until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have no stderr or one whose
-reader went away, and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json`` and all
-checkpoints must then be those of a run that was left alone, and every process must have ended with the exit code of its
-signal and without a traceback.  Exit code 5 if not.
+at a random moment, while a checkpoint is being written, before an older one is deleted, or during validation) and each
+time continued with --resume, until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed,
+some have no stderr or one whose reader went away, and each process has another number of loading threads.
+``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was left alone, and every
+process must have ended with the exit code of its signal and without a traceback.  Exit code 5 if not.
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
-MOMENTS = ("before", "any time", "checkpoint", "validation")
+MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
 START_LIMIT_S = 300.0
@@ -59,8 +60,8 @@ BROKEN: Dict[str, str] = {
 from ipucnn.runs.folder import RunFolder
 write = RunFolder.write_checkpoint
 def write_checkpoint(self, name, weights, slots, meta):
-    first = next(iter(slots))
-    return write(self, name, weights, {**slots, first: slots[first] * 0}, meta)
+    changed = {first: slots[first] * 0 for first in list(slots)[:1]}
+    return write(self, name, weights, {**slots, **changed}, meta)
 RunFolder.write_checkpoint = write_checkpoint
 """,
     # A continued run draws its order and augmentation from another seed.
@@ -96,12 +97,13 @@ CONFIGURATIONS: Dict[str, str] = {
     "'{\"momentum\": 0.9}' --lr-schedule stepped --lr-schedule-params "
     '\'{"boundaries": [0.5, 0.75], "values": [1, 0.1, 0.01]}\' '
     '--lr-warmup-params \'{"warmup_mode": "shift", "warmup_epochs": 1}\' --limit-train 640 --num-epochs 6 '
-    "--ckpts-per-epoch 2 --logs-per-epoch 4",
+    "--ckpts-per-epoch 2 --logs-per-epoch 4 --keep-checkpoints 1",
     "pipeline": "cifar_resnet8 --dataset digits --augment --ipus-per-replica 2 --replicas 2 --micro-batch-size 4 "
     "--gradient-accumulation-count 8 --optimizer rmsprop --optimizer-params {} --limit-train 640 --num-epochs 6 "
     "--ckpts-per-epoch 1 --lr-schedule const --precise-batch-norm 0",
     "efficientnet": "efficientnet-b0 --dataset digits --augment --replicas 4 --dbn-replica-group-size 2 "
-    "--micro-batch-size 4 --limit-train 128 --limit-eval 40 --num-epochs 4 --ckpts-per-epoch 2 --logs-per-epoch 4",
+    "--micro-batch-size 4 --limit-train 128 --limit-eval 40 --num-epochs 4 --ckpts-per-epoch 2 --logs-per-epoch 4 "
+    "--keep-checkpoints 2",
     "unet": "unet --dataset membranes --augment --base-filters 2 --image-size 188 --optimizer adam "
     "--optimizer-params {} --lr-schedule exponential --lr-schedule-params "
     '\'{"initial_learning_rate": 0.0005, "epochs_to_decay": 2, "decay_rate": 0.5}\' --num-epochs 6 --ckpts-per-epoch 1',
@@ -175,6 +177,17 @@ def is_writing(folder: Path) -> bool:
     return checkpoints.is_dir() and any(name.endswith(".tmp") for name in os.listdir(checkpoints))
 
 
+def is_deleting(folder: Path) -> bool:
+    """Whether there are more numbered checkpoints than are kept: one is to be deleted."""
+    checkpoints, config = folder / "checkpoints", folder / "config.yml"
+    kept = (
+        re.search(r"^keep-checkpoints: (\d+)$", config.read_text(), re.MULTILINE) if config.exists() else None
+    )
+    if kept is None or not checkpoints.is_dir():
+        return False
+    return sum(name.startswith("checkpoint-") for name in os.listdir(checkpoints)) > int(kept.group(1))
+
+
 def is_validating(folder: Path, seen: int) -> bool:
     """Whether an execution was recorded since, with the validation that follows it not yet."""
     path = folder / "metrics.jsonl"
@@ -237,8 +250,10 @@ def kill(
             if moment == "any time" or time.time() > patience:
                 hit = "any time"
                 break
-            if (moment == "checkpoint" and is_writing(folder)) or (
-                moment == "validation" and is_validating(folder, seen)
+            if (
+                (moment == "checkpoint" and is_writing(folder))
+                or (moment == "validation" and is_validating(folder, seen))
+                or (moment == "deletion" and is_deleting(folder))
             ):
                 hit = moment
                 break

@@ -119,6 +119,23 @@ COMMANDS = {
             ),
         ),
         Command(
+            "export",
+            "export",
+            "export",
+            "Write a run's network for other programs.",
+            _RUN,
+            (
+                (
+                    "ipucnn export runs/lenet-digits --format onnx",
+                    "An ONNX file with its labels, proved in onnxruntime.",
+                ),
+                (
+                    "ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half",
+                    "A small TFLite file that takes pixels as they are.",
+                ),
+            ),
+        ),
+        Command(
             "benchmark",
             "benchmark",
             "benchmark",
@@ -215,6 +232,23 @@ COMMANDS = {
                 "--inference",
                 "--save",
                 "--html",
+            ),
+        ),
+        Command(
+            "profile",
+            "profile",
+            "profile",
+            "Show what Poplar's profile of a run says.",
+            _PLAN,
+            (
+                (
+                    "ipucnn profile profile --run runs/profiled --save measured.json",
+                    "Memory and cycles of a run on IPUs, kept for the planner.",
+                ),
+                (
+                    "ipucnn plan-splits unet --stages 4 --measured measured.json",
+                    "The memory that was predicted for it, beside that.",
+                ),
             ),
         ),
         Command("doctor", "doctor", "doctor", "Say what is here and what runs on it.", _PLAN),

@@ -6,7 +6,6 @@ Looks and judges nothing.  TensorFlow is imported in a process of its own: its c
 import contextlib
 import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.diagnosis.programs import TIMEOUT_S, Ran, run_program
 from ipucnn.errors import DataError, MissingError, UserError
-from ipucnn.filesystem import absolute
+from ipucnn.filesystem import absolute, free_bytes
 from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
@@ -121,18 +120,13 @@ class Disk:
 
 def look_at_disk(folder: Path) -> Disk:
     """The disk a folder is on, or would be made on."""
-    # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
     there = folder
     # Where the current folder was removed, the path is told as it was typed.
     with contextlib.suppress(DataError):
         there = absolute(folder)
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
-    try:
-        free = shutil.disk_usage(there).free
-    except OSError:
-        free = 0
-    return Disk(str(there), free, os.access(there, os.W_OK | os.X_OK))
+    return Disk(str(there), free_bytes(there), os.access(there, os.W_OK | os.X_OK))
 
 
 _MOST_FILES = 100_000

@@ -28,6 +28,7 @@ from ipucnn.filesystem import (
     remove_file,
     remove_folder,
     remove_temporaries,
+    used_bytes,
     write_atomically,
     write_text,
 )
@@ -325,6 +326,11 @@ class RunFolder:
         if not isinstance(report, dict) or json_fields.wrong_field(report, _REPORT_FIELDS, _REPORT_FIELDS):
             return None
         return report
+
+    @property
+    def size_bytes(self) -> int:
+        """What the run takes on its disk, checkpoints elsewhere included."""
+        return used_bytes(self.path, self.checkpoints)
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""

@@ -183,6 +183,8 @@ class Recorder:
         self._timer = timer
         self._settled_at = -1
         self._saved_at = -1
+        # The numbered checkpoints that are kept; None until they are looked for.
+        self._numbered: Optional[List[str]] = None
         self._statistics = "running"
         self._reason = reason_to_end(state.history, self._config)
         self._told: List[Union[Curves, WeightsAndBiases]] = []
@@ -306,6 +308,7 @@ class Recorder:
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._folder.link_checkpoint(numbered, LAST))
+            self._delete_older()
         if self._session.any_instance(self._guard.is_set):
             self._interrupt()
 
@@ -392,7 +395,7 @@ class Recorder:
         self._plot(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
         if is_best and self._config.checkpoints and self._config.training:
-            yield CheckpointSaved(self._save(BEST))
+            yield CheckpointSaved(self._save(BEST, is_whole=False))
 
     def validate_each(self, paths: Sequence[Path]) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
@@ -432,8 +435,35 @@ class Recorder:
                     session.evaluated = {**averages, **found}
         self._settled_at = position
 
-    def _save(self, name: str) -> Path:
-        """Writes a checkpoint."""
+    def _delete_older(self) -> None:
+        """Deletes the numbered checkpoints of this run that are older than those to keep.
+
+        Where a process was killed before it deleted them, the next one finds and deletes them.
+        """
+        keep = self._config.keep_checkpoints
+        if keep is None:
+            return
+        updates = self._session.state.weight_updates
+        newest = checkpoints.checkpoint_name(updates)
+        if self._numbered is None:
+            named = self._checkpoint_names(updates)
+            self._numbered = [name for name in named if name not in (BEST, LAST)]
+        elif self._saved_at == updates and newest not in self._numbered[-1:]:
+            self._numbered.append(newest)
+        older, self._numbered = self._numbered[:-keep], self._numbered[-keep:]
+        self._folder.clean(older)
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the best validation is that of the last weight update."""
+        rows = [row for row in map(json.loads, self._state.history) if row["event"] == "validation"]
+        if not rows or rows[-1]["weight_updates"] != self._session.state.weight_updates:
+            return False
+        figures = [row[_figure(row)] for row in rows]
+        return int(np.argmax(figures)) == len(figures) - 1
+
+    def _save(self, name: str, is_whole: bool = True) -> Path:
+        """Writes a checkpoint; one that is not whole has weights alone, and nothing to go on from."""
         training, state, info = self._training, self._session.state, self._training.info
         meta = {
             "model": self._config.model_name,
@@ -449,13 +479,19 @@ class Recorder:
             "data_sha256": training.data_sha256,
             "seed": training.setup.seed,
             "program": training.program.to_dict(),
-            **checkpoints.position(state, self._state),
+            **(
+                checkpoints.position(state, self._state)
+                if is_whole
+                else {"weight_updates": state.weight_updates}
+            ),
         }
         if training.compilation.device.kind != "ipu":
             meta["threads"] = operation_threads()
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
+        if not is_whole:
+            return self._folder.write_checkpoint(name, weights, {}, meta)
         running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.evaluated}
         slots = checkpoints.arrays({**state.slots, **running}, rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
@@ -483,6 +519,11 @@ class Recorder:
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
             self._settle_statistics()
             yield CheckpointSaved(self._save(LAST))
+        if config.training and config.checkpoints:
+            self._delete_older()
+            if self._is_best:
+                # One file under both names, which takes no more room than one.
+                self._folder.link_checkpoint(self._folder.checkpoints / LAST, BEST)
         self.report = self._make_report()
         yield from self._warn_of_collectives()
         self._folder.write_report(self.report)

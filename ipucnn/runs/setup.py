@@ -19,7 +19,7 @@ from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.sessions.factory import runs_on_ipus
-from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers, require_one
+from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted
@@ -617,26 +617,11 @@ def check_compile_only(config: RunConfig) -> None:
         )
 
 
-def refuse_instances(command: str, config: Optional[RunConfig] = None) -> None:
-    """Refuses ``poprun``, and workers, for a command that runs in one process.
+def check_instances(instances: Instances, config: RunConfig, draws: bool = True) -> None:
+    """Refuses instances that would not work together: away from each other, or with seeds of their own.
 
     Args:
-        command: for the message.
-        config: of the run, which may name workers; None: none is at hand.
-
-    Raises:
-        ConfigurationError: this process is one of several.
-    """
-    require_one(command, RunConfig() if config is None else config)
-    if find_instances().is_distributed:
-        raise ConfigurationError(
-            f"poprun started this, and `ipucnn {command}` is one process: only `ipucnn train` runs under it",
-            f"type it without poprun: ipucnn {command} ...",
-        )
-
-
-def check_instances(instances: Instances, config: RunConfig) -> None:
-    """Refuses instances that would train different networks: with seeds of their own, or away from each other.
+        draws: random numbers are drawn that must be the same in all of them, for weights or the data's order.
 
     Raises:
         ConfigurationError: no seed is given, or the device is no IPU; of workers, that it is one.
@@ -655,10 +640,10 @@ def check_instances(instances: Instances, config: RunConfig) -> None:
         return
     if instances.count > 1 and not runs_on_ipus(config.device):
         raise ConfigurationError(
-            f"poprun started {counted(instances.count, 'instance')}, and only IPUs are trained together",
+            f"poprun started {counted(instances.count, 'instance')}, and only IPUs work together",
             "start it without poprun: one process has all replicas on a CPU or GPU",
         )
-    if instances.count > 1 and config.seed is None:
+    if instances.count > 1 and draws and config.seed is None:
         raise ConfigurationError(
             f"{instances.count} instances of poprun need the same seed, and none is given", "add --seed 1"
         )

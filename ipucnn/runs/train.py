@@ -9,17 +9,17 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import RESUMABLE, Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import check_output, exists, expand, is_written_to
+from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, num_cores, operation_threads
 from ipucnn.planning.search.smallest_change import would_fit
@@ -392,6 +392,7 @@ class TrainingRun:
         notes = self._notes_of_workers(cluster)
         notes += recorder.note_process(is_continued=self.start.checkpoint is not None)
         notes += [f"warning: {note}; passed over" for note in skipped]
+        notes += self._room_wanted(session.state)
         if notes:
             yield Notes(notes)
         yield Started(self.program, compilation, self.folder.path, self.info)
@@ -413,6 +414,30 @@ class TrainingRun:
 
                 with session.as_evaluated():
                     self.pictures = predicted_pictures(self.setup, session)
+
+    def _room_wanted(self, state: TrainState) -> List[str]:
+        """A warning if the checkpoints will take more than a tenth of what is free on their disk."""
+        config, program = self.setup.config, self.program
+        if not (config.training and config.checkpoints) or not self.instances.is_writer:
+            return []
+
+        def size(variables: Iterable["TfVariable"]) -> int:
+            return sum(variable.numpy().nbytes for variable in variables)
+
+        weights = size(state.weights.values())
+        first, last = self.first_weight_update, program.num_weight_updates
+        due = len(checkpoints.written_names(program, first + 1, last)) - 2
+        # One more while it is written, before an older one is deleted.
+        whole = max(1, due if config.keep_checkpoints is None else min(due, config.keep_checkpoints + 1))
+        needed = whole * (weights + size(state.slots.values())) + weights
+        free = free_bytes(self.folder.checkpoints)
+        if needed * 10 <= free:
+            return []
+        fewer = "; --keep-checkpoints 2 keeps fewer" if config.keep_checkpoints is None and due > 2 else ""
+        return [
+            f"warning: the checkpoints of this run will take up to {needed / 2**20:,.0f} MiB, and "
+            f"{free / 2**20:,.0f} MiB are free in {self.folder.checkpoints}{fewer}"
+        ]
 
     def _notes_of_workers(self, cluster: Optional[Cluster]) -> List[str]:
         """Who trains, and how a weight update is shared; nothing for one worker."""

@@ -5,6 +5,7 @@ The training loop stands here, once; a session gives it what runs the next weigh
 
 import contextlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -386,6 +387,10 @@ class Session:
         """Whether a flag is set on any of the instances that train together, so that they act alike."""
         return flag
 
+    def of_first_instance(self, value: float) -> float:
+        """What the first of the instances that work together has, so that they all decide alike."""
+        return value
+
     @property
     def sharing(self) -> Optional[Sharing]:
         """How several workers of the host shared the work; None where there is one."""
@@ -536,6 +541,17 @@ class Session:
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
+
+    def export_for_serving(self, model: "KerasModel", folder: Path, batch: int, output_name: str) -> None:
+        """Writes a SavedModel that is compiled for this device.
+
+        Args:
+            model: with its weights.
+            folder: does not exist yet.
+            batch: samples of each call.
+            output_name: of the logits.
+        """
+        raise NotImplementedError
 
     def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
         """Logits of every element of a data set of images (or part of one), one array per element."""

@@ -332,7 +332,7 @@ def validation_replicas(
 
     Args:
         num_replicas: of training, in all processes.
-        num_instances: processes of ``poprun``; each evaluates the whole data set on its own IPUs.
+        num_instances: processes of ``poprun``, which share the samples; each has IPUs of its own.
     """
     if config.pipeline_validation_model:
         return num_replicas // num_instances

@@ -261,38 +261,45 @@ def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
 
 
 def _quiet_import(start: Optional[Callable[[], None]]) -> Any:
-    """Imports with file descriptor 2 turned aside: the messages come from C++, before any log level counts."""
+    """Imports without the messages that come from C++, before any log level counts."""
+    with stderr_aside(shown_if_failed=True):
+        import tensorflow as tf
+        from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
+
+        _begin(tf, start)
+        # Looking for GPUs is what prints most on a machine without one; the first look is here.
+        tf.config.list_logical_devices()
+    return tf
+
+
+@contextlib.contextmanager
+def stderr_aside(shown_if_failed: bool) -> Iterator[None]:
+    """Turns file descriptor 2 aside, for what prints from C++.
+
+    Args:
+        shown_if_failed: what was printed is shown where an error ends the block.
+    """
     try:
         kept, saved = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115 - closed below
     except OSError:
         # No stderr, or no temporary folder that can be written.
-        import tensorflow as tf
-
-        _begin(tf, start)
-
-        return tf
+        yield
+        return
     with kept as aside:
         sys.stderr.flush()
         os.dup2(aside.fileno(), 2)
-        failed = True
+        failed = False
         try:
-            import tensorflow as tf
-            from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
-
-            _begin(tf, start)
-            # Looking for GPUs is what prints most on a machine without one; the first look is here.
-            tf.config.list_logical_devices()
-            failed = False
-        except (KeyboardInterrupt, SystemExit):
-            # A signal ended the import: what was printed is not the reason.
-            failed = False
+            yield
+        except Exception:
+            # A signal is none: what was printed is not its reason.
+            failed = True
             raise
         finally:
             sys.stderr.flush()
             os.dup2(saved, 2)
             os.close(saved)
-            if failed and interrupts.noted() is None:
+            if failed and shown_if_failed and interrupts.noted() is None:
                 aside.seek(0)
                 with contextlib.suppress(OSError):
                     os.write(2, aside.read())
-    return tf
