@@ -390,3 +390,33 @@ def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, me
     for there, here in ((one.weights, ring.weights), (one.slots, ring.slots)):
         for name, value in there.items():
             np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
+    """One worker, then two, then one: statistics measured over large batches, dropout, averages of the weights."""
+    flags = ["mnist_cnn", *FLAGS[1:], "--dropout", "0.3", "--norm-layer", "batch", "--ema-decay", "0.9"]
+    flags += ["--optimizer", "adam", "--optimizer-params", "{}", "--precise-batch-norm", "8"]
+    flags[flags.index("--num-epochs") + 1] = "3"
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    first = [*flags, "--run-dir", str(tmp_path / "changing")]
+    first[first.index("--num-epochs") + 1] = "1"
+    assert cli.run(["train", *first]) == 0
+    for workers, epochs in ((2, 2), (1, 3)):
+        ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
+        assert ended.returncode == 0, ended.stderr
+    assert_same(tmp_path / "one", tmp_path / "changing")
+    processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
+    assert [process.get("workers") for process in processes] == [None, 2, None]
+    # Four workers cannot share two chunks, which is told before anything is imported.
+    ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
+    assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
+
+
+def test_doctor_says_what_cluster_it_sees(monkeypatch):
+    from ipucnn.diagnosis.look import find_cluster
+
+    assert find_cluster({}).line == "" and find_cluster({}).to_dict()["workers"] == 1
+    seen = find_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1))
+    assert seen.line == "worker 1 of 2 (TF_CONFIG): 10.0.0.1:1, 10.0.0.2:1"
+    assert find_cluster({"TF_CONFIG": "{"}).to_dict()["problem"].startswith("TF_CONFIG cannot be used")

@@ -272,6 +272,8 @@ class Recorder:
     def note_process(self, is_continued: bool) -> List[str]:
         """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
         self._environment = environment()
+        if self._session.sharing is not None:
+            self._environment["workers"] = self._session.sharing.workers
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         first = self._training.first_weight_update
         self._processes = self._folder.add_environment(
