@@ -75,19 +75,6 @@ COMMANDS = {
             ),
         ),
         Command(
-            "launch",
-            "launch",
-            "launch",
-            "Start several workers of a training run here.",
-            _RUN,
-            (
-                (
-                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
-                    "Two workers that train one network, to the bytes of one.",
-                ),
-            ),
-        ),
-        Command(
             "evaluate",
             "evaluate",
             "evaluate",
@@ -168,6 +155,19 @@ COMMANDS = {
                 "--precision",
                 "--device",
                 "--print-config",
+            ),
+        ),
+        Command(
+            "launch",
+            "launch",
+            "launch",
+            "Start several workers of a training run here.",
+            _RUN,
+            (
+                (
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "Two workers that train one network, to the bytes of one.",
+                ),
             ),
         ),
         Command(

@@ -27,6 +27,7 @@ from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
+from ipucnn.training.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "from ipucnn.__main__ import main; main()"
@@ -371,3 +372,51 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
     first.discard()
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     write(second, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mean", "running_mean"])
+def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, method):
+    flags = [*FLAGS, "--no-validation", "--gradient-accumulation-reduction-method", method]
+    ended = launch(tmp_path, *flags, "--run-dir", "ring", "--reduction", "ring", "--json")
+    assert ended.returncode == 0, ended.stderr
+    sharing = json.loads(ended.stdout)["measured"]["sharing"]
+    assert (sharing["workers"], sharing["reduction"]) == (2, "ring") and sharing[
+        "received_bytes"
+    ] > 8 * 75_000
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    ring, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("ring", "one"))
+    assert list(ring.weights) == list(one.weights)
+    for there, here in ((one.weights, ring.weights), (one.slots, ring.slots)):
+        for name, value in there.items():
+            np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
+    """One worker, then two, then one: statistics measured over large batches, dropout, averages of the weights."""
+    flags = ["mnist_cnn", *FLAGS[1:], "--dropout", "0.3", "--norm-layer", "batch_norm", "--ema-decay", "0.9"]
+    flags += ["--optimizer", "adam", "--optimizer-params", "{}", "--precise-batch-norm", "8"]
+    flags[flags.index("--num-epochs") + 1] = "3"
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    first = [*flags, "--run-dir", str(tmp_path / "changing")]
+    first[first.index("--num-epochs") + 1] = "1"
+    assert cli.run(["train", *first]) == 0
+    for workers, epochs in ((2, 2), (1, 3)):
+        ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
+        assert ended.returncode == 0, ended.stderr
+    assert_same(tmp_path / "one", tmp_path / "changing")
+    processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
+    assert [process.get("workers") for process in processes] == [None, 2, None]
+    # Four workers cannot share two chunks, which is told before anything is imported.
+    ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
+    assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
+
+
+def test_doctor_says_what_cluster_it_sees(monkeypatch):
+    from ipucnn.diagnosis.look import find_cluster
+
+    assert find_cluster({}).line == "" and find_cluster({}).to_dict()["workers"] == 1
+    seen = find_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1))
+    assert seen.line == "worker 1 of 2 (TF_CONFIG): 10.0.0.1:1, 10.0.0.2:1"
+    assert find_cluster({"TF_CONFIG": "{"}).to_dict()["problem"].startswith("TF_CONFIG cannot be used")

@@ -200,7 +200,7 @@ KEYS = {
         "datasets",
         "variables",
     ),
-    *("probe", "findings", "next_steps", "poprun", "support"),
+    *("probe", "findings", "next_steps", "poprun", "support", "cluster"),
 }
 
 
@@ -233,7 +233,7 @@ def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
     assert set(full) == KEYS
     assert all(
         full[name].keys() == plain[name].keys()
-        for name in ("sdk", "ipus", "support", "poprun", "host", "disk", "datasets")
+        for name in ("sdk", "ipus", "support", "poprun", "cluster", "host", "disk", "datasets")
     )
 
 

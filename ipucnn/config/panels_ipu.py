@@ -295,6 +295,14 @@ class Workers:
         commands=TRAIN,
         ipu_effect=False,
     )
+    reduction: str = option(
+        "ordered",
+        "How workers add gradients: ordered (chunk by chunk, to the bytes of one worker), or ring (TensorFlow's "
+        "all-reduce, which sends less and is equal within rounding).",
+        choices=("ordered", "ring"),
+        commands=TRAIN,
+        ipu_effect=False,
+    )
     start_timeout: float = option(
         60.0,
         "Seconds that the workers wait for each other at the start.",

@@ -358,6 +358,17 @@ def report_rows(
                 f"{units.rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
             )
         )
+        sharing = measured.get("sharing")
+        if sharing:
+            share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
+            received = units.size(sharing["received_bytes"])
+            rows.append(
+                (
+                    "workers",
+                    f"{sharing['workers']}; {share:.0%} of the time for adding gradients up ({sharing['reduction']}), "
+                    f"{received} for each worker and weight update",
+                )
+            )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
         rows.append(("with compilation", f"{units.rate(total)} images/s"))
         if measured.get("peak_memory_bytes"):

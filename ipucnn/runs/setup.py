@@ -557,7 +557,7 @@ RULES: Tuple[Rule, ...] = (
     Rule("ckpt_all_instances", _own_checkpoints, ipu_only=False),
     *(
         Rule(name, _workers, ipu_only=False)
-        for name in ("start_timeout", "require_same_bytes", "trusted_network")
+        for name in ("reduction", "start_timeout", "require_same_bytes", "trusted_network")
     ),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),

@@ -157,6 +157,23 @@ class TrainState:
     earlier_hits: List[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """How several workers shared the weight updates that were timed.
+
+    Attributes:
+        workers: how many.
+        reduction: how gradients were added: ordered or ring.
+        received_bytes: that each worker got in a weight update, its own part included.
+        collective_s: seconds of worker 0 in collectives, waiting for other workers included.
+    """
+
+    workers: int
+    reduction: str
+    received_bytes: int
+    collective_s: float
+
+
 class NotFiniteError(UserError):
     """The loss or the weights became NaN or infinite."""
 
@@ -373,6 +390,11 @@ class Session:
     def of_first_instance(self, value: float) -> float:
         """What the first of the instances that work together has, so that they all decide alike."""
         return value
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How several workers of the host shared the work; None where there is one."""
+        return None
 
     @property
     def evaluation_shard(self) -> Tuple[int, int]:

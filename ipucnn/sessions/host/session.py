@@ -37,6 +37,7 @@ from ipucnn.sessions.session import (
     MakeDataset,
     NotFiniteError,
     Session,
+    Sharing,
     Stopped,
     TrainedPart,
     TrainState,
@@ -165,6 +166,7 @@ class UpdateLoop:
         preprocessing: of the images that the iterator has.
         on_cpu: whether it runs on a CPU.
         cluster: the workers that share the chunks of a weight update.
+        is_ordered: whether their gradients are added chunk by chunk.
 
     Attributes:
         scaler: finds the loss scale, if the program leaves it to it.
@@ -181,9 +183,11 @@ class UpdateLoop:
         preprocessing: Preprocessing,
         on_cpu: bool,
         cluster: Cluster,
+        is_ordered: bool,
     ) -> None:
         self._unpack = preprocessing.unpack
         self._cluster = cluster
+        self._is_ordered = is_ordered or cluster.count == 1
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
@@ -219,14 +223,18 @@ class UpdateLoop:
         }
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
+        # The numbers of its collectives: the one of each step, and what comes after the last step.
+        self._collectives: List[int] = []
         self.collect = tf.function(self._collect, autograph=False)
 
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
         if self._concrete is None:
+            before = set(self._cluster.received_bytes)
             self._concrete = self._function.get_concrete_function(
                 iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
             )
+            self._collectives = sorted(set(self._cluster.received_bytes) - before)
         return self._concrete.graph
 
     def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -236,6 +244,13 @@ class UpdateLoop:
         """
         self.trace(iterator)
         return self._concrete(iterator, rates, first)
+
+    @property
+    def received_bytes(self) -> int:
+        """What a worker gets from collectives in a weight update, its own part included."""
+        collectives, steps = self._cluster.received_bytes, self._chunks // self._cluster.count
+        every_step, *once = (collectives[number] for number in self._collectives)
+        return every_step * steps + sum(once)
 
     @property
     def has_batch_norm(self) -> bool:
@@ -340,25 +355,24 @@ class UpdateLoop:
         return loss / total, hits / (total * self._program.micro_batch_size)
 
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
-        running = self._program.gradient_accumulation_reduction_method == "running_mean"
         workers, count = self._cluster.count, len(self._trainable)
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
             gradients, loss, hits, moves = self._chunk(iterator, update, step * workers + self._cluster.rank)
+            others = [loss, hits, *(move.statistic for move in moves)]
 
             def add(chunk: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
-                for move, statistic in zip(moves, parts[count + 2 :]):
+                first = count if self._is_ordered else 0
+                loss, hits, *statistics = parts[first:]
+                for move, statistic in zip(moves, statistics):
                     move.settle(statistic, chunk)
-                added = [s + g for s, g in zip(sums, parts[: count + 2])]
-                if running:
-                    # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
-                    n = tf.cast(chunk, tf.float32)
-                    means = [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, parts[:count])]
-                    added = [*means, *added[count:]]
-                return added
+                own = self._add_gradients(chunk, parts[:first], sums[:first])
+                return [*own, sums[first] + loss, sums[first + 1] + hits]
 
-            parts = [*gradients, loss, hits, *(move.statistic for move in moves)]
-            return (step + 1, *self._in_order(step, parts, sums, add))
+            if self._is_ordered:
+                return (step + 1, *self._in_order(step, [*gradients, *others], sums, add))
+            added = self._add_gradients(step, gradients, sums[:count])
+            return (step + 1, *added, *self._in_order(step, others, sums[count:], add))
 
         start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
         zero = tf.constant(0.0)
@@ -368,7 +382,26 @@ class UpdateLoop:
             (tf.constant(0, tf.int64), *start, zero, zero),
             parallel_iterations=1,
         )
-        return sums[:count], sums[count], sums[count + 1]
+        gradients, loss, hits = sums[:count], sums[count], sums[count + 1]
+        if not self._is_ordered:
+            sizes = [int(v.shape.num_elements()) for v in self._trainable]
+            total = self._cluster.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
+            if self._program.gradient_accumulation_reduction_method == "running_mean":
+                total = total / float(workers)
+            gradients = [
+                tf.reshape(part, v.shape) for part, v in zip(tf.split(total, sizes), self._trainable)
+            ]
+        return gradients, loss, hits
+
+    def _add_gradients(
+        self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
+    ) -> List[Tensor]:
+        """The gradients of one more chunk, the ``number``-th that is added."""
+        if self._program.gradient_accumulation_reduction_method != "running_mean":
+            return [s + g for s, g in zip(sums, gradients)]
+        # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
+        n = tf.cast(number, tf.float32)
+        return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
 
     def _gradient_weight(self) -> float:
         """What a micro-batch's loss counts for in the gradient of its chunk."""
@@ -579,6 +612,8 @@ class HostSession(Session):
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
         self._large_batches: Optional[LargeBatches] = None
+        # Seconds in collectives before weight updates were timed: waiting for who compiled last.
+        self._waited_s = 0.0
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
@@ -619,6 +654,7 @@ class HostSession(Session):
                     self._preprocessing,
                     self._on_cpu,
                     self._cluster,
+                    self._config.reduction == "ordered",
                 )
 
             if program.fused_micro_batches == 0:
@@ -733,11 +769,28 @@ class HostSession(Session):
             if update_s is None:
                 # The first update tells nothing, it compiles; the second runs alone and is timed.
                 update_s, self.first_update_s = SLICE_S, part.timed_s
+                self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
             update_s = part.timed_s / count
             return part
 
         return run
+
+    @property
+    def _collective_s(self) -> float:
+        return float(self._cluster.collective_s.numpy()) if self._cluster.count > 1 else 0.0
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How the workers shared the weight updates that were timed; None for one worker."""
+        if self._cluster.count == 1 or self._loop is None:
+            return None
+        return Sharing(
+            self._cluster.count,
+            self._config.reduction,
+            self._loop.received_bytes,
+            self._collective_s - self._waited_s,
+        )
 
     def any_instance(self, flag: bool) -> bool:
         """Whether it is set on any worker: all of them have to ask."""
