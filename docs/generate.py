@@ -1,12 +1,13 @@
 """Writes the parts of these pages that commands derive: `make generated`.
 
-The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors.
+The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors;
+the pictures of terminals in images/ from what the commands print.
 """
 
 import signal
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
@@ -34,7 +35,8 @@ def exit_codes() -> str:
         errors.EXIT_OK: "The work is done.",
         errors.EXIT_BUG: "A bug of ipucnn: please report it with the traceback.",
     }
-    for kind in errors.UserError.__subclasses__():
+    own = (kind for kind in errors.UserError.__subclasses__() if kind.__module__ == errors.__name__)
+    for kind in own:
         meanings[kind.exit_code] = (kind.__doc__ or "").strip()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         code = getattr(errors, f"EXIT_{number.name}")
@@ -58,10 +60,9 @@ def insert(document: str) -> str:
     return document
 
 
-def main(args: List[str]) -> None:
+if __name__ == "__main__":
+    import pictures
+
     page = DOCS / "commands.md"
     page.write_text(insert(page.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    pictures.draw_terminals()

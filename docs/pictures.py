@@ -9,6 +9,7 @@ The numbers that a picture shows go into images/data.json; tests/test_docs_pictu
 import contextlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,13 @@ def terminal(name: str) -> str:
     return console.export_svg(title="ipucnn", code_format=SVG, unique_id=name)
 
 
+def draw_terminals() -> None:
+    """The pictures of terminals, which need neither Chromium nor a run."""
+    os.environ["COLUMNS"] = str(TERMINAL_WIDTH)
+    for name in TERMINALS:
+        (IMAGES / f"{name}.svg").write_text(terminal(name), encoding="utf-8")
+
+
 def main(args: List[str]) -> None:
     from PIL import Image
 
@@ -147,8 +155,7 @@ def main(args: List[str]) -> None:
     both.paste(right, (left.width + 12, 0))
     both.quantize(256).save(IMAGES / "first-screen.png", optimize=True)
     plan.quantize(256).save(IMAGES / "plan-resnet50.png", optimize=True)
-    for name in TERMINALS:
-        (IMAGES / f"{name}.svg").write_text(terminal(name), encoding="utf-8")
+    draw_terminals()
     DATA.write_text(
         json.dumps({"plan-resnet50": plan_data(), "unet-membranes": unet_data(run)}, indent=1) + "\n",
         encoding="utf-8",

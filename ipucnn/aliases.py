@@ -13,6 +13,7 @@ SdkModule = Any
 Tensor = Any
 TensorShape = Any
 TfDataset = Any
+TfFunction = Any
 TfGraph = Any
 TfIterator = Any
 TfVariable = Any

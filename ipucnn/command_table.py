@@ -109,6 +109,23 @@ COMMANDS = {
             ),
         ),
         Command(
+            "export",
+            "export",
+            "export",
+            "Write a run's network for other programs.",
+            _RUN,
+            (
+                (
+                    "ipucnn export runs/lenet-digits --format onnx",
+                    "An ONNX file with its labels, proved in onnxruntime.",
+                ),
+                (
+                    "ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half",
+                    "A small TFLite file that takes pixels as they are.",
+                ),
+            ),
+        ),
+        Command(
             "benchmark",
             "benchmark",
             "benchmark",
@@ -141,6 +158,19 @@ COMMANDS = {
                 "--precision",
                 "--device",
                 "--print-config",
+            ),
+        ),
+        Command(
+            "launch",
+            "launch",
+            "launch",
+            "Start several workers of a training run here.",
+            _RUN,
+            (
+                (
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "Two workers that train one network, to the bytes of one.",
+                ),
             ),
         ),
         Command(
@@ -211,6 +241,23 @@ COMMANDS = {
                 "--inference",
                 "--save",
                 "--html",
+            ),
+        ),
+        Command(
+            "profile",
+            "profile",
+            "profile",
+            "Show what Poplar's profile of a run says.",
+            _PLAN,
+            (
+                (
+                    "ipucnn profile profile --run runs/profiled --save measured.json",
+                    "Memory and cycles of a run on IPUs, kept for the planner.",
+                ),
+                (
+                    "ipucnn plan-splits unet --stages 4 --measured measured.json",
+                    "The memory that was predicted for it, beside that.",
+                ),
             ),
         ),
         Command(

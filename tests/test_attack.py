@@ -129,7 +129,7 @@ def test_every_option_is_attacked():
     from ipucnn.config.options import specs_for
 
     assert set(COMMANDS) == set(attack._COMMANDS) | set(COMMANDS)
-    for name in ("train", "benchmark", "plan-splits", "evaluate", "infer", "verify-dataset"):
+    for name in ("train", "benchmark", "plan-splits", "evaluate", "infer", "export", "verify-dataset"):
         drawn = {flag for option in COMMANDS[name].options for flag in option.flags}
         assert {spec.flag for spec in specs_for(name)} <= drawn
     kinds = {o.name: o.kind for command in COMMANDS.values() for o in command.options}

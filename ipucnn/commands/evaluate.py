@@ -2,7 +2,16 @@
 
 from typing import Any, Dict, Optional
 
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
+from ipucnn.commands.run_arguments import (
+    RUN,
+    TILE_SIZE,
+    VIEWS,
+    WEIGHTS,
+    WHICH,
+    in_instances,
+    own_option,
+    own_output,
+)
 from ipucnn.config.signature import with_run_options
 
 PLOT = own_option(
@@ -17,6 +26,7 @@ SHEET = own_option(
 
 
 @with_run_options("evaluate", from_run=True)
+@in_instances
 def evaluate(
     flags: Dict[str, Any],
     verbose: bool,
@@ -42,9 +52,9 @@ def evaluate(
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
 
-    plot_to = None if plot is None else expand(plot, "--plot")
-    predictions_to = None if predictions is None else expand(predictions, "--predictions")
-    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    plot_to = own_output(None if plot is None else expand(plot, "--plot"))
+    predictions_to = own_output(None if predictions is None else expand(predictions, "--predictions"))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     if plot_to is not None:
         from ipucnn.reports.evaluate import check_can_plot
 

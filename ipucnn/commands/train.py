@@ -1,6 +1,6 @@
 """``ipucnn train``: train a network."""
 
-from ipucnn.commands.run_arguments import read_training_plan
+from ipucnn.commands.run_arguments import one_speaks, read_training_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
@@ -30,18 +30,20 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             )
         from ipucnn.runs.kfold import CrossValidation
 
-        validation = CrossValidation(resolved, verbose, note)
-        with FoldsDisplay(validation) as folds:
-            for fold_event in validation.events():
-                folds.show(fold_event)
-        folds.print_result(json_output)
+        with one_speaks():
+            validation = CrossValidation(resolved, verbose, note)
+            with FoldsDisplay(validation) as folds:
+                for fold_event in validation.events():
+                    folds.show(fold_event)
+            folds.print_result(json_output)
         return
     from ipucnn.runs.train import TrainingRun
 
     with telling_of_indexing():
         run = TrainingRun(resolved, verbose)
     if resolved.config.dry_run:
-        show_dry_run(run, json_output)
+        if not run.is_silent:
+            show_dry_run(run, json_output)
         return
     with RunDisplay(run) as display:
         for event in run.events():

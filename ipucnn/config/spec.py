@@ -16,9 +16,9 @@ METADATA_KEY = "ipucnn.option"
 TRAIN = ("train",)
 RUN = ("train", "benchmark")
 PLAN = ("train", "benchmark", "plan-splits")
-NETWORK = (*PLAN, "evaluate", "infer")
-DATA = ("train", "evaluate", "infer", "benchmark", "verify-dataset")
-DEVICE = ("train", "evaluate", "infer", "benchmark")
+NETWORK = (*PLAN, "evaluate", "infer", "export")
+DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
+DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
 
 
 class Kind(NamedTuple):
@@ -277,6 +277,10 @@ TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
 """Height and width of a tile."""
 VIEWS = Number(int, 1, 8)
 """Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""
+OPSET = Number(int, 9, 99)
+"""Version of the operations of an ONNX file; which ones can be written, the installed packages say."""
+EXPORT_BATCH = Number(int, 1, 65536)
+"""Images of each call of an exported network."""
 SHARDS = Number(int, 1, 99_999)
 """Files of records of a subset; their names have five digits."""
 WORKERS = Number(int, 1, 1024)

@@ -58,6 +58,28 @@ def evaluation_json(result: Dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
+def print_export(record: Dict[str, Any]) -> None:
+    """What was exported, and how it was proved."""
+    proof, files = record["proof"], record["files"]
+    size = sum(file["bytes"] for file in files.values())
+    shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
+    what = "pixels" if record["task"] == "segmentation" else "samples"
+    rows = [
+        ("network", f"{record['model']}, weights of {record['weights']['checkpoint']}"),
+        ("file", f"{record['folder']}/{record['file']}, {units.mebibytes(size)}"),
+        ("input", f"{record['input']['name']}, {record['input']['dtype']}, {shape}"),
+        ("output", f"{record['output']['name']}, float32"),
+        ("loaded in", proof["runtime"]),
+        ("samples run", f"{proof['samples']:,}: {proof['of']}"),
+        (
+            "difference",
+            f"{proof['relative']:.2g} of the outputs' deviation at most ({proof['allowed_relative']:g} is allowed)",
+        ),
+        (f"{what} of one class", f"{proof['agreement']:.2%} (at least {proof['least_agreement']:.1%})"),
+    ]
+    console(sys.stdout).print(fact_table(rows))
+
+
 def print_evaluation(result: Dict[str, Any]) -> None:
     """The evaluation as tables on stdout."""
     out = console(sys.stdout)

@@ -5,6 +5,7 @@ The training loop stands here, once; a session gives it what runs the next weigh
 
 import contextlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -154,6 +155,23 @@ class TrainState:
     events_done: int = 0
     earlier_losses: List[float] = field(default_factory=list)
     earlier_hits: List[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How several workers shared the weight updates that were timed.
+
+    Attributes:
+        workers: how many.
+        reduction: how gradients were added: ordered or ring.
+        received_bytes: that each worker got in a weight update, its own part included.
+        collective_s: seconds of worker 0 in collectives, waiting for other workers included.
+    """
+
+    workers: int
+    reduction: str
+    received_bytes: int
+    collective_s: float
 
 
 class NotFiniteError(UserError):
@@ -369,6 +387,20 @@ class Session:
         """Whether a flag is set on any of the instances that train together, so that they act alike."""
         return flag
 
+    def of_first_instance(self, value: float) -> float:
+        """What the first of the instances that work together has, so that they all decide alike."""
+        return value
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How several workers of the host shared the work; None where there is one."""
+        return None
+
+    @property
+    def evaluation_shard(self) -> Tuple[int, int]:
+        """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
+        return 1, 0
+
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
@@ -492,6 +524,10 @@ class Session:
     ) -> Dict[str, float]:
         """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
 
+        Args:
+            dataset: the part of it that :attr:`evaluation_shard` says; the metrics are over all of it.
+            stop: whether to end before the end; see below.
+
         Raises:
             Stopped: ``stop``, asked between batches, said so.
         """
@@ -505,6 +541,17 @@ class Session:
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
+
+    def export_for_serving(self, model: "KerasModel", folder: Path, batch: int, output_name: str) -> None:
+        """Writes a SavedModel that is compiled for this device.
+
+        Args:
+            model: with its weights.
+            folder: does not exist yet.
+            batch: samples of each call.
+            output_name: of the logits.
+        """
+        raise NotImplementedError
 
     def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
         """Logits of every element of a data set of images (or part of one), one array per element."""
