@@ -239,7 +239,7 @@ def test_the_tables_of_the_public_applications_flags_name_options_that_are_there
     for row in rows:
         theirs, here = row.strip("| ").split(" | ")
         if here.startswith("the same"):
-            assert set(re.findall(r"--([a-z-]+)", theirs)) <= {*BY_KEY, "config", "config-path"}, row
+            assert set(re.findall(r"--([a-z0-9-]+)", theirs)) <= {*BY_KEY, "config", "config-path"}, row
 
 
 def test_help_knows_which_options_presets_set():

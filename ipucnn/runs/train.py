@@ -252,13 +252,13 @@ class TrainingRun:
         if self.program.samples_discarded_per_epoch:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
-                f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
+                f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
-                f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
+                f"{self.program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each "
                 "epoch; batch norm's statistics include them"
             )
         if runs_on_ipus(self.setup.config.device) and self.program.num_stages > 1 < self.program.num_replicas:
