@@ -252,7 +252,7 @@ class TrainingRun:
         if self.program.samples_discarded_per_epoch:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
-                f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
+                f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
