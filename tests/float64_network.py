@@ -30,7 +30,9 @@ class Reference:
 
     def __init__(self, images: Any, labels: Any, batch: int, count: int, rate: float) -> None:
         self.images, self.labels, self.batch, self.count, self.rate = images, labels, batch, count, rate
-        blueprint = read_blueprint(self.network())
+        network = self.network()
+        self._start = {name: v.numpy() for name, v in named_weights(network).items()}
+        blueprint = read_blueprint(network)
         self._steps, self._output = blueprint.steps, blueprint.output
         self.nearest: List[Tuple[float, Place]] = []
 
@@ -51,7 +53,7 @@ class Reference:
             near: what a ReLU is given closer to 0 than this is kept in ``nearest``.
             flips: the ReLUs that decide otherwise than by the sign of what they are given.
         """
-        weights = {name: v.numpy().astype(kind) for name, v in named_weights(self.network()).items()}
+        weights = {name: value.astype(kind) for name, value in self._start.items()}
         trained = [name for name in weights if "moving" not in name]
         velocity = {name: np.zeros_like(weights[name]) for name in trained}
         momenta = {s.name: s.config["momentum"] for s in self._steps if _kind(s) == "BatchNormalization"}

@@ -57,6 +57,14 @@ def program_line(program: Program) -> str:
         )
     if program.num_ipus > 1:
         parts.append(f"{counted(program.num_ipus, 'IPU')}")
+    recipe = (
+        (program.clip_gradient_norm, "gradients clipped to a norm of {:g}"),
+        (program.ema_decay, "weights averaged with a decay of {:g}"),
+        (program.mixup, "mixup {:g}"),
+        (program.cutmix, "CutMix {:g}"),
+        (program.random_erasing, "random erasing {:g}"),
+    )
+    parts += [text.format(value) for value, text in recipe if value]
     return "; ".join(parts)
 
 

@@ -235,8 +235,10 @@ def differences(
         if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
     ]
     if not found:
-        # How many replicas validate changes nothing that is trained; the options that decide it were compared above.
-        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas")
+        # How many replicas validate changes nothing that is trained.  The options that decide that, and the recipe,
+        # were compared above; programs of earlier versions do not have the recipe.
+        recipe = ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
+        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas", *recipe)
         # A program of an earlier version lacks what it did not know yet.
         since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
         here, there = program.to_dict(), {**since, **meta.get("program", {})}
