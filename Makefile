@@ -21,7 +21,7 @@ slow:
 generated:
 	$(PYTHON) -m ipucnn.planning.graphs.shipped
 	$(PYTHON) -m ipucnn.config.reference --write
-	$(PYTHON) -m ipucnn.benchmarking.records
+	$(PYTHON) -m ipucnn.benchmarking.schemas
 
 ci:
 	.ci/run

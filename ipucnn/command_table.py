@@ -158,6 +158,19 @@ COMMANDS = {
             ),
         ),
         Command(
+            "launch",
+            "launch",
+            "launch",
+            "Start several workers of a training run here.",
+            _RUN,
+            (
+                (
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "Two workers that train one network, to the bytes of one.",
+                ),
+            ),
+        ),
+        Command(
             "runs",
             "runs",
             "runs",
@@ -257,6 +270,23 @@ COMMANDS = {
                 "--inference",
                 "--save",
                 "--html",
+            ),
+        ),
+        Command(
+            "profile",
+            "profile",
+            "profile",
+            "Show what Poplar's profile of a run says.",
+            _PLAN,
+            (
+                (
+                    "ipucnn profile profile --run runs/profiled --save measured.json",
+                    "Memory and cycles of a run on IPUs, kept for the planner.",
+                ),
+                (
+                    "ipucnn plan-splits unet --stages 4 --measured measured.json",
+                    "The memory that was predicted for it, beside that.",
+                ),
             ),
         ),
         Command("doctor", "doctor", "doctor", "Say what is here and what runs on it.", _PLAN),

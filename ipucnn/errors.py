@@ -17,6 +17,7 @@ EXIT_DATA = 3
 EXIT_INFEASIBLE = 4
 EXIT_THRESHOLD = 5
 EXIT_MISSING = 6
+EXIT_WORKERS = 7
 # A signal's exit code is 128 and its number, as of what a shell reports.
 EXIT_SIGHUP = 129
 EXIT_SIGINT = 130
@@ -67,6 +68,12 @@ class MissingError(UserError):
     """A device or an optional package that the command needs is not here."""
 
     exit_code = EXIT_MISSING
+
+
+class WorkersError(UserError):
+    """A worker did not come in time, or left before the end."""
+
+    exit_code = EXIT_WORKERS
 
 
 def did_you_mean(name: str, choices: "Iterable[str]", cutoff: float = 0.6) -> "Optional[str]":

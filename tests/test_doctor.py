@@ -200,7 +200,7 @@ KEYS = {
         "datasets",
         "variables",
     ),
-    *("probe", "findings", "next_steps", "poprun", "support"),
+    *("probe", "findings", "next_steps", "poprun", "support", "cluster"),
 }
 
 
@@ -233,7 +233,7 @@ def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
     assert set(full) == KEYS
     assert all(
         full[name].keys() == plain[name].keys()
-        for name in ("sdk", "ipus", "support", "poprun", "host", "disk", "datasets")
+        for name in ("sdk", "ipus", "support", "poprun", "cluster", "host", "disk", "datasets")
     )
 
 
@@ -377,7 +377,7 @@ def test_what_support_asks_for(capsys, sdk, pod, tool, monkeypatch, tmp_path):
         "executable_cache_bytes": None,
     }
     _, out, _ = doctor(capsys)
-    assert "p7, active, 1 IPU-Link domain(s)" in words(out)
+    assert "p7, active, 1 IPU-Link domain" in words(out)
     assert "remote buffers yes" in words(out)
     assert "free devices 2" in words(out)
     assert "cache: there is no such folder yet" in words(out)
@@ -463,7 +463,7 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
     by_command = {row["command"]: row for row in full["commands"]}
     assert by_command["train"]["usable"] and "PopDist" in by_command["train"]["reason"]
     for name in ("evaluate", "infer", "benchmark"):
-        assert not by_command[name]["usable"] and "refused under poprun" in by_command[name]["reason"]
+        assert by_command[name]["usable"] and "PopDist" in by_command[name]["reason"]
     assert by_command["plan-splits"]["usable"]
     text = words(doctor(capsys)[1])
     assert "instance 2 of 2, 2 of 4 replicas, 1 IPU each; leaves to the first checkpoints and logs" in text

@@ -465,7 +465,7 @@ ELSEWHERE = {
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
-    "ipucnn/benchmarking/records.py": "the source tree's own schemas",
+    "ipucnn/benchmarking/schemas.py": "the source tree's own schemas",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
     # /proc, /dev/null, the interpreter's own folders.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import own_option, read_plan
+from ipucnn.commands.run_arguments import in_instances, own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -100,6 +100,7 @@ VERSUS = own_option(
 
 
 @with_run_options("benchmark", read_plan=read_plan)
+@in_instances
 def benchmark(
     request: RunRequest,
     verbose: bool,
@@ -227,7 +228,9 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
         note(f"warning: {warning}")
     with BenchmarkProgress() as progress:
         report = one.run(progress.update)
-    path = write_folder(folder, one.resolved.config, report)
+    path = folder
+    if one.instances.is_writer:
+        path = write_folder(folder, one.resolved.config, report)
     if json_output:
         print(report.to_json(), end="")
     else:
@@ -316,7 +319,13 @@ def benchmark_suite(
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_plan
+    from ipucnn.sessions.poplar.popdist import find_instances
 
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            "suites run each row in a process of its own, and poprun started this one",
+            "type it without poprun, or benchmark one network under it",
+        )
     for name, flag in (("baseline", "--baseline"), ("max_regression", "--max-regression")):
         if name in measuring:
             raise ConfigurationError(

@@ -4,7 +4,16 @@ from typing import Any, Dict, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
+from ipucnn.commands.run_arguments import (
+    RUN,
+    TILE_SIZE,
+    VIEWS,
+    WEIGHTS,
+    WHICH,
+    in_instances,
+    own_option,
+    own_output,
+)
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 
@@ -23,6 +32,7 @@ REPORT = typer.Option(
 
 
 @with_run_options("evaluate", from_run=True)
+@in_instances
 def evaluate(
     flags: Dict[str, Any],
     verbose: bool,
@@ -50,15 +60,16 @@ def evaluate(
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
+    from ipucnn.sessions.poplar.popdist import find_instances
 
     page_of = expand(run, "RUN")
     if report and not is_file(page_of / CONFIG):
         raise ConfigurationError(
             f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
         )
-    plot_to = None if plot is None else expand(plot, "--plot")
-    predictions_to = None if predictions is None else expand(predictions, "--predictions")
-    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    plot_to = own_output(None if plot is None else expand(plot, "--plot"))
+    predictions_to = own_output(None if predictions is None else expand(predictions, "--predictions"))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     if plot_to is not None:
         from ipucnn.reports.evaluate import check_can_plot
 
@@ -86,7 +97,7 @@ def evaluate(
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if report:
+    if report and find_instances().is_writer:
         write_page(page_of, result)
     if json_output:
         print(evaluation_json(result))

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
+from ipucnn.commands.run_arguments import (
+    RUN,
+    TILE_SIZE,
+    VIEWS,
+    WEIGHTS,
+    WHICH,
+    in_instances,
+    own_option,
+    own_output,
+)
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
@@ -42,6 +51,7 @@ SHEET = own_option(
 
 
 @with_run_options("infer", from_run=True)
+@in_instances
 def infer(
     flags: Dict[str, Any],
     verbose: bool,
@@ -68,8 +78,8 @@ def infer(
     from ipucnn.filesystem import expand, write_output
     from ipucnn.runs.trained import Named, task_of
 
-    output_to = None if output is None else expand(output, "--output")
-    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    output_to = own_output(None if output is None else expand(output, "--output"))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
     if task_of(named) == "segmentation":
         for option, given in (("--top", top), ("--format", form)):

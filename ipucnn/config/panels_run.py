@@ -339,6 +339,17 @@ class Evaluation:
         metavar="N|A/B",
         commands=TRAIN,
     )
+    keep_checkpoints: Optional[int] = option(
+        2,
+        "Numbered checkpoints to keep, the newest ones; older ones of this run are deleted, the last and the best one "
+        "never. Where --ckpts-per-epoch or --config-path is given and this is not, all are kept.",
+        parse=values.parse_kept,
+        minimum=1,
+        maximum=bounds.MAX_COUNT,
+        metavar="N|all",
+        commands=TRAIN,
+        wishes="save-total-limit max-to-keep checkpoint-hist keep-last",
+    )
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
     ckpt_all_instances: bool = option(
         False,

@@ -269,20 +269,16 @@ def command_devices(choice: Choice, poprun: Poprun) -> Iterator[Choice]:
 
 
 def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
-    """Training alone runs in several processes; the other commands would do all of the work in each."""
+    """IPUs work together in several processes, a host computes in one."""
     own = replace(choice, command=command)
     count = poprun.instances.count
     if not choice.usable or not poprun.instances.is_distributed:
         return own
-    if command != "train":
-        return replace(
-            own, usable=False, reason="refused under poprun: it is one process, only train runs in several"
-        )
     if choice.device == "ipu":
         reason = f"{choice.reason}; with PopDist, as one of {counted(count, 'instance')} of poprun"
         return replace(own, reason=reason)
     if count > 1:
-        reason = f"refused with {count} instances of poprun: only IPUs are trained together"
+        reason = f"refused with {count} instances of poprun: only IPUs work together"
         return replace(own, usable=False, reason=reason)
     return own
 

@@ -76,13 +76,16 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     if ipus.partition:
         state, domains = support["partition_state"].value, support["link_domains"].value
         parts = [ipus.partition, *([str(state).lower()] if state else [])]
-        yield "partition", ", ".join([*parts, *([f"{domains} IPU-Link domain(s)"] if domains else [])])
+        parts += [counted(int(str(domains)), "IPU-Link domain")] if domains else []
+        yield "partition", ", ".join(parts)
     if support["executable_cache"].value:
         size = support["executable_cache_bytes"]
         held = size.reason if size.value is None else units.size(cast(int, size.value))
         yield "compiled programs", f"{support['executable_cache'].value}: {held}"
     if found.poprun.line:
         yield "poprun", found.poprun.line
+    if found.cluster.line:
+        yield "cluster", found.cluster.line
     shown = "POPLAR_SDK_ENABLED"
     yield from ((name, value) for name, value in found.variables.items() if name != shown)
 

@@ -57,6 +57,14 @@ def program_line(program: Program) -> str:
         )
     if program.num_ipus > 1:
         parts.append(f"{counted(program.num_ipus, 'IPU')}")
+    recipe = (
+        (program.clip_gradient_norm, "gradients clipped to a norm of {:g}"),
+        (program.ema_decay, "weights averaged with a decay of {:g}"),
+        (program.mixup, "mixup {:g}"),
+        (program.cutmix, "CutMix {:g}"),
+        (program.random_erasing, "random erasing {:g}"),
+    )
+    parts += [text.format(value) for value, text in recipe if value]
     return "; ".join(parts)
 
 
@@ -202,7 +210,7 @@ class RunDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
-            print_report(report, folder, neighbours)
+            print_report(report, folder, neighbours, run.folder.size_bytes)
 
 
 def show_dry_run(run: TrainingRun, as_json: bool) -> None:
@@ -306,7 +314,9 @@ def _introduce(run: TrainingRun) -> None:
     note(f"{network}; {program_line(run.program)}")
 
 
-def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> List[Tuple[str, str]]:
+def report_rows(
+    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+) -> List[Tuple[str, str]]:
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
@@ -348,6 +358,17 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
                 f"{units.rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
             )
         )
+        sharing = measured.get("sharing")
+        if sharing:
+            share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
+            received = units.size(sharing["received_bytes"])
+            rows.append(
+                (
+                    "workers",
+                    f"{sharing['workers']}; {share:.0%} of the time for adding gradients up ({sharing['reduction']}), "
+                    f"{received} for each worker and weight update",
+                )
+            )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
         rows.append(("with compilation", f"{units.rate(total)} images/s"))
         if measured.get("peak_memory_bytes"):
@@ -373,7 +394,7 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
             f"{counted(compiled['fused_micro_batches'], 'micro-batch')} computed as one",
         )
     )
-    rows.append(("saved in", folder))
+    rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
     return rows
 
 
@@ -392,18 +413,21 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
     ]
 
 
-def print_report(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> None:
+def print_report(
+    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+) -> None:
     """The end report on stdout, and the command that evaluates the result.
 
     Args:
         report: what ``report.json`` holds.
         folder: the run's.
         neighbours: accuracy of the three nearest neighbours on the same data, None where it is not known.
+        size_bytes: what the folder takes on its disk.
     """
     from rich.text import Text
 
     out = console(sys.stdout)
-    rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours)]
+    rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
         out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)

@@ -30,6 +30,8 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
+from ipucnn.sessions.host.workers import require_one
+from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import read_meta
 
@@ -97,6 +99,8 @@ def facts_only(info: DatasetInfo) -> DataSource:
 def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     """Finds out what the command line names, and checks all that can be checked without TensorFlow.
 
+    Under ``poprun`` all instances open the same.
+
     Args:
         named: by the command line.
         reads_data: whether the samples of a data set are needed.
@@ -104,8 +108,14 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     Raises:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
+    trained = _open(named, reads_data)
+    require_one(named.command, trained.config)
+    run_setup.check_instances(find_instances(), trained.config, draws=False)
+    return trained
+
+
+def _open(named: Named, reads_data: bool) -> TrainedSetup:
     command, target, which = named.command, named.target, named.which
-    run_setup.refuse_instances(command)
     path = expand(target, "RUN")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):

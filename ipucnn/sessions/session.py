@@ -157,6 +157,23 @@ class TrainState:
     earlier_hits: List[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """How several workers shared the weight updates that were timed.
+
+    Attributes:
+        workers: how many.
+        reduction: how gradients were added: ordered or ring.
+        received_bytes: that each worker got in a weight update, its own part included.
+        collective_s: seconds of worker 0 in collectives, waiting for other workers included.
+    """
+
+    workers: int
+    reduction: str
+    received_bytes: int
+    collective_s: float
+
+
 class NotFiniteError(UserError):
     """The loss or the weights became NaN or infinite."""
 
@@ -370,6 +387,20 @@ class Session:
         """Whether a flag is set on any of the instances that train together, so that they act alike."""
         return flag
 
+    def of_first_instance(self, value: float) -> float:
+        """What the first of the instances that work together has, so that they all decide alike."""
+        return value
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How several workers of the host shared the work; None where there is one."""
+        return None
+
+    @property
+    def evaluation_shard(self) -> Tuple[int, int]:
+        """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
+        return 1, 0
+
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
@@ -492,6 +523,10 @@ class Session:
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
         """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
+
+        Args:
+            dataset: the part of it that :attr:`evaluation_shard` says; the metrics are over all of it.
+            stop: whether to end before the end; see below.
 
         Raises:
             Stopped: ``stop``, asked between batches, said so.

@@ -265,7 +265,7 @@ class Engine:
                 for first in range(0, count, group):
                     batch = [next(elements) for _ in range(group)]
                     replicas.load(first)
-                    before = _moving_variances(model) if group > 1 else []
+                    before = _moving_variances(model, group)
                     gradients = self._gradients(batch)
                     _unbias_as_a_replica(before, group, int(unpack(batch[0])[1].shape[0]))
                     for replica in range(first, first + group):
@@ -469,10 +469,18 @@ def _written(graph: Any) -> Set[int]:
     return {outer[tensor.name] for op in writes for tensor in op.inputs if tensor.name in outer}
 
 
-def _moving_variances(model: Any) -> List[Any]:
-    """(layer, its moving variance) of each batch norm."""
+def _is_stock_of_keras_3(layer: Any) -> bool:
+    return KERAS_3 and isinstance(layer, keras.layers.BatchNormalization)
+
+
+def _moving_variances(model: Any, group: int) -> List[Any]:
+    """(layer, its moving variance) of each batch norm whose variance is not what IPUs make of it."""
     found = [(layer, getattr(layer, "moving_variance", None)) for layer in model.layers]
-    return [(layer, variable_of(v).numpy()) for layer, v in found if v is not None]
+    return [
+        (layer, variable_of(v).numpy())
+        for layer, v in found
+        if v is not None and (group > 1 or _is_stock_of_keras_3(layer))
+    ]
 
 
 @rule(
@@ -480,15 +488,20 @@ def _moving_variances(model: Any) -> List[Any]:
     "poplibs lib/popnn/norm.cc distributedBatchNormEstimates",
 )
 def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -> None:
-    """Distributed batch norm: the group's variance is made unbiased with N/(N-1) of one replica's N."""
+    """Moving variances: a group's is made unbiased with N/(N-1) of one replica's N.
+
+    So is stock Keras 3's, which takes the biased one; the SDK has Keras 2.6 and its kernel's.
+    """
     for layer, old in before:
         variable, momentum = variable_of(layer.moving_variance), layer.momentum
         if np.array_equal(variable.numpy(), old):
             continue  # nothing moved it: a layer whose statistics wait for the weight update
         numbers = micro_batch_size * int(np.prod([int(n) for n in layer.output.shape[1:-1]]))
         together = numbers * group
-        unbiased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)
-        local = unbiased * (together - 1) / together * numbers / max(numbers - 1, 1)
+        biased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)
+        if not _is_stock_of_keras_3(layer):
+            biased *= (together - 1) / together
+        local = biased * numbers / max(numbers - 1, 1)
         variable.assign((momentum * old + (1 - momentum) * local).astype(old.dtype))
 
 

@@ -15,7 +15,7 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, Ticks, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.exact import (
@@ -228,8 +228,9 @@ class Planner:
         own_ipus = first.num_ipus_per_replica == first.num_stages
         if first.schedule == "Sequential" or not own_ipus or first.num_stages > len(self.starts):
             return True
-        seconds = first.global_batch_size / images_per_s - self.least_update_s(first)
-        below_s = seconds / first.gradient_accumulation_count - DEFAULT_CONSTANTS.micro_batch_s
+        below_s = self.tick_below_s(first, images_per_s)
+        if below_s <= 0:
+            return False
         found = minmax.search(
             self._fastest_tables(group, limit), first.num_stages, first.schedule, _FEW_EVALUATIONS, below_s
         )
@@ -249,12 +250,15 @@ class Planner:
         for candidate in ranked:
             solution, proved = candidate.solution, candidate
             if not solution.optimal:
-                # If its tick were as short as the bound on it, all of it would be faster by no more than that.
-                most = candidate.prediction.images_per_s * solution.objective_s / solution.lower_bound_s
-                if best is not None and most <= best.prediction.images_per_s:
+                # Only splits that make it as fast as the best so far are looked for.
+                below_s = np.inf
+                if best is not None:
+                    below_s = self.tick_below_s(candidate.settings, best.prediction.images_per_s)
+                if solution.lower_bound_s >= below_s:
                     continue
-                again = self.best(candidate.settings, limit)
-                assert again is not None  # these settings fit
+                again = self.faster(candidate.settings, limit, below_s)
+                if again is None:
+                    continue
                 proved = again
             if best is None or _rank(proved) > _rank(best):
                 best = proved
@@ -325,9 +329,41 @@ class Planner:
         return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits: full ticks alone, and what the host can feed."""
-        speed = settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+        """A bound on the throughput of any splits, and what the host can feed."""
+        tick_s = self.least_tick_s(settings) - DEFAULT_CONSTANTS.fixed_s(self.system)
+        full, edges_s = self._least_edges_s(settings)
+        speed = settings.global_batch_size / (full * tick_s + edges_s)
         return min(speed, self.host_images_per_s(settings))
+
+    def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
+        """The tick, without its fixed part, above which no splits are as fast as that; it may be negative."""
+        if images_per_s <= 0:
+            return float("inf")
+        full, edges_s = self._least_edges_s(settings)
+        if full == 0:
+            return float("inf")
+        # A little more, for rounding.
+        return (settings.global_batch_size / images_per_s - edges_s) / full * (1 + 1e-9)
+
+    def _least_edges_s(self, settings: PlanSettings) -> Tuple[int, float]:
+        """How many ticks of a weight update are full ones, and what everything else takes at least.
+
+        While the pipeline fills and drains, every stage goes forward and backward as often as it does not in full
+        ticks, which takes at least the time of the stage with the most work; that has an even share of all at least.
+        """
+        count, stages = settings.gradient_accumulation_count, settings.num_stages
+        fixed_s = DEFAULT_CONSTANTS.fixed_s(self.system)
+        rest_s = self.least_update_s(settings)
+        if settings.schedule == "Sequential":
+            return count, count * fixed_s + rest_s
+        ticks = Ticks(settings.schedule, stages, count, settings.training)
+        full = (ticks.full_end - ticks.full_start) // ticks.period
+        forward_s, backward_s = self.least_seconds(settings)
+        again = settings.training and settings.recomputation and stages > 1
+        # The last stage is not recomputed, but its forward pass is no more than the most work of a stage.
+        work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
+        most_s = max(work_s / (stages + again), float((forward_s + backward_s).max()))
+        return full, (count - full) * most_s + ticks.num_ticks // ticks.period * fixed_s + rest_s
 
     def host_images_per_s(self, settings: PlanSettings) -> float:
         """What the host can feed."""

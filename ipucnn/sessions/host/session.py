@@ -12,7 +12,7 @@ import math
 import re
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -26,8 +26,10 @@ from ipucnn.errors import InfeasibleError
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
 from ipucnn.models.names import is_moving_statistic
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
+from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.workers import check_share
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -35,6 +37,7 @@ from ipucnn.sessions.session import (
     MakeDataset,
     NotFiniteError,
     Session,
+    Sharing,
     Stopped,
     TrainedPart,
     TrainState,
@@ -78,7 +81,12 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
 
 
 def choose_fused(
-    num_micro_batches: int, micro_batch_size: int, group_size: int, bytes_per_sample: int, memory_bytes: int
+    num_micro_batches: int,
+    micro_batch_size: int,
+    group_size: int,
+    bytes_per_sample: int,
+    memory_bytes: int,
+    num_sharing: int = 1,
 ) -> int:
     """The number of micro-batches to fuse: a divisor of those in a weight update.
 
@@ -88,14 +96,21 @@ def choose_fused(
         group_size: replicas of a distributed batch norm group; the result is a multiple of it.
         bytes_per_sample: see :func:`activation_bytes_per_sample`.
         memory_bytes: of the host, 0 if unknown.
+        num_sharing: workers that are to share the chunks evenly.
     """
     micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
     by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
     limit = by_speed
     if memory_bytes:
         limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes))
-    usable = [d for d in divisors(num_micro_batches) if d % group_size == 0]
+    usable = fusible(num_micro_batches, group_size, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
+
+
+def fusible(num_micro_batches: int, group_size: int, num_sharing: int) -> List[int]:
+    """The numbers of micro-batches that can be fused, so that ``num_sharing`` workers share the chunks evenly."""
+    groups = num_micro_batches // group_size
+    return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
 
 
 def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
@@ -123,6 +138,21 @@ class Preprocessing:
         return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
 
 
+AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
+
+
+class Move(NamedTuple):
+    """What a chunk has to say of moving statistics, and what is done with that when the chunk's turn comes.
+
+    Attributes:
+        statistic: float32, of the chunk alone.
+        settle: (statistic, chunk's number within the weight update); in the order of chunks.
+    """
+
+    statistic: Tensor
+    settle: Callable[[Tensor, Tensor], None]
+
+
 class UpdateLoop:
     """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
 
@@ -135,6 +165,8 @@ class UpdateLoop:
         arithmetic: what is computed in.
         preprocessing: of the images that the iterator has.
         on_cpu: whether it runs on a CPU.
+        cluster: the workers that share the chunks of a weight update.
+        is_ordered: whether their gradients are added chunk by chunk.
 
     Attributes:
         scaler: finds the loss scale, if the program leaves it to it.
@@ -150,8 +182,12 @@ class UpdateLoop:
         arithmetic: Arithmetic,
         preprocessing: Preprocessing,
         on_cpu: bool,
+        cluster: Cluster,
+        is_ordered: bool,
     ) -> None:
         self._unpack = preprocessing.unpack
+        self._cluster = cluster
+        self._is_ordered = is_ordered or cluster.count == 1
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
@@ -187,14 +223,18 @@ class UpdateLoop:
         }
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
+        # The numbers of its collectives: the one of each step, and what comes after the last step.
+        self._collectives: List[int] = []
         self.collect = tf.function(self._collect, autograph=False)
 
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
         if self._concrete is None:
+            before = set(self._cluster.received_bytes)
             self._concrete = self._function.get_concrete_function(
                 iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
             )
+            self._collectives = sorted(set(self._cluster.received_bytes) - before)
         return self._concrete.graph
 
     def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -206,6 +246,13 @@ class UpdateLoop:
         return self._concrete(iterator, rates, first)
 
     @property
+    def received_bytes(self) -> int:
+        """What a worker gets from collectives in a weight update, its own part included."""
+        collectives, steps = self._cluster.received_bytes, self._chunks // self._cluster.count
+        every_step, *once = (collectives[number] for number in self._collectives)
+        return every_step * steps + sum(once)
+
+    @property
     def has_batch_norm(self) -> bool:
         """Whether the model has moving statistics that move with every micro-batch."""
         return bool(self._norms)
@@ -215,27 +262,58 @@ class UpdateLoop:
 
         The forward pass is that of training; no weight changes.
         """
-        count = tf.cast(num_updates, tf.int64) * self._chunks
+        steps = tf.cast(num_updates, tf.int64) * (self._chunks // self._cluster.count)
         order = list(self._norms.items())
-        start = [[tf.zeros(v.shape) for v in moving[:2]] for _, moving in order]
+        moving = [variable for _, variables in order for variable in variables[:2]]
 
-        def body(c: Tensor, sums: List[List[Tensor]]) -> Tuple[Tensor, List[List[Tensor]]]:
+        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
             images = iterator.get_next()[0]
-            context = self._context(c)
+            context = self._context(step * self._cluster.count + self._cluster.rank)
             self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
             found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
-            added = [
-                [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
-                for (name, _), pair in zip(order, sums)
-            ]
-            return c + 1, added
+            means = [tf.reduce_mean(statistic, axis=0) for name, _ in order for statistic in found[name]]
+            added = self._in_order(
+                step, means, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
+            )
+            return (step + 1, *added)
 
-        _, sums = tf.while_loop(
-            lambda c, _: c < count, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
+        start = [tf.zeros(variable.shape) for variable in moving]
+        _, *sums = tf.while_loop(
+            lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
         )
-        for (_, moving), pair in zip(order, sums):
-            for variable, total in zip(moving[:2], pair):
-                variable.assign(total / tf.cast(count, tf.float32))
+        count = tf.cast(num_updates, tf.int64) * self._chunks
+        for variable, total in zip(moving, sums):
+            variable.assign(total / tf.cast(count, tf.float32))
+
+    def _in_order(
+        self, step: Tensor, parts: List[Tensor], sums: Sequence[Tensor], add: AddParts
+    ) -> Sequence[Tensor]:
+        """Adds what chunks of all workers gave to sums, chunk by chunk, as one worker would.
+
+        Args:
+            step: scalar int64; the workers' chunks are number ``step * workers`` and those after it.
+            parts: float32, of this worker's chunk.
+            sums: to be added to.
+            add: (chunk's number, its parts, sums) -> sums.
+        """
+        workers = self._cluster.count
+        if workers == 1:
+            return add(step, parts, sums)
+        shapes = [[int(n) for n in part.shape] for part in parts]
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        gathered = self._cluster.gather(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
+
+        def body(worker: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
+            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(gathered[worker], sizes), shapes)]
+            return (worker + 1, *add(step * workers + worker, pieces, sums))
+
+        _, *sums = tf.while_loop(
+            lambda worker, *_: worker < workers,
+            body,
+            (tf.constant(0, tf.int64), *sums),
+            parallel_iterations=1,
+        )
+        return sums
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
         count = tf.shape(rates)[0]
@@ -257,7 +335,10 @@ class UpdateLoop:
         own = self._rounding_of_weights(update)
         self._weights.copy(own)
         if self._chunks == 1:
-            gradients, loss, hits = self._chunk(iterator, update, tf.constant(0, tf.int64))
+            chunk = tf.constant(0, tf.int64)
+            gradients, loss, hits, moves = self._chunk(iterator, update, chunk)
+            for move in moves:
+                move.settle(move.statistic, chunk)
         else:
             gradients, loss, hits = self._accumulate(iterator, update)
         if not self._arithmetic.is_plain:
@@ -274,29 +355,53 @@ class UpdateLoop:
         return loss / total, hits / (total * self._program.micro_batch_size)
 
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
-        running = self._program.gradient_accumulation_reduction_method == "running_mean"
+        workers, count = self._cluster.count, len(self._trainable)
 
-        def body(
-            c: Tensor, sums: List[Tensor], loss: Tensor, hits: Tensor
-        ) -> Tuple[Tensor, List[Tensor], Tensor, Tensor]:
-            gradients, chunk_loss, chunk_hits = self._chunk(iterator, update, c)
-            if running:
-                # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
-                n = tf.cast(c, tf.float32)
-                sums = [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
-            else:
-                sums = [s + g for s, g in zip(sums, gradients)]
-            return c + 1, sums, loss + chunk_loss, hits + chunk_hits
+        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
+            gradients, loss, hits, moves = self._chunk(iterator, update, step * workers + self._cluster.rank)
+            others = [loss, hits, *(move.statistic for move in moves)]
+
+            def add(chunk: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
+                first = count if self._is_ordered else 0
+                loss, hits, *statistics = parts[first:]
+                for move, statistic in zip(moves, statistics):
+                    move.settle(statistic, chunk)
+                own = self._add_gradients(chunk, parts[:first], sums[:first])
+                return [*own, sums[first] + loss, sums[first + 1] + hits]
+
+            if self._is_ordered:
+                return (step + 1, *self._in_order(step, [*gradients, *others], sums, add))
+            added = self._add_gradients(step, gradients, sums[:count])
+            return (step + 1, *added, *self._in_order(step, others, sums[count:], add))
 
         start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
         zero = tf.constant(0.0)
-        _, sums, loss, hits = tf.while_loop(
-            lambda c, *_: c < self._chunks,
+        _, *sums = tf.while_loop(
+            lambda step, *_: step < self._chunks // workers,
             body,
-            (tf.constant(0, tf.int64), start, zero, zero),
+            (tf.constant(0, tf.int64), *start, zero, zero),
             parallel_iterations=1,
         )
-        return sums, loss, hits
+        gradients, loss, hits = sums[:count], sums[count], sums[count + 1]
+        if not self._is_ordered:
+            sizes = [int(v.shape.num_elements()) for v in self._trainable]
+            total = self._cluster.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
+            if self._program.gradient_accumulation_reduction_method == "running_mean":
+                total = total / float(workers)
+            gradients = [
+                tf.reshape(part, v.shape) for part, v in zip(tf.split(total, sizes), self._trainable)
+            ]
+        return gradients, loss, hits
+
+    def _add_gradients(
+        self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
+    ) -> List[Tensor]:
+        """The gradients of one more chunk, the ``number``-th that is added."""
+        if self._program.gradient_accumulation_reduction_method != "running_mean":
+            return [s + g for s, g in zip(sums, gradients)]
+        # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
+        n = tf.cast(number, tf.float32)
+        return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
 
     def _gradient_weight(self) -> float:
         """What a micro-batch's loss counts for in the gradient of its chunk."""
@@ -309,8 +414,8 @@ class UpdateLoop:
 
     def _chunk(
         self, iterator: TfIterator, update: Tensor, chunk: Tensor
-    ) -> Tuple[List[Tensor], Tensor, Tensor]:
-        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
+    ) -> Tuple[List[Tensor], Tensor, Tensor, List["Move"]]:
+        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits, statistics."""
         images, labels, *weights = iterator.get_next()
         images = self._unpack(images)
         if weights:
@@ -333,14 +438,13 @@ class UpdateLoop:
         )
         if self._arithmetic.is_half:
             gradients = [g * share for g in gradients]
-        self._move_statistics(context, chunk)
-        self._move_once(context, chunk)
+        moves = [*self._moves(context, chunk), *self._moves_once(context, chunk)]
         truth = class_numbers(labels)
         right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
-        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
+        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels, moves
 
     def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
         """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
@@ -379,7 +483,7 @@ class UpdateLoop:
             num_micro_batches=self._fused,
         )
 
-    def _move_once(self, context: ExecutionContext, chunk: Tensor) -> None:
+    def _moves_once(self, context: ExecutionContext, chunk: Tensor) -> List["Move"]:
         """Moving statistics that move once per weight update, in its last chunk.
 
         Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
@@ -390,24 +494,34 @@ class UpdateLoop:
         in_chunk = self._fused // p.dbn_replica_group_size
         groups = p.num_replicas // p.dbn_replica_group_size
         replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
-        is_last = tf.equal(chunk, self._chunks - 1)
-        for layer, mean, variance, numbers in context.update_statistics:
-            total = self._sums[layer.name]
-            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
-            if self._chunks > 1:
-                sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
-                total.assign(sums)
-            means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
-            new_mean = tf.reduce_mean(means, axis=0)
-            new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
-            everywhere = numbers * float(p.num_replicas)
-            new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
-            moving_mean, moving_variance, momentum = self._once[layer.name]
-            for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
-                moved = moving * momentum + new * (1.0 - momentum)
-                moving.assign(tf.where(is_last, moved, moving))
 
-    def _move_statistics(self, context: ExecutionContext, chunk: Tensor) -> None:
+        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
+            def settle(sums: Tensor, chunk: Tensor) -> None:
+                total = self._sums[name]
+                if self._chunks > 1:
+                    sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
+                    total.assign(sums)
+                means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
+                new_mean = tf.reduce_mean(means, axis=0)
+                new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
+                everywhere = numbers * float(p.num_replicas)
+                new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
+                moving_mean, moving_variance, momentum = self._once[name]
+                is_last = tf.equal(chunk, self._chunks - 1)
+                for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
+                    moved = moving * momentum + new * (1.0 - momentum)
+                    moving.assign(tf.where(is_last, moved, moving))
+
+            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
+            sums.set_shape(self._sums[name].shape)
+            return Move(sums, settle)
+
+        return [
+            of_layer(layer.name, mean, variance, numbers)
+            for layer, mean, variance, numbers in context.update_statistics
+        ]
+
+    def _moves(self, context: ExecutionContext, chunk: Tensor) -> List["Move"]:
         """Moving statistics after this chunk, in closed form.
 
         One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
@@ -421,13 +535,24 @@ class UpdateLoop:
             group
         )
         step = tf.floor(position / float(p.num_replicas))
+        count = float(p.gradient_accumulation_count)
+
+        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Move:
+            def settle(share: Tensor, chunk: Tensor) -> None:
+                decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
+                moving.assign(moving * decay + share)
+
+            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
+            share = tf.linalg.matvec(statistic, weight, transpose_a=True)
+            share.set_shape(moving.shape)
+            return Move(share, settle)
+
+        moves = []
         for layer, mean, variance in context.batch_statistics:
             moving_mean, moving_variance, momentum = self._norms[layer.name]
-            count = float(p.gradient_accumulation_count)
-            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
-            decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
-            for moving, statistic in ((moving_mean, mean), (moving_variance, variance)):
-                moving.assign(moving * decay + tf.linalg.matvec(statistic, weight, transpose_a=True))
+            moves.append(of_variable(moving_mean, momentum, mean))
+            moves.append(of_variable(moving_variance, momentum, variance))
+        return moves
 
 
 class Evaluation:
@@ -462,10 +587,18 @@ class HostSession(Session):
         device: what is reported.
         place: TensorFlow's name of the device, for example ``/CPU:0``.
         config: the options of the run; None: all defaults.
+        cluster: the workers that train together; None: this one is alone.
     """
 
-    def __init__(self, device: DeviceInfo, place: str = "/CPU:0", config: Optional[RunConfig] = None) -> None:
+    def __init__(
+        self,
+        device: DeviceInfo,
+        place: str = "/CPU:0",
+        config: Optional[RunConfig] = None,
+        cluster: Optional[Cluster] = None,
+    ) -> None:
         self._config = RunConfig() if config is None else config
+        self._cluster = Cluster() if cluster is None else cluster
         self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
@@ -479,6 +612,8 @@ class HostSession(Session):
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
         self._large_batches: Optional[LargeBatches] = None
+        # Seconds in collectives before weight updates were timed: waiting for who compiled last.
+        self._waited_s = 0.0
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
@@ -510,25 +645,21 @@ class HostSession(Session):
 
             def loop_of(program: Program) -> UpdateLoop:
                 return UpdateLoop(
-                    model, program, opt, loss, weights, self._arithmetic, self._preprocessing, self._on_cpu
+                    model,
+                    program,
+                    opt,
+                    loss,
+                    weights,
+                    self._arithmetic,
+                    self._preprocessing,
+                    self._on_cpu,
+                    self._cluster,
+                    self._config.reduction == "ordered",
                 )
 
             if program.fused_micro_batches == 0:
-                per_sample = activation_bytes_per_sample(model)
-                memory = self.device.memory_bytes if self._on_cpu else 0
-                fused = choose_fused(
-                    program.num_micro_batches,
-                    program.micro_batch_size,
-                    program.dbn_replica_group_size,
-                    per_sample,
-                    memory,
-                )
-                if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-                    largest = program.num_micro_batches
-                    if memory:
-                        largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
-                    fused = self._measure_fused(program, fused, largest, loop_of, make_dataset)
-                program = program.with_fused(fused)
+                program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
+            check_share(program.num_micro_batches // program.fused_micro_batches, self._cluster.count)
             self.program = program
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
@@ -538,27 +669,54 @@ class HostSession(Session):
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
+    def _choose_fused(
+        self,
+        model: KerasModel,
+        program: Program,
+        loop_of: Callable[[Program], UpdateLoop],
+        make_dataset: Optional[MakeDataset],
+    ) -> int:
+        """How many micro-batches are computed as one, as worker 0 finds best."""
+        per_sample = activation_bytes_per_sample(model)
+        memory = self.device.memory_bytes if self._on_cpu else 0
+        sharing = max(self._config.max_workers, self._cluster.count)
+        fused = self._cluster.first(
+            "fused",
+            choose_fused(
+                program.num_micro_batches,
+                program.micro_batch_size,
+                program.dbn_replica_group_size,
+                per_sample,
+                memory,
+                sharing,
+            ),
+        )
+        if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
+            largest = program.num_micro_batches
+            if memory:
+                largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
+            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing)
+            # Up to four times more, and down to a quarter, are tried; where memory is not there Linux ends the process.
+            tried = [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
+            tried = self._cluster.first("tried", tried)
+            fused = self._measure_fused(program, fused, tried, loop_of, make_dataset)
+        return int(fused)
+
     def _measure_fused(
         self,
         program: Program,
         usual: int,
-        largest: int,
+        tried: Sequence[int],
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: MakeDataset,
     ) -> int:
-        """Of the numbers around the usual one that with which a weight update is fastest; the state stays as it is.
+        """Of some numbers that with which a weight update is fastest, on worker 0; the state stays as it is.
 
         Args:
-            usual: what would be taken otherwise; up to four times more, and down to a quarter, are tried.
-            largest: what memory is there for: where it is not, Linux ends the process.
+            usual: what is taken where none of them works.
+            tried: the numbers.
             loop_of: makes the loop of a program.
         """
-        group = program.dbn_replica_group_size
-        tried = [
-            d
-            for d in divisors(program.num_micro_batches)
-            if d % group == 0 and usual / 4 <= d <= max(usual, min(usual * 4, largest))
-        ]
         variables = [*self.state.weights.values(), *self.state.slots.values()]
         before = [variable.numpy() for variable in variables]
         seconds: Dict[int, float] = {}
@@ -571,12 +729,15 @@ class HostSession(Session):
                 try:
                     loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
                 except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
+                    if self._cluster.count > 1:
+                        raise  # the others wait for what this worker cannot compute
                     break  # too much memory, or too few images
                 if number > 0:  # the first one compiles
                     seconds[fused] = min(seconds.get(fused, math.inf), self._clock() - started)
         for variable, value in zip(variables, before):
             variable.assign(value)
-        return min(seconds, key=lambda fused: seconds[fused], default=usual)
+        fastest = min(seconds, key=lambda fused: seconds[fused], default=usual)
+        return int(self._cluster.first("fastest", fastest))
 
     @property
     def samples_per_element(self) -> int:
@@ -601,16 +762,44 @@ class HostSession(Session):
         def run(end: int) -> TrainedPart:
             nonlocal update_s
             count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
+            # A slice ends by the clock, and all workers have to end it alike.
+            count = self._cluster.first("slice", count)
             count = min(count, end - self.state.weight_updates)
             part = self._run(iterator, count)
             if update_s is None:
                 # The first update tells nothing, it compiles; the second runs alone and is timed.
                 update_s, self.first_update_s = SLICE_S, part.timed_s
+                self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
             update_s = part.timed_s / count
             return part
 
         return run
+
+    @property
+    def _collective_s(self) -> float:
+        return float(self._cluster.collective_s.numpy()) if self._cluster.count > 1 else 0.0
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How the workers shared the weight updates that were timed; None for one worker."""
+        if self._cluster.count == 1 or self._loop is None:
+            return None
+        return Sharing(
+            self._cluster.count,
+            self._config.reduction,
+            self._loop.received_bytes,
+            self._collective_s - self._waited_s,
+        )
+
+    def any_instance(self, flag: bool) -> bool:
+        """Whether it is set on any worker: all of them have to ask."""
+        return self._cluster.any_signal(flag)
+
+    @property
+    def evaluation_shard(self) -> Tuple[int, int]:
+        """(workers, which one this is): each evaluates every so-manieth batch."""
+        return self._cluster.count, self._cluster.rank
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """An iterator, which goes on where it stopped."""
@@ -683,18 +872,28 @@ class HostSession(Session):
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """Sums over batches; every sample of weight 1 counts exactly once."""
+        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
         with tf.device(self.place), _exceptions():
             self._settle()
-            for images, labels, weights in dataset:
+            batches = iter(dataset)
+            while True:
                 interrupts.check()
-                if stop is not None and stop():
+                batch = next(batches, None)
+                if stop is not None and self.any_instance(batch is not None and stop()):
                     raise Stopped
-                totals.add(self._evaluation.run(self._preprocessing.pack(images), labels, weights))
-        return totals.result()
+                sums = None
+                if batch is not None:
+                    found = self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:])
+                    sums = {name: float(value) for name, value in found.items()}
+                everyones = self._cluster.exchange("evaluate", sums)
+                for one in everyones:
+                    if one is not None:
+                        totals.add(one)
+                if None in everyones:
+                    return totals.result()
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element, computed as it is."""

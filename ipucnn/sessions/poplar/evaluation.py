@@ -26,7 +26,8 @@ class Predictor:
     """Runs one network on batches.
 
     Several batches together are one execution, filled up to whole micro-batches of all replicas.  The last one is
-    filled up with zeros: a shorter one would have to be compiled.
+    filled up with zeros: a shorter one would have to be compiled.  Instances of ``poprun`` that are given the same
+    batches share the samples: each computes its part of them, and all get the logits of all.
 
     Args:
         device: where.
@@ -36,6 +37,7 @@ class Predictor:
         gives_zeros: IPUs make up what they compute on, or nothing is executed: whatever comes back is zeros.
         prepare: gives the model its pipelining options, or None without a pipeline.
         program: of the pipeline, or None.
+        shares: all instances are given the same batches, and share them; else each has batches of its own.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Predictor:
         gives_zeros: bool = False,
         prepare: Optional[Callable[[KerasModel], None]] = None,
         program: Optional[Program] = None,
+        shares: bool = True,
     ) -> None:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
+        self._parts, self._part = (device.instances.count, device.instances.index) if shares else (1, 0)
         self._gives_zeros = gives_zeros
         self._depth = _depth(program)
         self._steps = 0
@@ -74,7 +78,7 @@ class Predictor:
         for batch in batches:
             held.append(batch)
             waiting += len(batch[0])
-            if waiting >= self._largest * self._per_step:
+            if waiting >= self._largest * self._per_step * self._parts:
                 yield from zip(held, self._run([b[0] for b in held]))
                 held, waiting = [], 0
         if held:
@@ -89,8 +93,9 @@ class Predictor:
         self._choose_steps(len(images))
         capacity = self._steps * self._per_step
         found = []
-        for start in range(0, len(images), capacity):
-            part = images[start : start + capacity]
+        for start in range(0, len(images), capacity * self._parts):
+            # Where fewer are left than all instances take, some compute zeros alone: they all run the same program.
+            part = images[start + self._part * capacity :][:capacity]
             filled = np.zeros((capacity, *images.shape[1:]), dtype)
             filled[: len(part)] = part
             with self._device.running(training=False):
@@ -105,13 +110,15 @@ class Predictor:
                 raise RuntimeError(
                     f"{capacity} images were sent to the IPUs, and {len(logits)} results came back"
                 )
-            found.append(logits[: len(part)])
+            if self._parts > 1:
+                logits = self._device.gather_over_instances(logits).reshape((-1, *logits.shape[1:]))
+            found.append(logits[: len(images) - start])
         ends: np.ndarray = np.cumsum([len(part) for part in parts])[:-1]
         return np.split(np.concatenate(found), ends)
 
     def _choose_steps(self, count: int) -> None:
         """Compiles for executions of the right size for ``count`` samples, if the present ones are far too small."""
-        needed = -(-count // self._per_step)
+        needed = -(-count // (self._per_step * self._parts))
         needed = min(-(-needed // self._depth) * self._depth, self._largest)
         if self._steps and needed < _WORTH_COMPILING * self._steps:
             return

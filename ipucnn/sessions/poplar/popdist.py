@@ -38,6 +38,16 @@ class Instances:
         return (self.total_replicas or 1) // self.count
 
     @property
+    def local_ipus(self) -> int:
+        """IPUs of one instance, which ``poprun`` has chosen; 0 without it."""
+        return 0 if self.total_replicas is None else self.local_replicas * (self.ipus_per_replica or 1)
+
+    @property
+    def num_shares(self) -> int:
+        """Into how many parts the replicas are dealt; the host's workers share the work, and not the replicas."""
+        return self.count if self.is_distributed else 1
+
+    @property
     def is_distributed(self) -> bool:
         """Whether ``poprun`` started this process."""
         return self.total_replicas is not None

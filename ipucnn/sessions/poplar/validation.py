@@ -99,6 +99,30 @@ def _check_validation(program: Program, config: RunConfig, num_instances: int) -
         )
 
 
+def check_evaluation(instances: Instances, config: RunConfig) -> None:
+    """Refuses to evaluate on other IPUs than those of an instance of ``poprun``.
+
+    Raises:
+        ConfigurationError: naming both numbers.
+    """
+    if not instances.is_distributed:
+        return
+    wanted, there = config.validation_num_replicas, instances.local_ipus
+    if wanted is not None and wanted != there:
+        raise ConfigurationError(
+            f"--validation-num-replicas {wanted}: poprun gave each instance {counted(there, 'IPU')}",
+            f"use --validation-num-replicas {there}, or drop it",
+        )
+    _check_not_selected(config)
+
+
+def _check_not_selected(config: RunConfig) -> None:
+    if config.select_ipu is not None:
+        raise ConfigurationError(
+            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
+        )
+
+
 def check_layout(instances: Instances, program: Program, config: RunConfig) -> None:
     """Refuses a Program that is not what ``poprun`` was started for.
 
@@ -118,10 +142,7 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
             f"{program.ipus_per_replica}",
             f"use poprun --ipus-per-replica {program.ipus_per_replica}",
         )
-    if config.select_ipu is not None:
-        raise ConfigurationError(
-            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
-        )
+    _check_not_selected(config)
     if program.dbn_replica_group_size > 1 and instances.count > 1:
         raise ConfigurationError(
             "distributed batch norm over several instances: which replicas form a group depends on how the data is "
