@@ -35,7 +35,11 @@ def size(num_bytes: Optional[float]) -> str:
         return f"{num_bytes / 2**40:.3g} TiB"
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.3g} GiB"
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 2**20 or not num_bytes else f"{num_bytes / 2**10:.3g} KiB"
+    return (
+        f"{num_bytes / 2**20:.0f} MiB"
+        if num_bytes >= 2**20 or not num_bytes
+        else f"{num_bytes / 2**10:.3g} KiB"
+    )
 
 
 def mebibytes(num_bytes: float) -> str:
