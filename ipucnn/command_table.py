@@ -174,6 +174,44 @@ COMMANDS = {
             ),
         ),
         Command(
+            "runs",
+            "runs",
+            "runs",
+            "List run folders.",
+            _PLAN,
+            (
+                ("ipucnn runs", "All runs below the folder runs."),
+                ("ipucnn runs --sort accuracy", "The best first."),
+            ),
+        ),
+        Command(
+            "diff",
+            "runs",
+            "diff",
+            "Say in what two runs differ.",
+            _PLAN,
+            (
+                (
+                    "ipucnn diff runs/lenet-digits runs/lenet-digits-2",
+                    "Options, data, and where the histories part.",
+                ),
+            ),
+        ),
+        Command(
+            "plot",
+            "runs",
+            "plot",
+            "Draw the curves of runs.",
+            _PLAN,
+            (
+                ("ipucnn plot runs/lenet-digits", "Loss, accuracy and learning rate, in curves.png."),
+                (
+                    "ipucnn plot runs/lenet-digits runs/lenet-digits-2 --output both.svg",
+                    "Two runs in one picture.",
+                ),
+            ),
+        ),
+        Command(
             "models",
             "models",
             "models",

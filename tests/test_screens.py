@@ -55,11 +55,10 @@ def show_report():
 
 
 def show_benchmark():
-    from ipucnn.benchmarking.records import BenchmarkReport, read_report
+    from ipucnn.benchmarking.report import read_report
     from ipucnn.reports.benchmark import print_benchmark
 
-    print_benchmark(read_report("bench/report.json"))
-    assert BenchmarkReport
+    print_benchmark(read_report(Path("bench/report.json")))
     return 0
 
 
@@ -70,10 +69,29 @@ SCREENS = {
     "train --help WORD": ["train", "--help", "patience"],
     "models": ["models", "*net5*"],
     "doctor": ["doctor"],
-    "dry run": ["train", "cifar_resnet8", "--dataset", "digits", "--replicas", "2", "--dry-run", "--seed", "1"],
+    "dry run": [
+        "train",
+        "cifar_resnet8",
+        "--dataset",
+        "digits",
+        "--replicas",
+        "2",
+        "--dry-run",
+        "--seed",
+        "1",
+    ],
     "configuration": ["train", "lenet", "--print-config"],
     "plan": ["plan-splits", "cifar_resnet8", "--stages", "2"],
-    "plan of a search": ["plan-splits", "lenet", "--ipus", "2", "--micro-batch-size", "8", "--global-batch-size", "64"],
+    "plan of a search": [
+        "plan-splits",
+        "lenet",
+        "--ipus",
+        "2",
+        "--micro-batch-size",
+        "8",
+        "--global-batch-size",
+        "64",
+    ],
     "optimisations": ["plan-splits", "cifar_resnet8", "--stages", "2", "--optimisations"],
     "verified": ["verify-dataset", "digits"],
     "evaluation": ["evaluate", "run"],

@@ -422,7 +422,9 @@ class TrainingRun:
             return []
 
         def size(variables: Iterable["TfVariable"]) -> int:
-            return sum(variable.numpy().nbytes for variable in variables)
+            # From their shapes: what instances train together is read by all of them or none.
+            kinds = ((v, getattr(v.dtype, "as_numpy_dtype", v.dtype)) for v in variables)
+            return sum(int(np.prod(v.shape)) * np.dtype(kind).itemsize for v, kind in kinds)
 
         weights = size(state.weights.values())
         first, last = self.first_weight_update, program.num_weight_updates
