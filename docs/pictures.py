@@ -142,7 +142,7 @@ def main(args: List[str]) -> None:
     # Images of the sheet are 504 pixels wide and high, rows are 529 apart; the first one begins below the heads.
     head, row, side = 44, 529, 504
     rows = whole.crop((0, 0, whole.width, head + SHEET_ROWS * row))
-    rows.resize((rows.width // 2, rows.height // 2)).quantize(64).save(IMAGES / "unet-membranes.png")
+    rows.resize((rows.width // 2, rows.height // 2)).quantize(256).save(IMAGES / "unet-membranes.png")
     # The head, memory and pipeline of the plan, and beside them image, prediction and errors.
     left = plan.crop((0, 0, plan.width, 1400)).resize((850, round(1400 * 850 / plan.width)), Image.LANCZOS)
     third = left.height // 3
