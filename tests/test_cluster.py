@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -396,7 +398,7 @@ def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, me
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
     """One worker, then two, then one: statistics measured over large batches, and averages of the weights."""
     flags = [*FLAGS, "--ema-decay", "0.9", "--optimizer", "adam", "--optimizer-params", "{}"]
-    flags += ["--precise-batch-norm", "8"]
+    flags += ["--precise-batch-norm", "8", "--lr-schedule", "const"]
     flags[flags.index("--num-epochs") + 1] = "3"
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     first = [*flags, "--run-dir", str(tmp_path / "changing")]
@@ -420,3 +422,37 @@ def test_doctor_says_what_cluster_it_sees(monkeypatch):
     seen = find_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1))
     assert seen.line == "worker 1 of 2 (TF_CONFIG): 10.0.0.1:1, 10.0.0.2:1"
     assert find_cluster({"TF_CONFIG": "{"}).to_dict()["problem"].startswith("TF_CONFIG cannot be used")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, 7)])
+def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code):
+    """After a checkpoint, or at once where the worker had no time for one; the run goes on to the same bytes."""
+    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const", "--run-dir"]
+    flags[flags.index("--num-epochs") + 1] = "400"
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(launch(tmp_path, *flags, "two")))
+    thread.start()
+    while not (tmp_path / "two" / "checkpoints" / "last.npz").exists():
+        assert thread.is_alive(), ended
+        time.sleep(0.05)
+    (parent,) = (p for p in psutil.Process().children() if "launch" in p.cmdline())
+    max(parent.children(), key=lambda worker: worker.pid).send_signal(number)
+    thread.join(200)
+    assert ended[0].returncode == code, ended[0].stderr
+    assert "Traceback" not in ended[0].stderr
+    expected = "interrupted after" if code == 143 else "worker 1 left"
+    assert expected in ended[0].stderr
+    done = int(load_checkpoint(tmp_path / "two" / "checkpoints" / "last.npz").meta["weight_updates"])
+    assert 0 < done < 800
+    # To the end of the execution under way and no further, which is enough to compare.
+    epochs = done // 2 + 1
+    assert (
+        cli.run(["train", "--resume", "--run-dir", str(tmp_path / "two"), "--num-epochs", str(epochs)]) == 0
+    )
+    flags[flags.index("--num-epochs") + 1] = str(epochs)
+    assert cli.run(["train", *flags, str(tmp_path / "one")]) == 0
+    both = [(tmp_path / name / "checkpoints" / "last.npz") for name in ("one", "two")]
+    one, two = (load_checkpoint(path) for path in both)
+    assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
+    assert all(np.array_equal(one.slots[name], two.slots[name]) for name in one.slots)

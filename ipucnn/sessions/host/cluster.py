@@ -288,6 +288,7 @@ class Cluster:
         rank: which of them this one is.
         warnings: what differs between them that can change the last digits.
         place: TensorFlow's name of this worker, to precede that of a device; "" for one worker.
+        collective_s: a variable: seconds in collectives so far, waiting for other workers included.
         received_bytes: of each collective that was made, by its number: what a worker gets of it.
     """
 
@@ -303,7 +304,7 @@ class Cluster:
         self._strategy: Any = None
         self._num_collectives = 0
         self.received_bytes: Dict[int, int] = {}
-        self._collective_s: Any = None
+        self.collective_s: Any = None
         for link in self._links.values():
             link.set_timeout(None)
             threading.Thread(target=self._listen, args=(link,), daemon=True).start()
@@ -463,6 +464,9 @@ class Cluster:
         self.place = f"/job:worker/replica:0/task:{self.rank}"
         # TensorFlow's notifier of preemptions takes SIGTERM for itself.
         interrupts.listen_again()
+        # Not while something is traced: a function that makes a variable is traced twice.
+        with tf.device(f"{self.place}/device:CPU:0"):
+            self.collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def gather(self, values: Tensor) -> Tensor:
         """What each worker has, in their order, inside a compiled function.
@@ -527,16 +531,6 @@ class Cluster:
         import tensorflow as tf
 
         return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
-
-    @property
-    def collective_s(self) -> Any:
-        """A variable: seconds in collectives so far, waiting for other workers included."""
-        if self._collective_s is None:
-            import tensorflow as tf
-
-            with tf.init_scope():
-                self._collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        return self._collective_s
 
 
 def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int) -> Tuple[Cluster, int]:
