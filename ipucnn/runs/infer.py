@@ -105,8 +105,6 @@ def infer_run(
         ConfigurationError: neither images nor a subset, or both.
         DataError: no image at all, a segmentation network, or weights that do not fit.
     """
-    from ipucnn.sessions.factory import create_session
-
     _check_request("classify", images, subset)
     trained, paths, problems = _open(named, images, subset, outputs)
     if trained.record.task != "classification":
@@ -118,7 +116,7 @@ def infer_run(
     for warning in trained.warnings:
         say(f"warning: {warning}")
     config = trained.config
-    session = create_session(config.device, verbose=verbose, config=config)
+    session = trained.session(verbose)
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
     model = trained.build()
