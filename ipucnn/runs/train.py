@@ -258,7 +258,7 @@ class TrainingRun:
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
-                f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
+                f"{self.program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each "
                 "epoch; batch norm's statistics include them"
             )
         if runs_on_ipus(self.setup.config.device) and self.program.num_stages > 1 < self.program.num_replicas:
