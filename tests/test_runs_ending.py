@@ -48,7 +48,7 @@ def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(run, tmp_
     first = next(i for i, value in enumerate(accuracies) if value >= target)
     assert 0 < first < 5, accuracies
     flags = ("--num-epochs", 6, "--target-accuracy", target, "--run-dir", "ends")
-    code, out, _ = run(*TRAIN, *flags)
+    code, out, _ = run(*TRAIN, *flags, "--keep-checkpoints", "all")
     assert code == 0 and "reached the target" in out and "time to train" in out
     ended = tmp_path / "ends"
     # Up to there the run is the one without a target.
@@ -231,6 +231,22 @@ def test_weights_and_biases_get_what_tensorboard_gets(run, tmp_path, monkeypatch
     # A run that goes on is the same run there.
     assert run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 3)[0] == 0
     assert library.runs[1].id == first.id and len(first.id) == 16
+
+
+@pytest.mark.slow
+def test_weights_and_biases_themselves_offline(run, tmp_path, monkeypatch):
+    """The real library writes a file of its own, in which the run's name, tags and curves are."""
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'ipucnn[wandb]'")
+    # Its service would be told of the machine and of crashes; offline, nothing goes anywhere.
+    for name, value in (("MODE", "offline"), ("SILENT", "true"), ("ERROR_REPORTING", "false")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    named = ("--wandb-run-name", "a certain run", "--wandb-tags", "firsttag", "secondtag")
+    code, _, err = run(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")
+    assert code == 0, err
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = written.read_bytes()
+    for text in ("a certain run", "firsttag", "secondtag", "train/loss", "validation/accuracy", "toy_model"):
+        assert text.encode() in content, text
 
 
 def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):

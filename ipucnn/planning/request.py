@@ -36,7 +36,7 @@ from ipucnn.planning.settings import (
     uniform,
 )
 from ipucnn.planning.splits import NetworkOptions
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
     Batching,
     check_distributed_batch_norm,
@@ -371,7 +371,8 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     if splits is not None:
         if stages not in (None, len(splits) + 1):
             raise ConfigurationError(
-                f"--stages {stages}, but {len(splits)} split(s) make {len(splits) + 1} stages",
+                f"--stages {stages}, but the pipeline has {len(splits) + 1} stages with "
+                f"{counted(len(splits), 'split')}",
                 f"use --stages {len(splits) + 1}, or drop it",
             )
         return len(splits) + 1
@@ -379,7 +380,7 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     if stages is not None:
         if mapped not in (None, stages) and resolved.origins["device_mapping"] == "flag":
             raise ConfigurationError(
-                f"--stages {stages}, but --device-mapping names {mapped} stage(s)",
+                f"--stages {stages}, but --device-mapping names {counted(mapped, 'stage')}",
                 f"use --stages {mapped}, or drop one of them",
             )
         if config.ipus_per_replica not in (None, stages) and resolved.origins["ipus_per_replica"] == "flag":
@@ -503,7 +504,7 @@ def _check_batch(total: int, batching: Batching, base: int) -> None:
     if total < smallest:
         raise ConfigurationError(
             f"--global-batch-size {total} is not possible: micro-batch {batching.micro_batch_size} x "
-            f"{batching.num_replicas} replica(s) x {base} micro-batches to accumulate is {smallest} at least",
+            f"{counted(batching.num_replicas, 'replica')} x {base} micro-batches to accumulate is {smallest} at least",
             f"use --global-batch-size {smallest} or {2 * smallest}"
             + (", or a smaller --micro-batch-size or fewer IPUs" if smallest > base else ""),
         )

@@ -14,6 +14,7 @@ from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord, is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
+from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 # The options that a configuration's network is built with, for an input shape and a number of classes.
@@ -158,7 +159,7 @@ def equal_blocks(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
     count = len(cuts) + 1
     if num_stages > count:
         raise ConfigurationError(
-            f"equal-blocks: {graph.model} has {count} block(s) with one tensor between them, fewer than "
+            f"equal-blocks: {graph.model} has {counted(count, 'block')} with one tensor between them, fewer than "
             f"{num_stages} stages",
             "use --compare equal-layers",
         )

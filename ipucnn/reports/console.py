@@ -15,6 +15,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
+    ClassVar,
     Dict,
     Iterable,
     Iterator,
@@ -166,17 +167,20 @@ class ProgressBar:
 
     _bar: Optional[Progress] = None
     _task: Optional[TaskID] = None
+    # The bar that is on the terminal: two at once would write over each other.
+    _shown: ClassVar[Optional[ProgressBar]] = None
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+            ProgressBar._shown = None
 
     def _start(self, columns: Sequence[str], total: Optional[int], **fields: Any) -> None:
-        """Shows the bar, if a person watches.
+        """Shows the bar in place of any other, if a person watches.
 
         Args:
-            columns: BAR, COUNT, ELAPSED, LEFT, or what Rich formats as text.
+            columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or what Rich formats as text.
             total: None where it is not known yet.
             fields: of the task, for the text.
         """
@@ -190,10 +194,14 @@ class ProgressBar:
             COUNT: progress.MofNCompleteColumn,
             ELAPSED: progress.TimeElapsedColumn,
             LEFT: lambda: progress.TimeRemainingColumn(compact=True),
+            SPINNER: progress.SpinnerColumn,
         }
         shown = [
             known[text]() if text in known else progress.TextColumn(text, markup=False) for text in columns
         ]
+        if ProgressBar._shown is not None:
+            ProgressBar._shown.__exit__()
+        ProgressBar._shown = self
         self._bar = progress.Progress(*shown, console=console(sys.stderr), transient=True)
         self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
@@ -213,7 +221,14 @@ class ProgressBar:
             note(text)
 
 
-BAR, SHORT_BAR, COUNT, ELAPSED, LEFT = "(bar)", "(short bar)", "(count)", "(elapsed)", "(left)"
+BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
+    "(bar)",
+    "(short bar)",
+    "(count)",
+    "(elapsed)",
+    "(left)",
+    "(spinner)",
+)
 """Columns of a :class:`ProgressBar` that are no text."""
 
 
@@ -222,19 +237,35 @@ class ItemProgress(ProgressBar):
 
     Args:
         what: what is done, before the bar.
+        before: what goes on until the first update, with the time it has taken; nothing is shown if empty.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, before: str = "") -> None:
         self._what = what
+        self._before = before
+        self._counts = False
 
     def __enter__(self) -> ItemProgress:
+        if self._before:
+            self._start((SPINNER, self._before, ELAPSED), None)
         return self
 
     def update(self, done: int, total: int) -> None:
         """So many of all are done."""
-        if self._bar is None:
+        if self._bar is None or not self._counts:
+            self._counts = True
+            self.__exit__()
             self._start((self._what, BAR, COUNT, "left", LEFT), total)
         self._update(completed=done)
+
+
+def waiting(what: str) -> ItemProgress:
+    """A context manager that shows what goes on, and for how long, where nothing can be counted."""
+    return ItemProgress("", before=what)
+
+
+LOADING = "loading TensorFlow and building the network"
+"""What takes the time until the first batch."""
 
 
 @contextlib.contextmanager
@@ -242,7 +273,7 @@ def telling_of_indexing() -> Iterator[None]:
     """Within the block a bar shows how many files of records are indexed, while a data set's are."""
     from ipucnn.datasets.sources.records import telling_progress
 
-    with ItemProgress("indexing records") as bar:
+    with ItemProgress("indexing records", before="opening the data set") as bar:
 
         def update(done: int, total: int) -> None:
             bar.update(done, total)

@@ -19,6 +19,7 @@ from ipucnn.planning.search.planner import Candidate
 from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table, print_table, wrapped
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,10 +72,11 @@ def _summary(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     settings = plan.settings
-    replicas = f" in {settings.num_replicas} replicas" if settings.num_replicas > 1 else ""
-    stages = f"{plan.num_stages} stages" if plan.num_stages > 1 else "one stage"
+    replicas = f" in {counted(settings.num_replicas, 'replica')}" if settings.num_replicas > 1 else ""
+    stages = f"{counted(plan.num_stages, 'stage')}" if plan.num_stages > 1 else "one stage"
     table = _table(
-        f"{plan.model}: {stages} on {plan.occupied_ipus} IPU(s){replicas}, {plan.system.title}", header=False
+        f"{plan.model}: {stages} on {counted(plan.occupied_ipus, 'IPU')}{replicas}, {plan.system.title}",
+        header=False,
     )
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -137,8 +139,8 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         ),
         (
             "settings",
-            f"{how}precision {settings.precision}{half}, input {shape}, {plan.num_classes} classes, available memory "
-            f"proportion {proportion(settings.available_memory_proportion)}",
+            f"{how}precision {settings.precision}{half}, input {shape}, {counted(plan.num_classes, 'class')}, "
+            f"available memory proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
 
@@ -172,12 +174,12 @@ def batch(plan: PipelinePlan) -> str:
     settings = plan.settings
     if not settings.training:
         return (
-            f"micro-batch {settings.micro_batch_size} x {settings.num_replicas} replica(s), and "
-            f"{settings.gradient_accumulation_count} micro-batch(es) of each in an execution"
+            f"micro-batch {settings.micro_batch_size} x {counted(settings.num_replicas, 'replica')}, and "
+            f"{counted(settings.gradient_accumulation_count, 'micro-batch')} of each in an execution"
         )
     return (
-        f"global batch {settings.global_batch_size} = micro-batch {settings.micro_batch_size} x "
-        f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)"
+        f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size} x "
+        f"{settings.gradient_accumulation_count} accumulated x {counted(settings.num_replicas, 'replica')}"
     )
 
 
@@ -545,8 +547,8 @@ def print_optimisations(
         cells = [Text(one.name, style="bold"), Text(one.here), Text(one.instead), *_outcome(one, base)]
         table.add_row(str(one.number), *cells)
     title = (
-        f"{request.record.name} at {size}, {settings.num_stages} stages on {settings.num_ipus} IPU(s), "
-        f"{request.system.title}: what one optimisation alone brings, predicted"
+        f"{request.record.name} at {size}, {counted(settings.num_stages, 'stage')} on "
+        f"{counted(settings.num_ipus, 'IPU')}, {request.system.title}: what one optimisation alone brings, predicted"
     )
     table.title = title
     print_table(out, table, keys=2)
@@ -619,6 +621,6 @@ def print_calibration(profile: SystemProfile) -> None:
     out.print(
         Text(
             f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
-            f"of the {len(profile.rows)} measurement(s) that it was fitted to"
+            f"of the {counted(len(profile.rows), 'measurement')} that it was fitted to"
         )
     )

@@ -21,6 +21,7 @@ from ipucnn.planning.search.planner import (
     candidates,
 )
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
+from ipucnn.text import counted
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -440,12 +441,12 @@ def _no_batch(space: SearchSpace) -> ConfigurationError:
     if space.global_batch_size is None:
         return ConfigurationError(
             f"--gradient-accumulation-count {space.gradient_accumulation_count}: no schedule allows it with "
-            f"{space.num_ipus} IPU(s)",
+            f"{counted(space.num_ipus, 'IPU')}",
             "leave it out, or give --stages",
         )
     legal = [d for d in divisors(space.global_batch_size) if d <= max(MICRO_BATCHES)]
     return ConfigurationError(
         f"{space.global_batch_from} {space.global_batch_size} is not a multiple of micro-batch ({sizes}) x replicas "
-        f"in any configuration of {space.num_ipus} IPU(s)",
+        f"in any configuration of {counted(space.num_ipus, 'IPU')}",
         "use --micro-batch-size " + " or ".join(map(str, legal[-2:])) + ", or another --global-batch-size",
     )

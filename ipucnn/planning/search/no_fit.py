@@ -9,6 +9,7 @@ from ipucnn.planning.pipeline_plan import NoFit
 from ipucnn.planning.search.exact import why_infeasible
 from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings
+from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 
 
@@ -119,7 +120,7 @@ def infeasible(
     Args:
         with_stages: what to type for a number of stages.
     """
-    place = f"{why.num_stages} stage(s) on {settings.num_ipus_per_replica} IPU(s)"
+    place = f"{counted(why.num_stages, 'stage')} on {counted(settings.num_ipus_per_replica, 'IPU')}"
     message = (
         f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
     )
@@ -167,7 +168,7 @@ def infeasible_search(
             with any that were tried.
     """
     message = (
-        f"{planner.graph.model} fits on {num_ipus} IPU(s) of {planner.system.title} in no configuration with "
+        f"{planner.graph.model} fits on {counted(num_ipus, 'IPU')} of {planner.system.title} in no configuration with "
         f"micro-batches of {least.micro_batch_size} or more"
     )
     where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
@@ -187,7 +188,7 @@ def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
     if not ranges:
         return ""
     first, last = ranges[0]
-    more = f", and {len(ranges) - 1} more such range(s)" if len(ranges) > 1 else ""
+    more = f", and {counted(len(ranges) - 1, 'more such range')}" if len(ranges) > 1 else ""
     return f": layers '{first}' to '{last}' fit in no stage together{more}"
 
 

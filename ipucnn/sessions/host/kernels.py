@@ -18,8 +18,9 @@ from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.machine import num_cores
-from ipucnn.sessions.host.environment import import_numba
+from ipucnn.compiled import import_numba
+from ipucnn.compiled import jit as _jit
+from ipucnn.machine import operation_threads
 
 numba = import_numba()
 
@@ -45,29 +46,6 @@ def _array(kind: Any, dimensions: int, readonly: bool = False) -> Any:
 _X3, _X4, _X1 = (_array(numba.float32, dimensions, readonly=True) for dimensions in (3, 4, 1))
 _Y3, _Y4, _Y2 = (_array(numba.float32, dimensions) for dimensions in (3, 4, 2))
 _INT = numba.int64
-
-
-def _jit(*signature: Any, **more: Any) -> Callable[..., Any]:
-    """Compiles for these arguments, without the interpreter's lock.
-
-    A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
-    """
-    options = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"contract"},
-        **more,
-    }
-    signatures = [numba.void(*signature)] if signature else []
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(*signatures, cache=True, **options)(function)
-        except Exception:
-            # No folder can be written, the disk is full, or a file of the cache is damaged.
-            return numba.njit(*signatures, **options)(function)
-
-    return decorate
 
 
 @_jit(inline="always")
@@ -302,7 +280,7 @@ def _share(
     """
     global _pool
     parts, channels = counts
-    threads = max(1, min(num_cores(), numbers // THREAD_NUMBERS))
+    threads = max(1, min(operation_threads(), numbers // THREAD_NUMBERS))
     by_part = min(parts, threads)
     wanted = -(-threads // by_part)
     width = max(step, -(-max(THREAD_CHANNELS, -(-channels // wanted)) // step) * step)
@@ -314,7 +292,7 @@ def _share(
     if len(tasks) > 1:
         with _lock:
             if _pool is None:
-                _pool = ThreadPoolExecutor(max(1, num_cores() - 1), "kernels")
+                _pool = ThreadPoolExecutor(max(1, operation_threads() - 1), "kernels")
         others = [_pool.submit(function, *given, *task) for task in tasks[1:]]
         function(*given, *tasks[0])
         for other in others:
@@ -325,7 +303,7 @@ def _share(
 
 def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
     """Whether a normalisation has work for all cores here; TensorFlow's kernels share the rows of a part, too."""
-    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= num_cores()
+    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= operation_threads()
 
 
 def _fold(x: np.ndarray, parts: int) -> int:
