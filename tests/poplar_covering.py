@@ -175,7 +175,7 @@ class Found:
     programs: int
 
     def is_right(self) -> bool:
-        limit, tolerance = (2.0, 0.02) if self.in_steps else (1e-6, 1e-4)
+        limit, tolerance = (4.0, 0.02) if self.in_steps else (1e-6, 1e-4)
         return (
             self.weights <= limit
             and self.loss <= tolerance

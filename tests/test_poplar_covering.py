@@ -50,7 +50,7 @@ def found(**changes):
         {"loss": 1e-3},
         {"inferred": 1},
         {"images_per_s": 0.0},
-        {"weights": 3.0, "in_steps": True},
+        {"weights": 5.0, "in_steps": True},
     ],
 )
 def test_a_row_that_is_not(monkeypatch, capsys, changes):
