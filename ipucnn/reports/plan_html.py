@@ -24,6 +24,7 @@ from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, p
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
     from ipucnn.planning.what_if import Choice
@@ -71,6 +72,17 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
     Args:
         choices: what its reader can choose from; without them the page has no script.
     """
+    environment = page_environment()
+    environment.globals.update(band_of_rows=band_of_rows)
+    environment.filters["proportion"] = proportion
+    environment.filters["verdict_class"] = verdict_class
+    # Macros of the template see what is global, not what is given to it.
+    environment.globals.update(plan=plan, page=_page(plan, choices))
+    return str(environment.get_template(TEMPLATE).render())
+
+
+def page_environment() -> Environment:
+    """What renders the templates of this folder: text is escaped, and what no page may contain is replaced."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from ipucnn.reports.plan_figures import clean
@@ -87,12 +99,8 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(units=units, band_of_rows=band_of_rows)
-    environment.filters["proportion"] = proportion
-    environment.filters["verdict_class"] = verdict_class
-    # Macros of the template see what is global, not what is given to it.
-    environment.globals.update(plan=plan, page=_page(plan, choices))
-    return environment.get_template(TEMPLATE).render()
+    environment.globals.update(units=units)
+    return environment
 
 
 def verdict_class(verdict: str) -> str:

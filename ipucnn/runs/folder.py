@@ -42,12 +42,14 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 PREDICTIONS = "predictions.png"
 # The log of --mlperf-logging.
 MLPERF = "mlperf.log"
+# The run as a page, of the commands that have it drawn.
+PAGE = "report.html"
 # WANDB is the folder of that library's own files, which --wandb makes.
 CHECKPOINTS, TENSORBOARD, WANDB = "checkpoints", "tensorboard", "wandb"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF)
+RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF, PAGE)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -281,6 +283,7 @@ class RunFolder:
         write_text(self.path / PROGRAM, program.to_json())
         write_text(self.path / METRICS, "".join(history))
         remove_file(self.path / REPORT)
+        remove_file(self.path / PAGE)
 
     def _remove_temporaries(self) -> None:
         remove_temporaries(self.path, lambda name: name in RUN_FILES)
