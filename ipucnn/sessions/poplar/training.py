@@ -448,7 +448,7 @@ class Float32View:
 
     def __init__(self, variable: TfVariable) -> None:
         self._variable = variable
-        self.shape = variable.shape
+        self.shape, self.dtype = variable.shape, tf.float32
 
     def numpy(self) -> np.ndarray:
         """float32 values."""
