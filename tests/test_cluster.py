@@ -336,10 +336,13 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    ended = launch(tmp_path, *FLAGS, "--augment", "--run-dir", "two", "--json")
+    at = FLAGS.index("--max-workers")
+    ended = launch(tmp_path, *FLAGS[:at], *FLAGS[at + 2 :], "--augment", "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
+    # Where it begins again it makes chunks for as many workers.
+    assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
