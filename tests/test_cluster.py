@@ -236,7 +236,7 @@ def test_strangers_at_the_door_do_no_harm():
 
     thread = threading.Thread(target=first)
     thread.start()
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b""):
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b"\0\0\3\xe8" + b"[" * 1000, b""):
         while True:
             try:
                 stranger = socket.create_connection((host, int(port)), timeout=10)
