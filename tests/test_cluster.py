@@ -236,7 +236,7 @@ def test_strangers_at_the_door_do_no_harm():
 
     thread = threading.Thread(target=first)
     thread.start()
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b""):
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b"\0\0\3\xe8" + b"[" * 1000, b""):
         while True:
             try:
                 stranger = socket.create_connection((host, int(port)), timeout=10)
@@ -336,10 +336,13 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    ended = launch(tmp_path, *FLAGS, "--augment", "--run-dir", "two", "--json")
+    at = FLAGS.index("--max-workers")
+    ended = launch(tmp_path, *FLAGS[:at], *FLAGS[at + 2 :], "--augment", "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
+    # Where it begins again it makes chunks for as many workers.
+    assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
@@ -417,7 +420,11 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
     for workers, epochs in ((2, 2), (1, 3)):
         ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
         assert ended.returncode == 0, ended.stderr
-    assert_same(tmp_path / "one", tmp_path / "changing")
+    # Earlier checkpoints say how many epochs there were to be then.
+    for name in ("metrics.jsonl", "checkpoints/last.npz"):
+        assert filecmp.cmp(str(tmp_path / "one" / name), str(tmp_path / "changing" / name), shallow=False), (
+            name
+        )
     processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
     assert [process.get("workers") for process in processes] == [None, 2, None]
     # Four workers cannot share two chunks, which is told before anything is imported.
