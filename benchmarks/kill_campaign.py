@@ -420,9 +420,9 @@ def one_run(
 # minute; where it is alone it is killed.
 WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 7, signal.SIGSTOP: 7}
 WORKERS_CONFIGURATION = (
-    "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 8 --norm-layer batch_norm "
-    "--gradient-accumulation-count 4 --optimizer adam --optimizer-params {} --lr-schedule cosine --num-epochs 12 "
-    "--ckpts-per-epoch 1 --logs-per-epoch 2 --threads 1"
+    "cifar_resnet8 --dataset digits --augment --replicas 2 --micro-batch-size 8 --gradient-accumulation-count 4 "
+    "--optimizer adam --optimizer-params {} --lr-schedule cosine --limit-train 640 --limit-eval 100 --num-epochs 24 "
+    "--ckpts-per-epoch 1 --logs-per-epoch 2 --precise-batch-norm 0 --threads 1"
 )
 WORKER_DELAY_S = 6.0
 

@@ -394,9 +394,9 @@ def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, me
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
-    """One worker, then two, then one: statistics measured over large batches, dropout, averages of the weights."""
-    flags = ["mnist_cnn", *FLAGS[1:], "--dropout", "0.3", "--norm-layer", "batch_norm", "--ema-decay", "0.9"]
-    flags += ["--optimizer", "adam", "--optimizer-params", "{}", "--precise-batch-norm", "8"]
+    """One worker, then two, then one: statistics measured over large batches, and averages of the weights."""
+    flags = [*FLAGS, "--ema-decay", "0.9", "--optimizer", "adam", "--optimizer-params", "{}"]
+    flags += ["--precise-batch-norm", "8"]
     flags[flags.index("--num-epochs") + 1] = "3"
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     first = [*flags, "--run-dir", str(tmp_path / "changing")]

@@ -197,7 +197,7 @@ def test_the_middle_of_an_execution_and_of_a_validation(uninterrupted, tmp_path,
     assert_same(tmp_path / "r", expected)
 
 
-def small_batches(setup, batch_size):
+def small_batches(setup, batch_size, shard=(1, 0)):
     from ipucnn.datasets.pipeline import eval_batches
 
     return eval_batches(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.config.resolve import RUN_ORIGIN
@@ -416,7 +419,7 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
 def print_report(
     report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> None:
-    """The end report on stdout, and the command that evaluates the result.
+    """The end report on stdout, and the commands that evaluate the result and show its curves.
 
     Args:
         report: what ``report.json`` holds.
@@ -426,11 +429,18 @@ def print_report(
     """
     from rich.text import Text
 
+    from ipucnn.runs.folder import TENSORBOARD
+
     out = console(sys.stdout)
     rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
+    lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
+    if find_spec("tensorboard") is None:
+        lines[0] += "   (after: pip install tensorboard)"
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)
+        lines.insert(0, f"evaluate it: ipucnn evaluate {shlex.quote(folder)}")
+    for line in lines:
+        out.print(Text(printable(line)), soft_wrap=True)
 
 
 def print_compiled(report: Dict[str, Any]) -> None:

@@ -252,7 +252,7 @@ class TrainingRun:
         if self.program.samples_discarded_per_epoch:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
-                f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
+                f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
@@ -422,7 +422,9 @@ class TrainingRun:
             return []
 
         def size(variables: Iterable["TfVariable"]) -> int:
-            return sum(variable.numpy().nbytes for variable in variables)
+            # From their shapes: what instances train together is read by all of them or none.
+            kinds = ((v, getattr(v.dtype, "as_numpy_dtype", v.dtype)) for v in variables)
+            return sum(int(np.prod(v.shape)) * np.dtype(kind).itemsize for v, kind in kinds)
 
         weights = size(state.weights.values())
         first, last = self.first_weight_update, program.num_weight_updates
