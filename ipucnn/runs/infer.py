@@ -126,7 +126,7 @@ def infer_run(
     spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * num_cores())
     batch = batch_size(trained.input_shape, total)
-    finish = _finisher(trained)
+    finish = finisher(trained)
     readable: List[Tuple[int, ImageInput, np.ndarray]] = []
 
     def flush() -> None:
@@ -230,7 +230,7 @@ def _padded(images: List[np.ndarray], batch: int) -> np.ndarray:
     return stacked
 
 
-def _finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
+def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
     """From uint8 batches to the network's input, as evaluation prepares it."""
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 
