@@ -22,6 +22,7 @@ LAYERS = (
     ("runs",),
     ("diagnosis",),
     ("benchmarking",),
+    ("api",),
     ("reports",),
     ("commands",),
     ("command_group",),

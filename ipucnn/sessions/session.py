@@ -5,7 +5,6 @@ The training loop stands here, once; a session gives it what runs the next weigh
 
 import contextlib
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -541,17 +540,6 @@ class Session:
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
-
-    def export_for_serving(self, model: "KerasModel", folder: Path, batch: int, output_name: str) -> None:
-        """Writes a SavedModel that is compiled for this device.
-
-        Args:
-            model: with its weights.
-            folder: does not exist yet.
-            batch: samples of each call.
-            output_name: of the logits.
-        """
-        raise NotImplementedError
 
     def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
         """Logits of every element of a data set of images (or part of one), one array per element."""
