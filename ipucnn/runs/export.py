@@ -123,6 +123,7 @@ def export_run(
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
     _check_request(request)
+    run_setup.refuse_instances("export")
     trained = open_trained(request.named)
     output = _output(request, trained)
     if request.form == IPU and not runs_on_ipus(trained.config.device):
