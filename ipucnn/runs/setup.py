@@ -617,6 +617,19 @@ def check_compile_only(config: RunConfig) -> None:
         )
 
 
+def refuse_instances(command: str) -> None:
+    """Refuses ``poprun`` for a command that works in one process.
+
+    Raises:
+        ConfigurationError: ``poprun`` started this process.
+    """
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            f"poprun started this, and `ipucnn {command}` works in one process",
+            f"type it without poprun: ipucnn {command} ...",
+        )
+
+
 def check_instances(instances: Instances, config: RunConfig, draws: bool = True) -> None:
     """Refuses instances that would not work together: away from each other, or with seeds of their own.
 
