@@ -1,5 +1,6 @@
 """What to change when memory ran out: each answer is applied by a naive reading of its flags, and judged again."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from test_planning_search import network, system
 
 from ipucnn.config.options import RunConfig
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
+from ipucnn.planning.search import smallest_change as smallest_change_module
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.search.smallest_change import hint_for, smallest_change
 from ipucnn.planning.settings import PlanSettings, uniform
@@ -250,3 +252,17 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
                 assert hint.endswith("use --device cpu") and command == "infer"
     assert seen and seen <= named
     assert seen & sizes == named & sizes
+
+
+@pytest.mark.parametrize("kib", [300, 15])
+def test_what_ipus_hold_without_the_memory_that_is_not_there(kib):
+    """The fullest IPU's bytes with the optimizer's state on it; activations are on it in every prediction."""
+    own, splits, machine = program(kib, optimizer_state_offloading=True, optimizer_slots=2)
+    kept = replace(own, optimizer_state_offloading=False)
+    for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", own)):
+        memory = max(program_memory(GRAPH, splits, settings, machine.ipu), key=lambda one: one.fill)
+        text = smallest_change_module._held(GRAPH, splits, own, machine, option)
+        held, there = (int(word) for word in re.findall(r"(\d+) MiB", text))
+        assert (held, there) == (round(memory.total_bytes / 2**20), round(memory.capacity_bytes / 2**20))
+        assert text.endswith("does not fit") == (memory.fill >= FITS_BELOW) == (kib == 15)
+    assert fill(kept, splits, machine) > fill(own, splits, machine)

@@ -74,14 +74,19 @@ def _lay_out(row: Row, left: int, width: int) -> List[Text]:
 
 def _wrap(text: str, width: int) -> List[str]:
     """Wraps help text; its ``[default: ...]`` goes on the last line if it fits there, else on its own."""
+
+    def wrap(part: str) -> List[str]:
+        # Options have hyphens in them, and are typed as they stand.
+        return textwrap.wrap(part, width, break_on_hyphens=False)
+
     match = _DEFAULT.search(text)
     if match is None:
-        return textwrap.wrap(text, width)
-    lines = textwrap.wrap(text[: match.start()].strip(), width)
+        return wrap(text)
+    lines = wrap(text[: match.start()].strip())
     note = match.group(0)
     if lines and len(lines[-1]) + 1 + len(note) <= width:
         return [*lines[:-1], f"{lines[-1]} {note}"]
-    return lines + textwrap.wrap(note, width)
+    return lines + wrap(note)
 
 
 def _styled(line: str) -> Text:

@@ -291,7 +291,6 @@ class Workers:
         "keeps what it began with.",
         minimum=1,
         maximum=bounds.MAX_CLUSTER,
-        in_yaml=False,
         commands=TRAIN,
         ipu_effect=False,
     )

@@ -258,7 +258,7 @@ class TrainingRun:
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
-                f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
+                f"{self.program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each "
                 "epoch; batch norm's statistics include them"
             )
         if runs_on_ipus(self.setup.config.device) and self.program.num_stages > 1 < self.program.num_replicas:
@@ -516,10 +516,14 @@ class TrainingRun:
 
     def saved_config(self) -> RunConfig:
         """The configuration that repeats this run, its seed and place filled in."""
-        config = self.setup.config
+        config, sharing = self.setup.config, self.setup.config.max_workers
+        if isinstance(self.instances, Workers) and self.start.checkpoint is None:
+            # Where it is killed before its first checkpoint, it begins again with chunks that are as large.
+            sharing = max(sharing, self.instances.count)
         return replace(
             config,
             seed=self.seed,
+            max_workers=sharing,
             run_dir=str(self.folder.path),
             checkpoint_dir=str(self.folder.checkpoints) if config.checkpoint_dir else None,
             # A run that is continued later goes on from its own checkpoints.

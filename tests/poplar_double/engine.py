@@ -126,18 +126,31 @@ class Engine:
             )
         return replicas
 
+    @rule(
+        "driver poplar_executor.cc GetConfigHash",
+        "driver poplar_executor.cc PoplarExecutor::ConfigurePoplarDevice",
+    )
     def _announce(self, key: Any) -> None:
-        """The driver's progress bar on file descriptor 1, unless the program is in the executable cache."""
+        """The driver's progress bar on file descriptor 1, unless the program is in the executable cache.
+
+        When a device is attached, and which, is no part of the cache's key; how many IPUs it has is.
+        """
         machine = self._machine
         machine.programs.append((self._model.name, *key))
         folder = machine.flags.get("executable_cache_path")
-        leaves = {k: str(v) for k, v in machine.config["leaves"].items()}
+        elsewhere = (
+            "device_connection.",
+            "auto_select_ipus",
+            "select_ipus",
+            "experimental.multi_replica_distribution.",
+        )
+        leaves = {k: str(v) for k, v in machine.config["leaves"].items() if not k.startswith(elsewhere)}
         # Not the model's configuration: names that Keras counts up differ from process to process.
         shapes = [
             (layer.name, [str(part.shape) for part in tf.nest.flatten(layer.output)])
             for layer in self._model.layers
         ]
-        text = json.dumps([key, leaves, shapes], sort_keys=True)
+        text = json.dumps([key, leaves, machine.total_ipus, shapes], sort_keys=True)
         if folder:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, hashlib.sha256(text.encode()).hexdigest() + ".poplar_exec")

@@ -59,6 +59,8 @@ class _Loads:
         self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
         self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
         self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
+        self._together: Dict[int, List[float]] = {}
+        self._known: Dict[int, Tuple[np.ndarray, np.ndarray]] = {}
 
     def cut_class(self, stage: int) -> int:
         """Class of the cut that opens a stage."""
@@ -79,23 +81,53 @@ class _Loads:
             self._lists[group] = a.tolist(), b.tolist()
         return self._lists[group]
 
-    def first(self, stage: int, end: int, x: float, y: float, swap: bool) -> int:
-        """No run of a stage that begins earlier and ends before ``end`` has a <= x and b <= y."""
-        (a, b), (x, y) = self.lists(stage), (y, x) if swap else (x, y)
-        return max(bisect_left(a, (a[end] - x) / _MORE), bisect_left(b, (b[end] - y) / _MORE))
+    def together(self, stage: int) -> List[float]:
+        """(n + 1,) a + b of all items before each, for schedules in which a stage takes much of X + Y; else none."""
+        group = self.group(stage)
+        if group not in self._together:
+            a, b = self.lists(stage)
+            self._together[group] = [] if self.alternates else [own + other for own, other in zip(a, b)]
+        return self._together[group]
+
+    def first(self, stage: int, end: int, x: float, y: float, both: float) -> int:
+        """No run of a stage that begins earlier and ends before ``end`` has a <= x, b <= y and a + b <= both."""
+        a, b = self.lists(stage)
+        found = max(bisect_left(a, (a[end] - x) / _MORE), bisect_left(b, (b[end] - y) / _MORE))
+        sums = self.together(stage)
+        return max(found, bisect_left(sums, (sums[end] - both) / _MORE)) if sums else found
 
     def block(
         self, stage: int, opens: np.ndarray, ends: np.ndarray, swap: bool
-    ) -> Tuple[np.ndarray, np.ndarray]:
-        """``pair`` of all runs that open at one of those items and end before one of these, (opens, ends) each."""
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of all runs that open at one of those items and end before one of these: ``pair``, and whether they fit.
+
+        Returns:
+            (ends, opens) a, b and whether; they are not to be changed.
+        """
+        fits = self.fits[stage].T
+        # (not where every stage has loads of its own: they would take much memory)
+        shared = len(self.tables.stage_s) != self.num_stages
+        if shared and len(opens) * len(ends) > 1 and _is_range(opens) and _is_range(ends):
+            # Neighbouring places are a part of what is known of all runs.
+            where = slice(int(ends[0]), int(ends[-1]) + 1), slice(int(opens[0]), int(opens[-1]) + 1)
+            group = self.group(stage)
+            if group not in self._known:
+                every: np.ndarray = np.arange(self.n + 1)
+                self._known[group] = self._pair(stage, every[:-1], every[:, None])
+            a, b = (table[where] for table in self._known[group])
+            allowed = fits[where]
+        else:
+            a, b = self._pair(stage, opens, ends[:, None])
+            allowed = fits[ends[:, None], opens]
+        return (b, a, allowed) if swap else (a, b, allowed)
+
+    def _pair(self, stage: int, i: np.ndarray, j: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         forward, backward = self.sums[stage]
-        ahead = forward[ends] - forward[opens][:, None]
-        back = backward[ends] - backward[opens][:, None]
+        ahead = forward[j] - forward[i]
+        back = backward[j] - backward[i]
         if self.tables.recomputes(self.num_stages, stage):
             back += ahead
-        if (self.alternates and stage % 2 == 1) != swap:
-            return back, ahead
-        return ahead, back
+        return (back, ahead) if self.alternates and stage % 2 else (ahead, back)
 
     def in_pairs(self, stage: int) -> List[List[float]]:
         """Sums as in ``lists`` of which the runs of two neighbours, this stage first, have no more than X + Y together.
@@ -114,13 +146,7 @@ class _Loads:
         self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
     ) -> Tuple[np.ndarray, np.ndarray]:
         """(a, b) of items i .. j - 1 as a stage; ``swap`` gives (b, a)."""
-        forward, backward = self.sums[stage]
-        ahead = forward[j] - forward[i]
-        back = backward[j] - backward[i]
-        if self.tables.recomputes(self.num_stages, stage):
-            back = back + ahead
-        if self.alternates and stage % 2:
-            ahead, back = back, ahead
+        ahead, back = self._pair(stage, i, j)
         return (back, ahead) if swap else (ahead, back)
 
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
@@ -163,7 +189,8 @@ def _windows(
     among them: an item may be too much for a stage and not for the next, whose loads are others.
 
     Args:
-        both: of x + y; as no a is above x and no b above y, a and b of two neighbours have no larger sum either.
+        both: of x + y; as no a is above x and no b above y, a and b of a stage have no larger sum, nor a of a stage and
+            b of its neighbour.
     """
     n, k = loads.n, loads.num_stages
     if swap:
@@ -176,6 +203,9 @@ def _windows(
         here = high[stage]
         a, b = own[stage]
         reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
+        sums = loads.together(stage)
+        if sums:
+            reach = min(reach, bisect_right(sums, (sums[here] + both) * _MORE) - 1)
         high[stage + 1] = min(high[stage + 1], max(reach, here))
         for sums in pairs[stage]:
             reach = bisect_right(sums, (sums[here] + both) * _MORE) - 1
@@ -185,7 +215,7 @@ def _windows(
     low[:k] = range(k)
     for stage in range(k - 1, -1, -1):
         here = low[stage + 1]
-        low[stage] = max(low[stage], min(loads.first(stage, here, x, y, False), here))
+        low[stage] = max(low[stage], min(loads.first(stage, here, x, y, both), here))
         for sums in pairs[stage - 1] if stage else ():
             reach = bisect_left(sums, (sums[low[stage + 1]] - both) / _MORE)
             low[stage - 1] = max(low[stage - 1], min(reach, here))
@@ -221,57 +251,58 @@ def _least(
     legal = [np.flatnonzero(cut_s <= most) for most in t]
 
     def reached(stage: int, opens: np.ndarray, before: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """(opens, ends) what runs between such places make of the best before them."""
-        a, b = loads.block(stage, opens, ends, swap)
-        allowed = loads.fits[stage][opens[:, None], ends]
-        allowed &= a <= x
+        """(ends, opens) what runs between such places make of the best before them."""
+        a, b, fits = loads.block(stage, opens, ends, swap)
+        allowed = (a <= x) & fits
         if goal == LOAD:
-            np.maximum(b, before[:, None], out=b)
-            return np.where(allowed, b, np.inf)
-        allowed &= b <= y
-        return np.where(allowed, before[:, None], np.inf)
+            values = np.maximum(b, before)
+        else:
+            allowed &= b <= y
+            values = np.broadcast_to(before, b.shape)
+            if goal == TRANSFER:
+                values = values + cut_s[ends][:, None]
+            elif stage < k - 1 and loads.cut_class(stage + 1) == goal:
+                values = np.maximum(values, cut_s[ends][:, None])
+        return np.where(allowed, values, np.inf)
 
-    def with_cut(values: np.ndarray, stage: int, ends: np.ndarray) -> np.ndarray:
-        if goal == TRANSFER:
-            return values + cut_s[ends]
-        if goal != LOAD and stage < k - 1 and loads.cut_class(stage + 1) == goal:
-            return np.maximum(values, cut_s[ends])
-        return values
-
-    # Where each stage can open, and the best so far there.
-    places, bests = [np.zeros(1, dtype=int)], [np.zeros(1)]  # type: List[np.ndarray], List[np.ndarray]
+    # Where each stage can open, the best so far there, and by which opening of the stage before.
+    places: List[np.ndarray] = [np.zeros(1, dtype=int)]
+    best = np.zeros(1)
+    sources: List[np.ndarray] = []
     for stage in range(k):
         low, high = windows[stage + 1]
         ends = np.array([n])
         if stage < k - 1:
             own = legal[loads.cut_class(stage + 1)]
-            ends = own[np.searchsorted(own, low) : np.searchsorted(own, high, side="right")]
-        best = np.full(len(ends), np.inf)
+            ends = own[own.searchsorted(low) : own.searchsorted(high, side="right")]
+        least = np.full(len(ends), np.inf)
+        source: np.ndarray = np.zeros(len(ends), dtype=int)
         # A part of the ends at a time: their runs begin near each other.
         for begin in range(0, len(ends), _COLUMNS):
             part = slice(begin, begin + _COLUMNS)
-            first = loads.first(stage, int(ends[begin]), x, y, swap)
-            low, high = np.searchsorted(places[stage], (first, ends[part][-1])).tolist()
-            opens = slice(low, high)
-            if opens.start < opens.stop:
-                values = reached(stage, places[stage][opens], bests[stage][opens], ends[part])
-                best[part] = values.min(axis=0)
-        kept = np.isfinite(best) if goal != LOAD else best <= min(y, _LARGEST)
+            first = loads.first(stage, int(ends[begin]), *((y, x) if swap else (x, y)), both)
+            low, high = places[stage].searchsorted((first, ends[part][-1])).tolist()
+            if low < high:
+                values = reached(stage, places[stage][low:high], best[low:high], ends[part])
+                # Of equally good ones the first: ties fall to early cuts.
+                chosen = values.argmin(axis=1)
+                least[part] = values[np.arange(len(chosen)), chosen]
+                source[part] = chosen + low
+        kept = np.isfinite(least) if goal != LOAD else least <= min(y, _LARGEST)
         if not kept.any():
             return None
         places.append(ends[kept])
-        bests.append(with_cut(best[kept], stage, ends[kept]))
-    # The best opening for where each stage ends, read from the end of the network to its beginning.  Of equally good
-    # ones the first: ties fall to early cuts.
-    starts, value = [n], bests[k][0]
+        sources.append(source[kept])
+        best = least[kept]
+    starts, at = [], 0
     for stage in range(k - 1, -1, -1):
-        end = np.array(starts[-1:])
-        before = slice(0, int(np.searchsorted(places[stage], starts[-1])))
-        values = reached(stage, places[stage][before], bests[stage][before], end)[:, 0]
-        source = int(np.flatnonzero(with_cut(values, stage, end) == value)[0])
-        starts.append(int(places[stage][source]))
-        value = bests[stage][source]
-    return float(bests[k][0]), tuple(reversed(starts[1:]))
+        at = int(sources[stage][at])
+        starts.append(int(places[stage][at]))
+    return float(best[0]), tuple(reversed(starts))
+
+
+def _is_range(places: np.ndarray) -> bool:
+    return bool(places[-1] - places[0] == len(places) - 1)
 
 
 class Choices(Protocol):

@@ -96,6 +96,7 @@ class Planner:
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._alike: Dict[Tuple[object, ...], Solution] = {}
+        self._slower: Dict[Tuple[object, ...], float] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
@@ -256,14 +257,30 @@ class Planner:
                     below_s = self.tick_below_s(candidate.settings, best.prediction.images_per_s)
                 if solution.lower_bound_s >= below_s:
                     continue
-                again = self.faster(candidate.settings, limit, below_s)
+                again = self._proof(candidate.settings, limit, below_s)
                 if again is None:
                     continue
-                proved = again
+                proved = self._candidate(candidate.settings, self.names(again.starts), limit, again)
             if best is None or _rank(proved) > _rank(best):
                 best = proved
         assert best is not None
         return best
+
+    def _proof(self, settings: PlanSettings, limit: float, below_s: float) -> Optional[Solution]:
+        """The fastest splits, proved, of stages on an IPU each if their tick is shorter than that.
+
+        Looked for once for all settings of which no number and nothing that fits is another.
+        """
+        tables = self.tables(settings, limit)
+        same = (tables.digest(settings.num_stages), settings.num_stages, settings.schedule, None)
+        found = self._alike.get(same)
+        if found is None and self._slower.get(same, 0.0) < below_s:
+            found = faster_split(tables, settings.num_stages, settings.schedule, below_s)
+            if found is None:
+                self._slower[same] = below_s
+            else:
+                self._alike[same] = found
+        return found if found is not None and found.objective_s < below_s else None
 
     def _of_group(self, group: Sequence[PlanSettings], limit: float) -> Iterator[Candidate]:
         """The best candidate of each settings of a group, until none of the rest can be faster."""
@@ -331,39 +348,36 @@ class Planner:
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
         """A bound on the throughput of any splits, and what the host can feed."""
         tick_s = self.least_tick_s(settings) - DEFAULT_CONSTANTS.fixed_s(self.system)
-        full, edges_s = self._least_edges_s(settings)
-        speed = settings.global_batch_size / (full * tick_s + edges_s)
-        return min(speed, self.host_images_per_s(settings))
+        seconds = max(count * tick_s + rest_s for count, rest_s in self._least_update_s(settings))
+        return min(settings.global_batch_size / seconds, self.host_images_per_s(settings))
 
     def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
         """The tick, without its fixed part, above which no splits are as fast as that; it may be negative."""
         if images_per_s <= 0:
             return float("inf")
-        full, edges_s = self._least_edges_s(settings)
-        if full == 0:
-            return float("inf")
-        # A little more, for rounding.
-        return (settings.global_batch_size / images_per_s - edges_s) / full * (1 + 1e-9)
+        seconds = settings.global_batch_size / images_per_s
+        ticks = [(seconds - rest_s) / count for count, rest_s in self._least_update_s(settings)]
+        return min(ticks) * (1 + 1e-9)  # a little more, for rounding
 
-    def _least_edges_s(self, settings: PlanSettings) -> Tuple[int, float]:
-        """How many ticks of a weight update are full ones, and what everything else takes at least.
+    def _least_update_s(self, settings: PlanSettings) -> List[Tuple[int, float]]:
+        """Bounds on everything of a weight update: so many ticks, without their fixed part, and seconds besides.
 
-        While the pipeline fills and drains, every stage goes forward and backward as often as it does not in full
-        ticks, which takes at least the time of the stage with the most work; that has an even share of all at least.
+        A full tick lasts as long as its longest passes, and each of these comes once for every micro-batch, also while
+        the pipeline fills and drains: a tick for each.  Before the first and behind the last of them the other stages
+        are at work one after the other, so that all but one of these ticks and the work of all stages are a bound, too.
         """
         count, stages = settings.gradient_accumulation_count, settings.num_stages
-        fixed_s = DEFAULT_CONSTANTS.fixed_s(self.system)
-        rest_s = self.least_update_s(settings)
+        fixed_s, rest_s = DEFAULT_CONSTANTS.fixed_s(self.system), self.least_update_s(settings)
         if settings.schedule == "Sequential":
-            return count, count * fixed_s + rest_s
+            return [(count, count * fixed_s + rest_s)]
         ticks = Ticks(settings.schedule, stages, count, settings.training)
-        full = (ticks.full_end - ticks.full_start) // ticks.period
-        forward_s, backward_s = self.least_seconds(settings)
+        rest_s += ticks.num_ticks // ticks.period * fixed_s
         again = settings.training and settings.recomputation and stages > 1
-        # The last stage is not recomputed, but its forward pass is no more than the most work of a stage.
+        forward_s, backward_s = self.least_seconds(settings)
         work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
-        most_s = max(work_s / (stages + again), float((forward_s + backward_s).max()))
-        return full, (count - full) * most_s + ticks.num_ticks // ticks.period * fixed_s + rest_s
+        # The last stage is not recomputed; its forward pass is no longer than a tick.
+        others = count - 1 - again
+        return [(count, rest_s), *([(others, rest_s + work_s)] if others > 0 else [])]
 
     def host_images_per_s(self, settings: PlanSettings) -> float:
         """What the host can feed."""

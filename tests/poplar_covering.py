@@ -1,0 +1,334 @@
+"""Twelve programs on the double of the SDK, each trained, evaluated, inferred and benchmarked, beside the host.
+
+``python tests/poplar_covering.py`` runs all of them on the facts of SDK 3.0 and 3.4 and prints the table of
+docs/poplar-double.md; ``--only ROW ...`` and ``--sdk VERSION ...`` choose.  Exit code 1: a row is not as on the host.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+UPDATES = 3
+SDKS = ("3.0", "3.4")
+_EVALUATED, _INFERRED = 6, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program.
+
+    Attributes:
+        name: of the row.
+        model: to be trained.
+        stages, schedule: of its pipeline.
+        replicas, accumulation: micro-batches of a weight update.
+        size: height and width of its images.
+        precision: 32.32, 16.16 or 16.32.
+        more: further options.
+        ipu: options of IPUs alone.
+        ahead: compiled without IPUs first.
+        generated: the benchmark's data is made up on the device, not on the host.
+    """
+
+    name: str
+    model: str
+    stages: int = 1
+    schedule: str = "Grouped"
+    replicas: int = 1
+    accumulation: int = 2
+    size: int = 16
+    precision: str = "32.32"
+    more: Tuple[str, ...] = ()
+    ipu: Tuple[str, ...] = ()
+    ahead: bool = False
+    generated: bool = False
+
+    @property
+    def micro_batch(self) -> int:
+        return 1 if self.model == "unet" else 4
+
+    @property
+    def group(self) -> int:
+        """Replicas that share statistics, whose micro-batches the host computes as one."""
+        words = dict(zip(self.more, self.more[1:]))
+        return int(words.get("--dbn-replica-group-size", 1))
+
+    def flags(self) -> List[str]:
+        """Of ``ipucnn train``, three weight updates in as many executions."""
+        batch = self.micro_batch * self.accumulation * self.replicas
+        found = ["--dataset", "random", "--image-size", str(self.size), "--limit-train", str(UPDATES * batch)]
+        found += [
+            "--limit-eval",
+            str(_EVALUATED),
+            "--num-epochs",
+            "1",
+            "--seed",
+            "7",
+            "--precise-batch-norm",
+            "0",
+        ]
+        found += ["--micro-batch-size", str(self.micro_batch), "--num-replicas", str(self.replicas)]
+        found += ["--gradient-accumulation-count", str(self.accumulation), "--global-batch-size", "none"]
+        found += ["--steps-per-execution", str(self.accumulation), "--learning-rate", "0.01"]
+        found += ["--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--weight-decay", "0"]
+        found += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--dropout", "0"]
+        found += ["--precision", self.precision]
+        if self.precision != "32.32":
+            found += ["--loss-scaling", "8"]
+        if self.stages > 1:
+            found += ["--ipus-per-replica", str(self.stages), "--pipeline-schedule", self.schedule]
+            found += ["--pipeline-splits", "auto"]
+        return [*found, *self.more]
+
+
+_BATCH_NORM = ("--norm-layer", "batch_norm")
+_GROUP_NORM = ("--norm-layer", "group_norm")
+_RESNET = "cifar_resnet8"
+ROWS = (
+    Row("lenet", "lenet", generated=True),
+    Row("lenet, compiled ahead", "lenet", replicas=2, ahead=True),
+    Row("cifar_resnet8", _RESNET, replicas=2, more=_BATCH_NORM),
+    Row(
+        "cifar_resnet8, distributed batch norm, 8-bit transfer",
+        _RESNET,
+        replicas=4,
+        more=(*_BATCH_NORM, "--dbn-replica-group-size", "2", "--eight-bit-transfer"),
+    ),
+    Row("cifar_resnet8, 2 stages Grouped", _RESNET, 2, "Grouped", accumulation=4, more=_BATCH_NORM),
+    Row(
+        "cifar_resnet8, 2 stages Interleaved, 16.16",
+        _RESNET,
+        2,
+        "Interleaved",
+        precision="16.16",
+        more=_GROUP_NORM,
+    ),
+    Row(
+        "cifar_resnet8, 2 stages Sequential, 16.32",
+        _RESNET,
+        2,
+        "Sequential",
+        precision="16.32",
+        more=_BATCH_NORM,
+    ),
+    Row(
+        "cifar_resnet8, 4 stages Grouped",
+        _RESNET,
+        4,
+        "Grouped",
+        accumulation=8,
+        more=_GROUP_NORM,
+        ipu=("--pipeline-validation-model", "--recomputation"),
+    ),
+    Row("cifar_resnet8, 4 stages Interleaved", _RESNET, 4, "Interleaved", accumulation=4, more=_GROUP_NORM),
+    Row("cifar_resnet8, 4 stages Sequential", _RESNET, 4, "Sequential", replicas=2, more=_BATCH_NORM),
+    Row("efficientnet-b0", "efficientnet-b0", replicas=2, size=32, more=_GROUP_NORM),
+    Row(
+        "unet, 2 stages Grouped", "unet", 2, "Grouped", accumulation=4, size=188, more=("--base-filters", "2")
+    ),
+)
+
+
+def call(*words: Any) -> str:
+    """The standard output of a command.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    from ipucnn import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run([str(word) for word in words])
+    if code:
+        raise RuntimeError(f"{' '.join(map(str, words))}: exit code {code}: {err.getvalue()[-600:]}")
+    return out.getvalue()
+
+
+@dataclass
+class Found:
+    """What a row came to.
+
+    Attributes:
+        weights: largest difference from the host's, or in steps of 16 bits (``in_steps``).
+        loss: largest difference of the evaluated loss, relative to it.
+        inferred: images of which the host says the same.
+        images_per_s: of the benchmark, which on the double means nothing but that it ran.
+        programs: compiled.
+    """
+
+    weights: float
+    in_steps: bool
+    loss: float
+    inferred: int
+    images_per_s: float
+    programs: int
+
+    def is_right(self) -> bool:
+        limit, tolerance = (4.0, 0.02) if self.in_steps else (1e-6, 1e-4)
+        return (
+            self.weights <= limit
+            and self.loss <= tolerance
+            and self.inferred == _INFERRED
+            and self.images_per_s > 0
+        )
+
+
+@dataclass
+class Host:
+    """What the host comes to with a row."""
+
+    weights: Dict[str, Any]
+    loss: float
+    inferred: List[Any]
+
+
+def on_the_host(row: Row, folder: Path) -> Host:
+    """Trains, evaluates and infers, micro-batch by micro-batch as IPUs do."""
+    train = ["train", row.model, *row.flags(), "--fused-micro-batches", row.group]
+    call(*train, "--device", "cpu", "--run-dir", folder / "run")
+    return Host(_weights(folder), *_judged(row, folder, "cpu"))
+
+
+def cover(row: Row, sdk: str, host: Host, folder: Path) -> Found:
+    """Trains, evaluates, infers and benchmarks a row on the double.
+
+    Raises:
+        RuntimeError: a command failed.
+    """
+    from poplar_double import installed
+
+    cache = folder / "cache"
+    train = ["train", row.model, *row.flags(), *row.ipu, "--run-dir", folder / "run"]
+    if row.ahead:
+        train += ["--executable-cache", cache]
+        with installed(sdk=sdk, num_ipus=0):
+            call(*train, "--compile-only")
+        names = set(os.listdir(cache))
+    with installed(sdk=sdk) as machine:
+        call(*train, "--device", "ipu")
+        programs, executions = len(machine.programs), len(machine.calls("fit"))
+    if executions != UPDATES:
+        raise RuntimeError(f"{executions} executions instead of {UPDATES}")
+    if row.ahead and set(os.listdir(cache)) != names:
+        raise RuntimeError("training compiled what was to be there already")
+    with installed(sdk=sdk):
+        loss, inferred = _judged(row, folder, "ipu")
+        rate = _benchmarked(row)
+    return Found(
+        _compare(_weights(folder), host.weights, row.precision),
+        row.precision != "32.32",
+        abs(loss - host.loss) / max(abs(host.loss), 1e-3),
+        sum(a == b for a, b in zip(inferred, host.inferred)),
+        rate,
+        programs,
+    )
+
+
+def _weights(folder: Path) -> Dict[str, Any]:
+    from ipucnn.training.checkpoints import load_checkpoint
+
+    return dict(load_checkpoint(folder / "run" / "checkpoints" / "last.npz").weights)
+
+
+def _compare(here: Dict[str, Any], there: Dict[str, Any], precision: str) -> float:
+    """The largest difference; of 16 bits in steps between two of their numbers, at the size of the weight."""
+    if list(here) != list(there):
+        raise RuntimeError("other weights than the host's")
+    far = 0.0
+    for name, value in there.items():
+        difference = np.abs(here[name] - value)
+        if precision != "32.32":
+            largest = np.full_like(value, np.abs(value).max()).astype(np.float16)
+            difference = difference / np.maximum(np.spacing(largest).astype(np.float32), 2.0**-14)
+        far = max(far, float(difference.max()))
+    return far
+
+
+def _judged(row: Row, folder: Path, device: str) -> Tuple[float, List[Any]]:
+    """The loss of all evaluation images, and the class or mask of some."""
+    report = json.loads(
+        call("evaluate", folder / "run", "--limit-eval", _EVALUATED, "--device", device, "--json")
+    )
+    if report["measured"]["samples"] != _EVALUATED:
+        raise RuntimeError(f"{report['measured']['samples']} images were evaluated instead of {_EVALUATED}")
+    infer = ["infer", folder / "run", "--split", "eval", "--limit-eval", _INFERRED, "--device", device]
+    if row.model == "unet":
+        import tifffile
+
+        call(*infer, "--output", folder / "masks")
+        (masks,) = (folder / "masks").glob("*mask.tif")
+        return report["measured"]["loss"], [mask.tobytes() for mask in tifffile.imread(masks)]
+    return report["measured"]["loss"], [
+        one["predictions"][0]["class"] for one in json.loads(call(*infer, "--json"))
+    ]
+
+
+def _benchmarked(row: Row) -> float:
+    """Images per second of training on the double, of three executions."""
+    words = ["benchmark", row.model, "--training", "--device", "ipu", "--json", "--executions", 3]
+    words += ["--min-time", 0.01, "--max-time", 2, "--image-size", row.size, "--precision", row.precision]
+    words += ["--micro-batch-size", row.micro_batch, "--num-replicas", row.replicas, "--dropout", 0]
+    words += ["--gradient-accumulation-count", row.accumulation, "--global-batch-size", "none"]
+    words += ["--steps-per-execution", row.accumulation, *row.more]
+    words.append("--device-generated-data" if row.generated else "--host-generated-data")
+    if row.stages > 1:
+        words += [
+            "--ipus-per-replica",
+            row.stages,
+            "--pipeline-schedule",
+            row.schedule,
+            "--pipeline-splits",
+            "auto",
+        ]
+    report = json.loads(call(*words))
+    return float(report["measured"]["images_per_s"]["value"])
+
+
+def main(arguments: List[str]) -> int:
+    """Runs rows and prints a table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="rows whose names contain one of these")
+    parser.add_argument("--sdk", nargs="+", default=list(SDKS), metavar="VERSION")
+    chosen = parser.parse_args(arguments)
+    rows = [row for row in ROWS if not chosen.only or any(word in row.name for word in chosen.only)]
+    if not rows:
+        parser.error(f"no row is named so; there are: {'; '.join(row.name for row in ROWS)}")
+    print("| row | SDK | weights | evaluated loss | images evaluated, inferred | programs | right |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    wrong = 0
+    for row in rows:
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            host = on_the_host(row, Path(folder))
+        for sdk in chosen.sdk:
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    found = cover(row, sdk, host, Path(folder))
+            except RuntimeError as error:
+                wrong += 1
+                print(f"| {row.name} | {sdk} | {error} | | | | no |", flush=True)
+                continue
+            wrong += not found.is_right()
+            unit = " steps" if found.in_steps else ""
+            print(
+                f"| {row.name} | {sdk} | {found.weights:.1e}{unit} | {found.loss:.1e} | {_EVALUATED}, "
+                f"{found.inferred} | {found.programs} | {'yes' if found.is_right() else 'no'} |",
+                flush=True,
+            )
+        print(f"{row.name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
