@@ -368,6 +368,102 @@ def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_
     assert not (tmp_path / "s" / "checkpoints").exists()
 
 
+KEEPING = {
+    **{k: v for k, v in RUN.items() if k != "ckpts_per_epoch"},
+    "num_epochs": "5",
+    "logs_per_epoch": "1",
+}
+
+
+def numbered(folder):
+    return sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*.npz"))
+
+
+def test_only_the_newest_checkpoints_are_kept_and_the_weights_of_the_best(tmp_path, monkeypatch):
+    """Whenever a run is cut, a deletion of its own included, it ends in the same files; others' stay."""
+    from ipucnn.runs import folder as run_folder
+    from ipucnn.runs import start
+
+    run, _ = train(tmp_path / "a", options=KEEPING)
+    program, checkpoints = run.program, tmp_path / "a" / "checkpoints"
+    due = [n * program.weight_updates_per_execution for n in range(1, program.num_executions + 1)]
+    assert numbered(tmp_path / "a") == [f"checkpoint-{n:08d}.npz" for n in due[-2:]] and len(due) == 5
+    best, last = (load_checkpoint(checkpoints / name) for name in ("best.npz", "last.npz"))
+    assert not best.slots and best.meta["weights_only"] and set(best.weights) == set(last.weights)
+    assert last.slots
+    expected, remove = files(tmp_path / "a"), run_folder.remove_file
+    for cut_at in (3,):  # benchmarks/kill_campaign.py has the others
+        deleted = []
+
+        def remove_some(path, deleted=deleted, cut_at=cut_at):
+            if path.name.startswith("checkpoint-"):
+                deleted.append(path)
+                if len(deleted) == cut_at:
+                    raise KeyboardInterrupt  # nothing more is done, as after SIGKILL
+            remove(path)
+
+        place = tmp_path / f"cut-{cut_at}"
+        with monkeypatch.context() as patched:
+            patched.setattr(run_folder, "remove_file", remove_some)
+            with pytest.raises(KeyboardInterrupt):
+                train(place, options=KEEPING)
+        assert len(numbered(place)) == 3
+        strange = place / "checkpoints" / "checkpoint-00000007.npz"
+        strange.write_bytes(b"somebody else's")
+        train(place, options=KEEPING, resume="true")
+        assert strange.read_bytes() == b"somebody else's"
+        strange.unlink()
+        assert_same(place, expected)
+    report = json.loads((tmp_path / "a" / "report.json").read_text())
+    sizes = {(p.stat().st_ino, p.stat().st_size) for p in (tmp_path / "a").rglob("*") if p.is_file()}
+    here = (tmp_path / "a" / "report.json").stat().st_size
+    assert report["folder_bytes"] == sum(size for _, size in sizes) - here
+    # The best one alone is nothing to go on from.
+    for path in checkpoints.iterdir():
+        if path.name != "best.npz":
+            path.unlink()
+    assert start.newest_checkpoint(checkpoints) == (None, [])
+
+
+@pytest.mark.parametrize("more", [{"keep_checkpoints": "none"}, {"ckpts_per_epoch": "1"}, "file"])
+def test_all_checkpoints_are_kept_where_they_were_asked_for(tmp_path, more):
+    options, path = {**KEEPING, "num_epochs": "3"}, None
+    if more == "file":
+        path, more = tmp_path / "own.yml", {}
+        path.write_text("entry:\n  model-name: mnist_cnn\n")
+    found = resolve("train", {**options, **more}, model="mnist_cnn", config_name="entry" if path else None,
+                    config_path=str(path) if path else None)  # fmt: skip
+    assert found.config.keep_checkpoints is None
+    asked = resolve("train", {**options, **more, "keep_checkpoints": "1"}, model="mnist_cnn")
+    assert asked.config.keep_checkpoints == 1
+    if "keep_checkpoints" in more:
+        train(tmp_path / "a", options={**options, **more})
+        assert len(numbered(tmp_path / "a")) == 3
+
+
+def test_a_run_that_will_fill_much_of_the_disk_says_so(tmp_path, monkeypatch):
+    from ipucnn.runs import recorder
+
+    def notes(free):
+        monkeypatch.setattr(recorder, "free_disk_bytes", lambda folder: free)
+        run = training(tmp_path / "a", options=KEEPING, overwrite="true")
+        found = []
+        for event in run.events():
+            if type(event).__name__ == "Notes":
+                found += event.lines
+            if type(event).__name__ == "Started":
+                break
+        return " ".join(found)
+
+    train(tmp_path / "b", options={**KEEPING, "num_epochs": "1"})
+    last = load_checkpoint(tmp_path / "b" / "checkpoints" / "last.npz")
+    weights, slots = (sum(a.nbytes for a in values.values()) for values in (last.weights, last.slots))
+    # The two that are kept and the one that is written meanwhile, and the best one's weights.
+    needed = 3 * (weights + slots) + weights
+    assert "--keep-checkpoints, now 2" in notes(10 * needed - 100)
+    assert "checkpoints will take" not in notes(10 * needed + 100) and "will take" not in notes(None)
+
+
 def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
