@@ -6,9 +6,10 @@ Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
 at a random moment, while a checkpoint is being written or an old one deleted, or during validation) and each time
 continued with --resume, until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some
-have no stderr or one whose reader went away, and each process has another number of loading threads.  ``metrics.jsonl``,
-``program.json`` and all checkpoints must then be those of a run that was left alone, and every process must have ended
-with the exit code of its signal and without a traceback.  Exit code 5 if not.
+have no stderr or one whose reader went away, and each process has another number of loading threads.
+
+``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was left alone, and every
+process must have ended with the exit code of its signal and without a traceback.  Exit code 5 if not.
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
