@@ -4,12 +4,11 @@ Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [
            [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
-at a random moment, while a checkpoint is being written or an old one deleted, or during validation) and each time
-continued with --resume, until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some
-have no stderr or one whose reader went away, and each process has another number of loading threads.
-
-``metrics.jsonl``, ``program.json`` and all checkpoints must then be those of a run that was left alone, and every
-process must have ended with the exit code of its signal and without a traceback.  Exit code 5 if not.
+at a random moment, while a checkpoint is being written, or during validation) and each time continued with --resume,
+until they end.  Some are stopped and go on (SIGSTOP, SIGCONT) before they are killed, some have no stderr or one whose
+reader went away, and each process has another number of loading threads.  ``metrics.jsonl``, ``program.json`` and all
+checkpoints must then be those of a run that was left alone, and every process must have ended with the exit code of its
+signal and without a traceback.  Exit code 5 if not.
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
@@ -31,9 +30,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
-MOMENTS = ("before", "any time", "checkpoint", "deletion", "validation")
-KEPT = 2
-"""Numbered checkpoints that the configurations keep where they keep less than all."""
+MOMENTS = ("before", "any time", "checkpoint", "validation")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
 START_LIMIT_S = 300.0
@@ -89,7 +86,7 @@ BROKEN_CONFIGURATION = "cnn"
 CONFIGURATIONS: Dict[str, str] = {
     "cnn": "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 8 "
     "--gradient-accumulation-count 2 --optimizer adam --optimizer-params {} --lr-schedule cosine --num-epochs 40 "
-    f"--ckpts-per-epoch 1 --logs-per-epoch 2 --keep-checkpoints {KEPT}",
+    "--ckpts-per-epoch 1 --logs-per-epoch 2",
     "resnet": "cifar_resnet8 --dataset digits --augment --micro-batch-size 16 --optimizer sgd --optimizer-params "
     "'{\"momentum\": 0.9}' --lr-schedule stepped --lr-schedule-params "
     '\'{"boundaries": [0.5, 0.75], "values": [1, 0.1, 0.01]}\' '
@@ -105,7 +102,7 @@ CONFIGURATIONS: Dict[str, str] = {
     '\'{"initial_learning_rate": 0.0005, "epochs_to_decay": 2, "decay_rate": 0.5}\' --num-epochs 6 --ckpts-per-epoch 1',
     "lenet": "lenet --dataset digits --augment --norm-layer none --micro-batch-size 8 --replicas 4 --optimizer lars "
     "--optimizer-params {} --lr-schedule polynomial --num-epochs 24 --logs-per-epoch 1/4 --ckpts-per-epoch 1/8 "
-    f"--validation-freq 4 --keep-checkpoints {KEPT}",
+    "--validation-freq 4",
 }
 
 
@@ -173,13 +170,6 @@ def is_writing(folder: Path) -> bool:
     return checkpoints.is_dir() and any(name.endswith(".tmp") for name in os.listdir(checkpoints))
 
 
-def is_deleting(folder: Path) -> bool:
-    """Whether there is a numbered checkpoint more than is kept: the oldest is about to go."""
-    checkpoints = folder / "checkpoints"
-    names = os.listdir(checkpoints) if checkpoints.is_dir() else []
-    return sum(name.startswith("checkpoint-") and name.endswith(".npz") for name in names) == KEPT + 1
-
-
 def is_validating(folder: Path, seen: int) -> bool:
     """Whether an execution was recorded since, with the validation that follows it not yet."""
     path = folder / "metrics.jsonl"
@@ -242,10 +232,8 @@ def kill(
             if moment == "any time" or time.time() > patience:
                 hit = "any time"
                 break
-            if (
-                (moment == "checkpoint" and is_writing(folder))
-                or (moment == "deletion" and is_deleting(folder))
-                or (moment == "validation" and is_validating(folder, seen))
+            if (moment == "checkpoint" and is_writing(folder)) or (
+                moment == "validation" and is_validating(folder, seen)
             ):
                 hit = moment
                 break

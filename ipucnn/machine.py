@@ -6,7 +6,6 @@ control groups and the processor's own description, is read from Linux's files, 
 
 import contextlib
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +34,6 @@ def host_memory_bytes() -> int:
     with contextlib.suppress(*_UNKNOWN):
         return int(psutil.virtual_memory().total)
     return 0
-
-
-def free_disk_bytes(folder: Path) -> Optional[int]:
-    """What the disk of a folder has free for this user; None where the system does not tell."""
-    with contextlib.suppress(*_UNKNOWN):
-        return shutil.disk_usage(folder).free
-    return None
 
 
 def free_bytes() -> Optional[int]:

@@ -68,8 +68,6 @@ CASES = [
     ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
     ("wandb_tags", "one", {}, "without Weights & Biases", {"wandb": "true"}),
     ("ckpt_all_instances", "true", {}, "without several instances", None),
-    ("keep_checkpoints", "3", {"checkpoints": "false"}, "without checkpoints", {}),
-    ("keep_checkpoints", "3", {"training": "false"}, "without training", {}),
 ]
 
 

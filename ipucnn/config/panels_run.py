@@ -320,15 +320,6 @@ class Evaluation:
         metavar="N|A/B",
         commands=TRAIN,
     )
-    keep_checkpoints: Optional[int] = option(
-        2,
-        "How many numbered checkpoints to keep: the newest ones; the best one's weights are kept beside them. Older "
-        "ones are deleted as training goes on. none keeps all; so do, unless this option is given, --ckpts-per-epoch "
-        "on the command line and a file of presets (--config-path).",
-        minimum=1,
-        maximum=bounds.MAX_COUNT,
-        commands=TRAIN,
-    )
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
     ckpt_all_instances: bool = option(
         False,

@@ -209,10 +209,6 @@ def resolve(
         settings["norm_layer"] = norm_layer_of(record.default_norm)
     _fix_order(settings, origins)
     _fix_preprocessing(settings, origins)
-    if origins["keep_checkpoints"] == DEFAULT and (config_path or origins["ckpts_per_epoch"] == FLAG):
-        # Whoever asks for checkpoints wants them: the public application validates each of them afterwards.
-        settings["keep_checkpoints"] = None
-        origins["keep_checkpoints"] = PUBLIC_ORIGIN if config_path else FLAG
     config = RunConfig(**settings)
     check_paths(config)
     check(config)
@@ -339,7 +335,6 @@ RESUMABLE = (
     "checkpoint_input_dir",
     "num_epochs",
     "plan",  # what is in it is compared
-    "keep_checkpoints",
     "target_accuracy",
     "early_stopping",
     "mlperf_logging",

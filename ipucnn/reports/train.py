@@ -374,8 +374,6 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
         )
     )
     rows.append(("saved in", folder))
-    if "folder_bytes" in report:
-        rows.append(("on disk", units.size(report["folder_bytes"])))
     return rows
 
 

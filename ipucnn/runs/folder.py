@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import stat
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
@@ -302,26 +301,11 @@ class RunFolder:
             return None
         return report
 
-    def delete_checkpoints(self, names: Iterable[str]) -> None:
-        """Deletes checkpoints the run wrote."""
+    def clean(self, names: Iterable[str]) -> None:
+        """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
         for name in names:
             if is_checkpoint_name(name):
                 remove_file(self.checkpoints / name)
-
-    def num_bytes(self) -> int:
-        """What the run takes of the disk; a file of two names counts once."""
-        folders = {self.path, self.checkpoints, self.path / TENSORBOARD}
-        found = {}
-        for path in (path for folder in folders if not is_link(folder) for path in entries(folder)):
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode):
-                    found[status.st_dev, status.st_ino] = status.st_size
-        return sum(found.values())
-
-    def clean(self, names: Iterable[str]) -> None:
-        """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
-        self.delete_checkpoints(names)
         with contextlib.suppress(OSError):
             _remove_empty((self.checkpoints,))
 

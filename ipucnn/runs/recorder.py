@@ -18,7 +18,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import is_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
-from ipucnn.machine import free_disk_bytes, peak_memory_bytes
+from ipucnn.machine import peak_memory_bytes
 from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
@@ -43,9 +43,6 @@ from ipucnn.sessions.session import (
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
-
-LARGE_SHARE = 0.1
-"""Of what a disk has free: checkpoints that take more are announced."""
 
 
 @dataclass(frozen=True)
@@ -280,30 +277,6 @@ class Recorder:
             for change in changes(self._processes[-2], self._environment)
         ]
 
-    def disk_warnings(self) -> List[str]:
-        """What to tell the user where the checkpoints to come take more than a tenth of what the disk has free."""
-        config, program, state = self._config, self._training.program, self._session.state
-        if not (config.training and config.checkpoints):
-            return []
-        weights, slots = (
-            sum(int(np.prod(value.shape)) * value.dtype.size for value in values.values())
-            for values in (state.weights, state.slots)
-        )
-        first, last = self._training.first_weight_update, program.num_weight_updates
-        count = len(set(checkpoints.written_names(program, first + 1, last)) - {BEST, LAST})
-        if config.keep_checkpoints is not None:
-            count = min(count, config.keep_checkpoints + 1)  # the oldest goes when the newest is there
-        needed = max(count, 1) * (weights + slots) + weights
-        free = free_disk_bytes(self._folder.checkpoints)
-        if free is None or needed <= free * LARGE_SHARE:
-            return []
-        return [
-            f"warning: checkpoints will take about {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free in "
-            f"{self._folder.checkpoints} (keep fewer with --keep-checkpoints, now "
-            f"{'all' if config.keep_checkpoints is None else config.keep_checkpoints}, or write elsewhere with "
-            "--checkpoint-dir)"
-        ]
-
     def handle(self, event: Event) -> Iterator[RunEvent]:
         """Does what an event of the session asks for.
 
@@ -328,7 +301,6 @@ class Recorder:
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._folder.link_checkpoint(numbered, LAST))
-            self._delete_old_checkpoints()
         if self._session.any_instance(self._guard.is_set):
             self._interrupt()
 
@@ -474,24 +446,12 @@ class Recorder:
             "program": training.program.to_dict(),
             **checkpoints.position(state, self._state),
         }
-        if (
-            name == BEST
-        ):  # nobody goes on from it, and the optimizer's state may be twice as large as the weights
-            meta["weights_only"] = True
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
         running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.evaluated}
-        slots = {} if name == BEST else checkpoints.arrays({**state.slots, **running}, rate)
+        slots = checkpoints.arrays({**state.slots, **running}, rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
-
-    def _delete_old_checkpoints(self) -> None:
-        """Deletes the numbered checkpoints of this run but the newest ones, however it was cut before."""
-        if self._config.keep_checkpoints is not None:
-            numbered = set(self._checkpoint_names(self._session.state.weight_updates)) - {BEST, LAST}
-            # Their order is that of weight updates: numbers of more than eight digits are longer.
-            oldest = sorted(numbered, key=lambda name: (len(name), name))[: -self._config.keep_checkpoints]
-            self._folder.delete_checkpoints(oldest)
 
     def _interrupt(self) -> None:
         """Saves and ends; of several instances all end where one of them got a signal."""
@@ -512,17 +472,8 @@ class Recorder:
         """The last checkpoint and the report."""
         config = self._config
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
-            updates = self._session.state.weight_updates
-            numbered = checkpoints.checkpoint_name(updates)
-            if updates == self._training.first_weight_update and numbered in self._checkpoint_names(updates):
-                # A process that was killed had written it as its last one.
-                last = self._folder.link_checkpoint(self._folder.checkpoints / numbered, LAST)
-            else:
-                self._settle_statistics()
-                last = self._save(LAST)
-            yield CheckpointSaved(last)
-        if config.training and config.checkpoints:
-            self._delete_old_checkpoints()  # a process that was killed had no time for it
+            self._settle_statistics()
+            yield CheckpointSaved(self._save(LAST))
         self.report = self._make_report()
         self._folder.write_report(self.report)
         if config.clean_dir:
@@ -574,7 +525,6 @@ class Recorder:
             "moving_statistics": self._statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,
-            "folder_bytes": self._folder.num_bytes(),
             "trained_samples": training.program.samples_before(session.state.weight_updates),
             "validation": self._state.last_validation,
             "best_validation": self._state.best,

@@ -503,12 +503,6 @@ def _own_checkpoints(config: RunConfig, layout: Layout) -> Lack:
     return None if config.checkpoint_dir else ("without a folder for them", "add --checkpoint-dir DIR")
 
 
-def _saving(config: RunConfig, layout: Layout) -> Lack:
-    if not config.training:
-        return "without training", "drop --no-training"
-    return None if config.checkpoints else ("without checkpoints", "drop --no-checkpoints")
-
-
 def _training(config: RunConfig, layout: Layout) -> Lack:
     return None if config.training else ("with --no-training", "")
 
@@ -549,7 +543,6 @@ RULES: Tuple[Rule, ...] = (
     Rule("wandb_run_name", _wandb, ipu_only=False),
     Rule("wandb_tags", _wandb, ipu_only=False),
     Rule("ckpt_all_instances", _own_checkpoints, ipu_only=False),
-    Rule("keep_checkpoints", _saving, ipu_only=False, has_off=False),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),

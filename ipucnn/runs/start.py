@@ -276,17 +276,14 @@ def _weight_updates(path: Path) -> float:
 
 
 def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
-    """The newest good checkpoint of a folder that a run can go on from, if any, and why newer ones were passed over."""
+    """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
     names = [path for path in entries(folder, "checkpoint folder") if is_checkpoint_name(path.name)]
     bad: List[str] = []
     for path in sorted(names, key=lambda p: (-_weight_updates(p), p.name != LAST, p.name)):
         try:
-            checkpoint = load_checkpoint(path)
+            return (path, load_checkpoint(path)), bad
         except DataError as error:
             bad.append(error.message)
-            continue
-        if not checkpoint.meta.get("weights_only"):  # as the best one is
-            return (path, checkpoint), bad
     return None, bad
 
 

@@ -353,7 +353,6 @@ class TrainingRun:
         recorder = Recorder(self._settled(compilation), session, self.state, guard, timer)
         notes = recorder.note_process(is_continued=self.start.checkpoint is not None)
         notes += [f"warning: {note}; passed over" for note in skipped]
-        notes += recorder.disk_warnings()
         if notes:
             yield Notes(notes)
         yield Started(self.program, compilation, self.folder.path, self.info)
