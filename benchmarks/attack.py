@@ -52,7 +52,7 @@ TITLES = {
     "folder": "damaged run folders",
     "data": "data files",
 }
-ALLOWED_CODES = (0, 2, 3, 4, 5, 6, 130, 143)
+ALLOWED_CODES = (0, 2, 3, 4, 5, 6, 7, 130, 143)
 REACHED_CODE, BROKEN_CODE = 77, 99
 """Exit codes of a case that came to TensorFlow where it may not compute, and of one that could not be made."""
 SILENT_S = 30.0

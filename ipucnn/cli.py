@@ -19,7 +19,6 @@ from ipucnn.errors import (
     DataError,
     InfeasibleError,
     UserError,
-    did_you_mean,
 )
 from ipucnn.text import printable, shown_value
 
@@ -281,9 +280,15 @@ def _as_user_error(error: Any) -> UserError:
     hint = f"`{path} --help` lists the options"
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
-        close = did_you_mean(error.option_name, [name for name in known if name.startswith("--")])
-        return ConfigurationError(f"{path}: no option {shown_value(error.option_name)}", close or hint)
+        from ipucnn.config.help_page import suggest
+
+        typed = shown_value(error.option_name)
+        hint = (
+            f"`{path} --help {typed.lstrip('-')}` looks for options about that, `{path} --help-all` shows all"
+        )
+        return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
+    if kind == "BadOptionUsage":
+        hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
     if kind == "MissingParameter":
         names = [
             param.metavar or param.name.upper() for param in params if param.param_type_name == "argument"

@@ -82,9 +82,17 @@ class RunCommand(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:
         typed = args[: args.index("--")] if "--" in args else args
-        if not ctx.resilient_parsing and {"--help", "-h"} & set(typed):
+        asked = next(
+            (number for number, word in enumerate(typed) if word in ("--help", "-h", "--help-all")), None
+        )
+        if not ctx.resilient_parsing and asked is not None:
+            from ipucnn.config.help_page import Help, print_command_help
+
             # Before Typer parses, for which it would load its converters: half of the time of a help page.
-            print(ctx.get_help(), end="")
+            words, _ = _items(typed[asked + 1 :])
+            known = COMMANDS[self.name or ""]
+            common = () if typed[asked] == "--help-all" else known.common
+            print_command_help(self, ctx, Help(common, tuple(words), known.examples))
             raise typer.Exit()
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
         if ctx.parent is not None and ctx.parent.params.get("verbose") and "--verbose" in table:

@@ -1,6 +1,6 @@
 """The commands there are, and the root help page; needs neither Typer nor TensorFlow."""
 
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Tuple
 
 ABOUT = (
     "Train, evaluate, run and benchmark convolutional networks on Graphcore IPUs, "
@@ -9,47 +9,306 @@ ABOUT = (
 
 
 class Command(NamedTuple):
-    """A command: its module and function under ``ipucnn.commands``, and a line for the root help page."""
+    """A command of the program.
+
+    Attributes:
+        name: what is typed.
+        module, function: where it is, under ``ipucnn.commands``.
+        summary: a line for the root help page.
+        panel: of the root help page.
+        examples: command lines, each with what it does.
+        common: of a command with many options those that its help page shows; ``--help-all`` shows all.
+    """
 
     name: str
     module: str
     function: str
     summary: str
     panel: str
+    examples: Tuple[Tuple[str, str], ...] = ()
+    common: Tuple[str, ...] = ()
 
+
+_RUN, _PLAN = "Run", "Look up and plan"
 
 COMMANDS = {
     command.name: command
     for command in (
-        Command("train", "train", "train", "Train a network.", "Run"),
-        Command("evaluate", "evaluate", "evaluate", "Evaluate a run or its checkpoints.", "Run"),
-        Command("infer", "infer", "infer", "Classify images with a run.", "Run"),
-        Command("benchmark", "benchmark", "benchmark", "Measure throughput and time.", "Run"),
         Command(
-            "models", "models", "models", "List the networks, or show the layers of one.", "Look up and plan"
+            "train",
+            "train",
+            "train",
+            "Train a network.",
+            _RUN,
+            (
+                (
+                    "ipucnn train efficientnet-b0 --replicas 4",
+                    "EfficientNet-B0 on the embedded digits, as four IPUs would train it.",
+                ),
+                (
+                    "ipucnn train cifar_resnet8 --dataset path/to/images --num-epochs 20",
+                    "A small network on your own images, in one folder per class.",
+                ),
+                (
+                    "ipucnn train unet --dataset membranes --dry-run",
+                    "What training a U-Net would do, without doing it.",
+                ),
+            ),
+            (
+                "--dataset",
+                "--dataset-path",
+                "--num-epochs",
+                "--micro-batch-size",
+                "--global-batch-size",
+                "--num-replicas",
+                "--optimizer",
+                "--learning-rate",
+                "--augment",
+                "--weights",
+                "--precision",
+                "--pipeline-splits",
+                "--seed",
+                "--run-dir",
+                "--resume",
+                "--dry-run",
+                "--print-config",
+            ),
+        ),
+        Command(
+            "evaluate",
+            "evaluate",
+            "evaluate",
+            "Evaluate a run or its checkpoints.",
+            _RUN,
+            (
+                (
+                    "ipucnn evaluate runs/lenet-digits",
+                    "The run's last checkpoint, on the data it was validated on.",
+                ),
+                (
+                    "ipucnn evaluate runs/lenet-digits --checkpoint best --json",
+                    "Its best checkpoint, with every figure, for a program to read.",
+                ),
+            ),
+        ),
+        Command(
+            "infer",
+            "infer",
+            "infer",
+            "Classify images with a run.",
+            _RUN,
+            (
+                (
+                    "ipucnn infer runs/lenet-digits --split eval --contact-sheet sheet.png",
+                    "Classes of the run's own evaluation images, and a sheet of pictures.",
+                ),
+                (
+                    "ipucnn infer runs/lenet-digits path/to/images --output labels.csv",
+                    "Classes of your own images, in a table for a spreadsheet.",
+                ),
+            ),
+        ),
+        Command(
+            "export",
+            "export",
+            "export",
+            "Write a run's network for other programs.",
+            _RUN,
+            (
+                (
+                    "ipucnn export runs/lenet-digits --format onnx",
+                    "An ONNX file with its labels, proved in onnxruntime.",
+                ),
+                (
+                    "ipucnn export runs/lenet-digits --format tflite --raw-uint8 --half",
+                    "A small TFLite file that takes pixels as they are.",
+                ),
+            ),
+        ),
+        Command(
+            "benchmark",
+            "benchmark",
+            "benchmark",
+            "Measure throughput and time.",
+            _RUN,
+            (
+                (
+                    "ipucnn benchmark unet --host-generated-data",
+                    "Forward passes of a U-Net on random images, without a data set.",
+                ),
+                (
+                    "ipucnn benchmark lenet --training --compare-with keras",
+                    "Weight updates, beside Keras' own `fit`.",
+                ),
+                (
+                    "ipucnn benchmark --suite keras-tutorial",
+                    "The steps of Graphcore's Keras tutorial, in one table.",
+                ),
+            ),
+            (
+                "--suite",
+                "--inference",
+                "--compare-with",
+                "--dataset",
+                "--host-generated-data",
+                "--device-generated-data",
+                "--micro-batch-size",
+                "--global-batch-size",
+                "--num-replicas",
+                "--precision",
+                "--device",
+                "--print-config",
+            ),
+        ),
+        Command(
+            "launch",
+            "launch",
+            "launch",
+            "Start several workers of a training run here.",
+            _RUN,
+            (
+                (
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "Two workers that train one network, to the bytes of one.",
+                ),
+            ),
+        ),
+        Command(
+            "runs",
+            "runs",
+            "runs",
+            "List run folders.",
+            _PLAN,
+            (
+                ("ipucnn runs", "All runs below the folder runs."),
+                ("ipucnn runs --sort accuracy", "The best first."),
+            ),
+        ),
+        Command(
+            "diff",
+            "runs",
+            "diff",
+            "Say in what two runs differ.",
+            _PLAN,
+            (
+                (
+                    "ipucnn diff runs/lenet-digits runs/lenet-digits-2",
+                    "Options, data, and where the histories part.",
+                ),
+            ),
+        ),
+        Command(
+            "plot",
+            "runs",
+            "plot",
+            "Draw the curves of runs.",
+            _PLAN,
+            (
+                ("ipucnn plot runs/lenet-digits", "Loss, accuracy and learning rate, in curves.png."),
+                (
+                    "ipucnn plot runs/lenet-digits runs/lenet-digits-2 --output both.svg",
+                    "Two runs in one picture.",
+                ),
+            ),
+        ),
+        Command(
+            "models",
+            "models",
+            "models",
+            "List the networks, or show the layers of one.",
+            _PLAN,
+            (
+                ("ipucnn models", "All networks."),
+                ("ipucnn models resnet50 --summary", "The layers of one, whose names splits are."),
+            ),
         ),
         Command(
             "verify-dataset",
             "verify_dataset",
             "verify_dataset",
             "Look at every sample of a data set, and say what is wrong.",
-            "Look up and plan",
+            _PLAN,
+            (
+                ("ipucnn verify-dataset", "Whatever data set is in this folder."),
+                ("ipucnn verify-dataset cifar10 --dataset-path path/to/data", "The files of CIFAR-10."),
+            ),
         ),
         Command(
             "build-records",
             "build_records",
             "build_records",
             "Make ImageNet's record files from class folders.",
-            "Look up and plan",
+            _PLAN,
+            (
+                (
+                    "ipucnn build-records path/to/images records",
+                    "The files, with their checksums, in records.",
+                ),
+            ),
         ),
         Command(
             "plan-splits",
             "plan_splits",
             "plan_splits",
             "Plan how to split a network over IPUs.",
-            "Look up and plan",
+            _PLAN,
+            (
+                ("ipucnn plan-splits resnet50 --stages 4", "The best split into four pipeline stages."),
+                (
+                    "ipucnn plan-splits resnet50 --ipus 16",
+                    "The best use of 16 IPUs: stages, replicas and batch.",
+                ),
+                (
+                    "ipucnn plan-splits unet --stages 4 --save plan.yml --html plan.html",
+                    "A plan for `ipucnn train unet --plan plan.yml`, and a page that draws it.",
+                ),
+            ),
+            (
+                "--stages",
+                "--ipus",
+                "--splits",
+                "--system",
+                "--image-size",
+                "--micro-batch-size",
+                "--global-batch-size",
+                "--num-replicas",
+                "--precision",
+                "--pipeline-schedule",
+                "--optimizer",
+                "--recomputation",
+                "--inference",
+                "--save",
+                "--html",
+            ),
         ),
-        Command("doctor", "doctor", "doctor", "Say what is here and what runs on it.", "Look up and plan"),
+        Command(
+            "profile",
+            "profile",
+            "profile",
+            "Show what Poplar's profile of a run says.",
+            _PLAN,
+            (
+                (
+                    "ipucnn profile profile --run runs/profiled --save measured.json",
+                    "Memory and cycles of a run on IPUs, kept for the planner.",
+                ),
+                (
+                    "ipucnn plan-splits unet --stages 4 --measured measured.json",
+                    "The memory that was predicted for it, beside that.",
+                ),
+            ),
+        ),
+        Command(
+            "doctor",
+            "doctor",
+            "doctor",
+            "Say what is here and what runs on it.",
+            _PLAN,
+            (
+                ("ipucnn doctor", "Python, TensorFlow, devices, and what is missing."),
+                ("ipucnn doctor --device ipu", "The same; it ends with exit code 6 if IPUs cannot be used."),
+            ),
+        ),
     )
 }
 

@@ -17,6 +17,7 @@ EXIT_DATA = 3
 EXIT_INFEASIBLE = 4
 EXIT_THRESHOLD = 5
 EXIT_MISSING = 6
+EXIT_WORKERS = 7
 # A signal's exit code is 128 and its number, as of what a shell reports.
 EXIT_SIGHUP = 129
 EXIT_SIGINT = 130
@@ -69,15 +70,25 @@ class MissingError(UserError):
     exit_code = EXIT_MISSING
 
 
-def did_you_mean(name: str, choices: "Iterable[str]") -> "Optional[str]":
-    """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close."""
+class WorkersError(UserError):
+    """A worker did not come in time, or left before the end."""
+
+    exit_code = EXIT_WORKERS
+
+
+def did_you_mean(name: str, choices: "Iterable[str]", cutoff: float = 0.6) -> "Optional[str]":
+    """Returns ``did you mean 'a' or 'b'?`` for the choices closest to ``name``, or None if none is close.
+
+    Args:
+        cutoff: the share of characters, in order, that two names have in common at least.
+    """
     if len(name) > 200:
         return None  # no name is as long, and comparing takes time
     import difflib
 
     names = list(choices)
     folded = {c.lower().replace("_", "-"): c for c in names}
-    close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower().replace("_", "-"), list(folded), n=3, cutoff=cutoff)
     if not close:
         return None
     return "did you mean " + " or ".join(f"'{folded[c]}'" for c in close) + "?"

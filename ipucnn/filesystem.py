@@ -239,6 +239,29 @@ def file_size(path: Path, what: str = "", error: Type[UserError] = DataError) ->
         return os.stat(path).st_size
 
 
+def free_bytes(folder: Path) -> int:
+    """Room on the disk that a folder is on, or would be made on; 0 where that is not known."""
+    # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
+    while not os.path.isdir(folder) and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def used_bytes(*folders: Path) -> int:
+    """What the files in folders, and in those below them, take; a file that has several names counts once."""
+    found: Dict[Tuple[int, int], int] = {}
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    about = os.lstat(os.path.join(place, name))
+                    found[about.st_dev, about.st_ino] = about.st_size
+    return sum(found.values())
+
+
 def entries(folder: Path, what: str = "", error: Type[UserError] = DataError) -> List[Path]:
     """What lies in a folder, sorted by name; nothing if the folder is absent.
 
@@ -409,6 +432,28 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Calls ``write`` with a new, empty folder beside ``path``, and renames it: all of it is there, or nothing.
+
+    What ``path`` was before is removed, but not before the new folder is whole.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    temporary = path.with_name(_temporary_name(path.name))
+    make_folder(temporary)
+    try:
+        write(temporary)
+        remove_folder(path)
+        os.rename(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
+    finally:
+        with contextlib.suppress(DataError):
+            remove_folder(temporary)
 
 
 def write_text(path: Path, text: Union[str, bytes]) -> None:

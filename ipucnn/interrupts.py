@@ -73,6 +73,17 @@ def noted() -> "Optional[int]":
     return _state.exit_code
 
 
+def note(code: int) -> None:
+    """Notes a signal that another process of the run got, as if it had come to this one.
+
+    Args:
+        code: its exit code.
+    """
+    if _state.exit_code is None:
+        _state.exit_code = code
+        _state.count += 1
+
+
 def check() -> None:
     """Ends what a library went on with although a signal came.
 
@@ -113,6 +124,13 @@ def listen() -> None:
             signal.signal(number, _handle)
     sys.excepthook = _excepthook
     sys.unraisablehook = _unraisablehook
+
+
+def listen_again() -> None:
+    """Takes the signals back from a library whose C code took them, which Python does not know of."""
+    for number in _EXIT_CODES:
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, _handle)
 
 
 def begin() -> None:

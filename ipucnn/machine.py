@@ -27,6 +27,29 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+# How many threads share an operation, where the run says so.
+_fixed_threads: Optional[int] = None
+
+
+def fix_threads(number: Optional[int]) -> None:
+    """Sets how many threads share an operation, whatever cores there are: it decides the order of sums.
+
+    Call it before TensorFlow is imported; None leaves it to the number of cores.
+    """
+    global _fixed_threads
+    _fixed_threads = number
+
+
+def fixed_threads() -> Optional[int]:
+    """What :func:`fix_threads` was told."""
+    return _fixed_threads
+
+
+def operation_threads() -> int:
+    """How many threads share an operation: as fixed, else one for each core that this process may use."""
+    return _fixed_threads or num_cores()
+
+
 def host_memory_bytes() -> int:
     """Physical memory of the machine, 0 where the system does not tell."""
     import psutil

@@ -31,6 +31,17 @@ def shown_value(value: Any) -> str:
     return printable(text)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 image``, ``1,437 images``, ``4 micro-batches``: a number of things, the noun given in the singular."""
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith(("s", "x", "tch", "nch", "sh")):  # batches and branches, but epochs
+        return f"{number:,} {noun}es"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}s"
+
+
 def percent(share: float) -> str:
     """0.804 -> ``80%``, 0.145 -> ``15%``, 0.0414 -> ``4.1%``: whole ones from 10 % on, else two digits, halves go up.
 

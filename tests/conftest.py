@@ -145,3 +145,9 @@ def run(capsys, monkeypatch, tmp_path):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One process more than cores: tests wait for disks, signals and other processes."""
+    return (os.cpu_count() or 1) + 1

@@ -118,7 +118,7 @@ def test_no_command_line_ends_badly(place, monkeypatch, number):
     case = inputs.Case("line", number)
     draw = inputs.Draw(attack.random.Random(number), sandbox, place)
     monkeypatch.setattr(inputs, "copy_run", lambda draw, task, name=None: "no-run")
-    attack.build_line(draw, case, {n: c for n, c in COMMANDS.items() if n != "doctor"})
+    attack.build_line(draw, case, {n: c for n, c in COMMANDS.items() if n not in ("doctor", "launch")})
     case.args = [attack._typeable(word) for word in case.args]
     found = attack.judge(_run_line(case, sandbox), case, sandbox)
     assert not found, (attack.reproduce(case), found)
@@ -129,7 +129,7 @@ def test_every_option_is_attacked():
     from ipucnn.config.options import specs_for
 
     assert set(COMMANDS) == set(attack._COMMANDS) | set(COMMANDS)
-    for name in ("train", "benchmark", "plan-splits", "evaluate", "infer", "verify-dataset"):
+    for name in ("train", "benchmark", "plan-splits", "evaluate", "infer", "export", "verify-dataset"):
         drawn = {flag for option in COMMANDS[name].options for flag in option.flags}
         assert {spec.flag for spec in specs_for(name)} <= drawn
     kinds = {o.name: o.kind for command in COMMANDS.values() for o in command.options}

@@ -18,8 +18,8 @@ from ipucnn import cli
 from ipucnn.benchmarking import benchmark as benchmarking
 from ipucnn.benchmarking import input_pipeline
 from ipucnn.benchmarking.measure import Limits
-from ipucnn.benchmarking.records import SCHEMAS, schema_text
 from ipucnn.benchmarking.report import read_report
+from ipucnn.benchmarking.schemas import SCHEMAS, schema_text
 from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError

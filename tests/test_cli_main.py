@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ import typer
 
 from ipucnn import __version__, cli, errors
 from ipucnn.command_table import COMMANDS, Command
-from ipucnn.config.options import SPECS, specs_for
+from ipucnn.config.options import SPECS, find_spec, specs_for
 from ipucnn.config.signature import with_run_options
 from ipucnn.filesystem import reason_of, write_hint
 from ipucnn.interrupts import Interruption
@@ -63,15 +64,95 @@ def test_root_help_lists_every_command(capsys, args):
 @pytest.mark.parametrize("width", ["80", "160"])
 def test_command_help_lists_its_options_in_panels(capsys, monkeypatch, command, width):
     monkeypatch.setenv("COLUMNS", width)
-    code, out, err = _run(capsys, command, "--help")
+    code, out, err = _run(capsys, command, "--help-all")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= int(width)
     for spec in SPECS:
         flag = f"--[no-]{spec.key}" if spec.is_bool else spec.flag
-        listed = any(line.replace(",", " ").split()[1:2] == [flag] for line in out.splitlines())
+        listed = sum(line.replace(",", " ").startswith(f"│ {flag} ") for line in out.splitlines())
         assert listed == (command in spec.commands), spec.key
         if listed:
             assert spec.panel in out
+    for line, about in COMMANDS[command].examples:
+        assert line in out and about.split()[0] in out
+
+
+@pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.common])
+def test_the_help_of_a_large_command_shows_its_common_options(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = _run(capsys, command, "--help")
+    everything = _run(capsys, command, "--help-all")[1]
+    assert code == 0 and len(out.splitlines()) < 100 < len(everything.splitlines())
+    for name in COMMANDS[command].common:
+        assert len(re.findall(rf"{name}[ ,|]", out.replace("[no-]", ""))) >= 1, name
+    assert "--help-all" in out and "Examples" in out
+
+
+def test_help_finds_options_by_a_word(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def found(*words):
+        code, out, err = _run(capsys, "train", "--help", *words)
+        assert (code, err) == (0, "")
+        return re.findall(r"^│ --(?:\[no-\])?([a-z0-9-]+)", out, re.MULTILINE)
+
+    assert found("lr")[0] == "learning-rate"
+    assert found("batch", "norm")[0] == "norm-layer" and "micro-batch-size" not in found("batch", "norm")
+    assert found("Patience") == ["early-stopping"]
+    assert found("erasing") == ["random-erasing"]
+    code, out, err = _run(capsys, "train", "lenet", "--help", "frobnicate")
+    assert (code, out) == (2, "") and "no option is about that" in err and "--help-all" in err
+
+
+# What people of other programs type, and the option that this program has for it; None: there is none.
+WISHES = {
+    "--earlystop": "--early-stopping",
+    "--batchnorm": "--norm-layer",
+    "--batch-size": "--micro-batch-size",
+    "--gpu": "--device",
+    "--tensorboard": "--run-dir",
+    "--fp16": "--precision",
+    "--half": "--precision",
+    "--amp": "--precision",
+    "--wd": "--weight-decay",
+    "--save-dir": "--run-dir",
+    "--output": "--run-dir",
+    "--data-dir": "--dataset-path",
+    "--pretrained": "--weights",
+    "--num_workers": "--pipeline-num-parallel",
+    "--workers": "--pipeline-num-parallel",
+    "--scheduler": "--lr-schedule",
+    "--warmup": "--lr-warmup-params",
+    "--momentum": "--optimizer-params",
+    "--clip-grad": "--clip-gradient-norm",
+    "--model-ema": "--ema-decay",
+    "--patience": "--early-stopping",
+    "--stages": "--ipus-per-replica",
+    "--learning-rat": "--learning-rate",
+    "--dist-url": None,
+    "--jit": None,
+    "--local_rank": None,
+    "--coffee": None,
+}
+
+
+@pytest.mark.parametrize("typed", WISHES)
+def test_an_option_of_another_program_is_answered_with_this_one_s(capsys, typed):
+    wanted = WISHES[typed]
+    code, out, err = _run(capsys, "train", "lenet", typed, "3")
+    hint = err.splitlines()[1]
+    assert (code, out) == (2, "") and f"no option {typed.replace('_', '-')}" in err
+    if wanted is None:
+        assert "did you mean" not in hint and "--help-all" in hint
+        assert f"`ipucnn train --help {typed[2:].replace('_', '-')}`" in hint
+    else:
+        assert hint.startswith(f"hint: did you mean '{wanted}'")
+
+
+def test_wishes_are_no_options():
+    for spec in SPECS:
+        for wish in spec.wishes.split():
+            assert find_spec(wish) is None, f"{wish} is an option, and {spec.key} claims it"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +162,7 @@ def test_command_help_lists_its_options_in_panels(capsys, monkeypatch, command, 
         ("--versoin", 2, "no option --versoin", "did you mean '--version'"),
         ("train --micro-bach-size 3", 2, "no option --micro-bach-size", "did you mean '--micro-batch-size'"),
         ("train --num-epochs 0", 2, "--num-epochs 0: must be at least 1", "--num-epochs 1"),
-        ("train --num-epochs", 2, "requires an argument", "`ipucnn train --help`"),
+        ("train --num-epochs", 2, "requires an argument", "`ipucnn train --help num-epochs`"),
         ("train --seed abc", 2, "--seed abc: must be a whole number", "--seed INT"),
         ("train --optimizer adm", 2, "must be one of sgd", "did you mean 'adam'"),
         ("train --validation=maybe", 2, "must be True or False", "--no-validation"),

@@ -10,19 +10,19 @@ import pytest
 
 from ipucnn import cli
 from ipucnn.diagnosis.decision import choose
-from ipucnn.diagnosis.look import (
-    Gpu,
+from ipucnn.diagnosis.ipus import (
+    Device,
     Ipus,
-    Probe,
-    find_gpus,
+    Partition,
     find_ipus,
-    look_at_disk,
+    find_partition,
     parse_devices,
     parse_info,
+    parse_inventory,
     parse_processes,
-    probe_tensorflow,
-    run_program,
 )
+from ipucnn.diagnosis.look import Gpu, Probe, find_gpus, look_at_disk, probe_tensorflow
+from ipucnn.diagnosis.programs import run_program
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
 from ipucnn.sessions.poplar import surroundings
@@ -64,8 +64,25 @@ Device Info:
   board type: M2000
   clock: 1330MHz
   driver version: 1.3.0
+  firmware major version: 2
+  firmware version: 2.4.4
+  gateway software version: 2.4.2
   ipu architecture: ipu2
+  ipu power: N/A
+  ipuof partition id: p7
+  ipuof server version: 1.9.0
+  partition sync type: c2-compatible
+  reconfigurable partition: true
+  remote buffers supported: 1
   user name:
+"""
+# As the README of graphcore/demo-in-a-box has it; with a second partition.
+PARTITIONS = """\
+ Partition   | Cluster  | ILDs | GW Routing | ILD Routing | Size | GCDs | State
+---------------------------------------------------------------------------------
+ p7          | c64_1-16 | 1    | DEFAULT    | RINGSWNC    | 4    | 1    | ACTIVE
+ p64         | c64_1-16 | 2    | DEFAULT    | RINGSWNC    | 64   | 1    | ERROR
+---------------------------------------------------------------------------------
 """
 MONITOR = """\
 +-----------------------------------+-----------------+-----------------+
@@ -183,7 +200,7 @@ KEYS = {
         "datasets",
         "variables",
     ),
-    *("probe", "findings", "next_steps", "poprun"),
+    *("probe", "findings", "next_steps", "poprun", "support", "cluster"),
 }
 
 
@@ -216,7 +233,7 @@ def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
     assert set(full) == KEYS
     assert all(
         full[name].keys() == plain[name].keys()
-        for name in ("sdk", "ipus", "poprun", "host", "disk", "datasets")
+        for name in ("sdk", "ipus", "support", "poprun", "cluster", "host", "disk", "datasets")
     )
 
 
@@ -247,7 +264,7 @@ def test_an_sdk_with_ipus(capsys, sdk, pod):
     assert any("--ipus 4" in step for step in full["next_steps"])
     code, out, _ = doctor(capsys, "--device", "ipu")
     assert code == 0
-    assert "4 M2000 ipu2, driver 1.3.0" in out
+    assert "4 M2000 ipu2, driver 1.3.0, firmware 2.4.4" in words(out)
     assert "0 of 4" in out
     # The host is there as well.
     assert answer(capsys, "--device", "cpu")[1]["device"] == "cpu"
@@ -312,7 +329,7 @@ def test_ipus_with_another_tensorflow(capsys, pod):
     code, full = answer(capsys)
     assert code == 0
     assert full["device"] == "cpu"
-    assert any("4 IPU(s) are here, but TensorFlow" in f["message"] for f in full["findings"])
+    assert any("there is hardware (4 IPUs), but TensorFlow" in f["message"] for f in full["findings"])
 
 
 def test_variables_are_shown_and_checked(capsys, sdk, pod, monkeypatch):
@@ -330,6 +347,91 @@ def test_variables_are_shown_and_checked(capsys, sdk, pod, monkeypatch):
     assert not any("POPLAR_ENGINE_OPTIONS" in f["message"] for f in answer(capsys)[1]["findings"])
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_model")
     assert any("software model" in f["message"] for f in answer(capsys)[1]["findings"])
+
+
+def facts(capsys, *args):
+    """The value of each fact of support; every one without a value has a reason."""
+    found = answer(capsys, *args)[1]["support"]
+    assert all(fact["reason"] for fact in found.values())
+    return {name: fact["value"] for name, fact in found.items()}
+
+
+def test_what_support_asks_for(capsys, sdk, pod, tool, monkeypatch, tmp_path):
+    tool("vipu", PARTITIONS)
+    tool("gc-monitor", MONITOR)
+    monkeypatch.setenv("TF_POPLAR_FLAGS", f"--executable_cache_path={tmp_path / 'cache'}")
+    assert facts(capsys) == {
+        "driver": "1.3.0",
+        "driver_needed": None,
+        "firmware": "2.4.4",
+        "firmware_needed": None,
+        "gateway_software": "2.4.2",
+        "ipuof_server": "1.9.0",
+        "partition": "p7",
+        "partition_state": "ACTIVE",
+        "link_domains": 1,
+        # IPUs 0, 1 and 3 are in use, and with them the devices that hold one of them.
+        "free_devices": [2],
+        "remote_buffers": True,
+        "executable_cache": str(tmp_path / "cache"),
+        "executable_cache_bytes": None,
+    }
+    _, out, _ = doctor(capsys)
+    assert "p7, active, 1 IPU-Link domain" in words(out)
+    assert "remote buffers yes" in words(out)
+    assert "free devices 2" in words(out)
+    assert "cache: there is no such folder yet" in words(out)
+    (tmp_path / "cache" / "below").mkdir(parents=True)
+    (tmp_path / "cache" / "below" / "program").write_bytes(bytes(5000))
+    (tmp_path / "cache" / "link").symlink_to("/")  # which is not walked through
+    assert facts(capsys)["executable_cache_bytes"] == 5000
+    monkeypatch.setenv("VIPU_CLI_API_HOST", "10.0.0.9")
+    tool("vipu", script='test "$VIPU_CLI_API_HOST" = 10.0.0.9 && exit 3; exit 0')
+    assert "ended with exit code 3" in find_partition("p7", dict(os.environ)).problem
+
+
+def test_what_no_tool_says_has_a_reason(capsys, sdk, pod, tool, monkeypatch):
+    assert "release notes" in answer(capsys)[1]["support"]["driver_needed"]["reason"]
+    assert "3.3.0" in answer(capsys)[1]["support"]["firmware_needed"]["reason"]
+    support = answer(capsys)[1]["support"]
+    assert "vipu, which prints it, is not on PATH" in support["link_domains"]["reason"]
+    assert "--executable-cache" in support["executable_cache"]["reason"]
+    tool("vipu", PARTITIONS.replace("p7 ", "p8 "))
+    assert "vipu lists no partition p7" in answer(capsys)[1]["support"]["partition_state"]["reason"]
+    tool("vipu", "nonsense\n Partition | ILDs | State\n p7 | ? | ERROR\n")
+    assert find_partition("p7", {**os.environ}) == Partition(None, "ERROR")
+    tool("gc-info", list_devices=CARDS, device_info="Device Info:\n  board type: C600\n")
+    tool("gc-monitor", "", 1)
+    found = answer(capsys)[1]["support"]
+    assert found["partition"]["value"] is None and "PCIe cards have none" in found["link_domains"]["reason"]
+    assert found["driver"] == {"value": None, "reason": "gc-info does not print it"}
+    assert "gc-monitor does not say" in found["free_devices"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("board", "inventory", "value", "said"),
+    [
+        ("M2000", None, None, "likely: an IPU-Machine (M2000) has memory for them"),
+        (
+            "C600",
+            None,
+            None,
+            "neither gc-info nor gc-inventory says so; PCIe cards keep them in the host's memory",
+        ),
+        ("C600", '{"devices": [{"remote buffers": "1"}]}', True, "yes"),
+        ("C2", '{"devices": [{"remote buffers supported": "0"}]}', False, "no"),
+    ],
+)
+def test_whether_there_are_remote_buffers(capsys, sdk, tool, board, inventory, value, said):
+    tool("gc-info", list_devices=CARDS, device_info=f"Device Info:\n  board type: {board}\n")
+    tool("gc-monitor", IDLE)
+    if inventory is not None:
+        tool("gc-inventory", inventory)
+    assert facts(capsys)["remote_buffers"] is value
+    code, out, _ = doctor(capsys)
+    assert code == 0
+    assert f"remote buffers {said}" in words(out)
+    assert ("add --no-optimizer-state-offloading" in words(out)) == (value is False)
 
 
 def under_poprun(monkeypatch, **variables):
@@ -361,12 +463,10 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
     by_command = {row["command"]: row for row in full["commands"]}
     assert by_command["train"]["usable"] and "PopDist" in by_command["train"]["reason"]
     for name in ("evaluate", "infer", "benchmark"):
-        assert not by_command[name]["usable"] and "refused under poprun" in by_command[name]["reason"]
+        assert by_command[name]["usable"] and "PopDist" in by_command[name]["reason"]
     assert by_command["plan-splits"]["usable"]
     text = words(doctor(capsys)[1])
-    assert (
-        "instance 2 of 2, 2 of 4 replica(s), 1 IPU(s) each; leaves to the first checkpoints and logs" in text
-    )
+    assert "instance 2 of 2, 2 of 4 replicas, 1 IPU each; leaves to the first checkpoints and logs" in text
     on_host = {row["command"]: row for row in answer(capsys, "--device", "cpu")[1]["commands"]}
     assert not on_host["train"]["usable"] and "only IPUs" in on_host["train"]["reason"]
     under_poprun(monkeypatch, NUM_TOTAL_REPLICAS=2, REPLICA_INDEX_OFFSET=0)
@@ -574,15 +674,29 @@ def test_deep_finds_what_is_broken(tensorflow, capsys):
 
 
 def test_parsers_on_cards_and_on_noise():
-    assert parse_devices(CARDS) == (None, {0, 1}, {1, 2})
-    assert parse_devices(POD) == ("p7", {0, 1, 2, 3}, {1, 2, 4})
-    assert parse_devices("nonsense\n|---\n") == (None, set(), {1}) or parse_devices("nonsense") == (
-        None,
-        set(),
-        set(),
-    )
+    assert parse_devices(CARDS) == (None, (Device(0, (0,)), Device(1, (1,)), Device(2, (0, 1))))
+    partition, devices = parse_devices(POD)
+    assert partition == "p7"
+    assert {device.id: device.ipus for device in devices} == {
+        **{single: (single,) for single in range(4)},
+        4: (0, 1),
+        5: (0, 1, 2, 3),
+    }
+    assert parse_devices("nonsense\n|---\n |--- Id: [0], DNC Id: [0]\n") == (None, ())
     assert parse_info(INFO)["board type"] == "M2000"
-    assert "user name" not in parse_info(INFO)
+    assert not {"user name", "ipu power"} & set(parse_info(INFO))
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"devices": []}',
+        '{"devices": [3]}',
+        '{"devices": [{"remote buffers": 1}]}',
+        "{",
+    ):
+        assert parse_inventory(text) is None
+    assert parse_inventory('{"devices": [{"remote buffers": "1"}]}') == "1"
+    assert parse_inventory('{"devices": [{"id": "0", "remote buffers supported": "0"}, {}]}') == "0"
     assert parse_processes(IDLE) == []
     assert parse_processes("| PID | ID |\n| 3 |\n| x | 1 |\n") == []
 

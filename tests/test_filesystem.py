@@ -465,7 +465,7 @@ ELSEWHERE = {
     "ipucnn/config/presets.py": "the package's own presets",
     "ipucnn/config/reference.py": "the source tree's own documentation",
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
-    "ipucnn/benchmarking/records.py": "the source tree's own schemas",
+    "ipucnn/benchmarking/schemas.py": "the source tree's own schemas",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
     # /proc, /dev/null, the interpreter's own folders.
@@ -475,6 +475,7 @@ ELSEWHERE = {
     "ipucnn/sessions/poplar/surroundings.py": "the interpreter's packages",
     "ipucnn/cli.py": "/dev/null",
     "ipucnn/models/imagenet.py": "/dev/null, and the file that Keras has downloaded and checked",
+    "ipucnn/runs/runtimes.py": "a script that imports nothing of this package, in a folder of its own",
     # A file that is open already, or that only this process knows.
     "ipucnn/benchmarking/suites/run.py": "the log of a row, in the suite's folder",
     "ipucnn/runs/start.py": "claims, which are the system calls themselves",

@@ -37,7 +37,7 @@ PLAIN = Rounding(Arithmetic("32.32"))
 def one_core_has_work_enough(monkeypatch):
     """Small networks would leave cores without work on larger machines, and be left to TensorFlow."""
     if fast_layers.HAS_KERNELS:
-        monkeypatch.setattr(kernels, "num_cores", lambda: 1)
+        monkeypatch.setattr(kernels, "operation_threads", lambda: 1)
 
 
 ACTIVATIONS = {
@@ -151,7 +151,7 @@ def test_the_number_of_threads_changes_no_byte(monkeypatch):
     gamma, beta = (rng.normal(size=64).astype(np.float32) for _ in range(2))
     found = []
     for cores in (1, 2, 3, 16):
-        monkeypatch.setattr(kernels, "num_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(kernels, "operation_threads", lambda cores=cores: cores)
         monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
         arrays = []
         for parts, groups in ((3, 64), (12, 4), (1, 64)):

@@ -1,20 +1,28 @@
 """``ipucnn plan-splits`` as it is run, and the runs that use its plans."""
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
 from ipucnn import cli
 from ipucnn.planning.cost.memory import published_at
-from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
+from ipucnn.planning.settings import uniform
 from ipucnn.reports import units
+from ipucnn.reports.console import plain_table, print_table
+from ipucnn.reports.plan import print_plan
 from ipucnn.training.program import Program
 
 SMALL = "cifar_resnet8"
@@ -67,6 +75,84 @@ def test_the_band_stands_beside_the_prediction(capsys):
     assert "80% of measurements" in out
     page = Path("plan.html").read_text()
     assert "in 80% of cases" in page and "public ones about as full" in page and "80% of measurements" in page
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "160", None])
+def test_no_column_is_lost_and_no_word_broken(capsys, monkeypatch, columns):
+    """Of all tables at once, with the longest names and numbers that they may have."""
+    found = plan(capsys, *FITTING, "--schedule", "Sequential")
+    row = ParetoRow(
+        16,
+        "Interleaved",
+        1024,
+        65536,
+        4096,
+        16,
+        65536,
+        True,
+        uniform(0.15),
+        ("a",),
+        1234567.8,
+        1.14,
+        "fits",
+        True,
+    )
+    stage = replace(
+        found.stages[1],
+        first_layer="a_block_of_cells_that_has_quite_a_long_name",
+        last_layer="b" * 47,
+        num_layers=1234,
+    )
+    compared = replace(
+        found.comparison[0], name="Interleaved (preset with_an_uncommonly_long_name)", verdict="does not fit"
+    )
+    wide = replace(
+        found,
+        stages=(found.stages[0], stage),
+        pareto=(replace(row, half_partials=True), row),
+        comparison=(compared,),
+    )
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    print_plan(wide)
+    out = capsys.readouterr().out.partition("to train with it")[0]
+    assert max(map(len, out.splitlines())) <= int(columns or 120)
+    heads = "opens at, layers, MACs, params, forward, backward, stages, tick, x best, images/s, memory, IPUs, schedule"
+    cells = [
+        stage.first_layer,
+        "with_an_uncommonly_long_name)",
+        "65536",
+        "1,234,568",
+        "114%",
+        "Interleaved",
+        "does not fit",
+    ]
+    for text in (*heads.split(", "), "GA", "repl.", "recomp.", "with", *cells):
+        assert re.search(rf"(?<!\S){re.escape(text)}(?!\S)", out), text
+    # Rows are told apart in each part of a table.
+    assert len(re.findall(r"^ [* ] +65536 +16 +Interleaved", out, re.M)) in (2, 4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    words=st.lists(
+        st.lists(st.text("ab_", min_size=1, max_size=24), min_size=1, max_size=3), min_size=3, max_size=9
+    ),
+    wraps=st.lists(st.booleans(), min_size=9, max_size=9),
+    width=st.integers(60, 160),
+)
+def test_tables_of_any_width_keep_every_word(words, wraps, width):
+    out = Console(width=width, file=io.StringIO(), color_system=None)
+    table = plain_table(padding=(0, 1, 0, 0))
+    for number, wrap in enumerate(wraps[: len(words)]):
+        table.add_column(f"head{number}", no_wrap=not wrap, overflow="fold")
+    table.add_row(*(" ".join(cell if wrap else cell[:1]) for cell, wrap in zip(words, wraps)))
+    print_table(out, table)
+    lines = out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(lines).split()
+    for number, (cell, wrap) in enumerate(zip(words, wraps)):
+        assert {f"head{number}", *(cell if wrap else cell[:1])} <= set(shown)
 
 
 @pytest.mark.parametrize("columns", ["80", "160", None])
@@ -153,6 +239,49 @@ def test_splits_that_do_not_fit_are_shown_and_fail(capsys):
     assert run(capsys, *FITTING, "--micro-batch-size", largest)[0] == 0
     code, out, _ = run(capsys, SMALL, "--splits", names[-1], "--micro-batch-size", "20000", "--json")
     assert code == 4 and json.loads(out)["optimal"] is False
+
+
+def hinted(args, hint):
+    """The commands of a hint, each as ``args`` with what it says replaced, added or left out."""
+    ways = hint.partition("this would fit: ")[2] or hint.partition("use ")[2].partition(" in place")[0]
+    assert ways, hint
+    for way in re.sub(r" \(\d+ IPUs\)", "", ways).split(", or "):
+        given, _, without = way.partition(" without ")
+        changes = re.findall(r"(--[a-z-]+) (\S+)", given)
+        gone = {name for name, _ in changes} | set(without.split(" and "))
+        if "in place of the splits" in hint:
+            gone |= {"--splits"}
+        groups = ("", *(own for own in " ".join(["", *args]).split(" --") if own))
+        kept = [own for own in groups if not own or f"--{own.split()[0]}" not in gone]
+        yield " --".join(kept).split() + [word for change in changes for word in change]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "--stages 1 --micro-batch-size 8000 --recomputation off",
+        "--stages 1 --micro-batch-size 4000 --gradient-accumulation-count 1",
+        "--stages 2 --micro-batch-size 4000 --gradient-accumulation-count 12 --schedule Grouped",
+        "--stages 2 --micro-batch-size 4000 --global-batch-size 16000 --schedule Grouped",
+        "--stages 1 --num-replicas 4 --dbn-replica-group-size 2 --micro-batch-size 8000",
+        "--ipus-per-replica 2 --schedule Sequential --micro-batch-size 8000 --recomputation off",
+        "--device-mapping 0 1 --micro-batch-size 4000",
+        "--stages 2 --ipus 2 --micro-batch-size 4000",
+        "--stages 2 --num-replicas 3 --micro-batch-size 4000 --system pod16",
+        "--stages 2 --available-memory-proportion 30 60 --micro-batch-size 4000",
+        "--splits conv2_block1_layer1_conv --micro-batch-size 4000 --device-mapping 0 1",
+        "--ipus 2 --micro-batch-size 20000 --global-batch-size 40000",
+        "--inference --stages 2 --micro-batch-size 20000",
+    ],
+)
+def test_what_would_fit_is_a_command_that_works(capsys, args):
+    code, _, err = run(capsys, SMALL, *args.split())
+    assert code == 4, err
+    tried = list(hinted(args.split(), err.splitlines()[-1]))
+    assert tried
+    for command in tried:
+        code, _, err = run(capsys, SMALL, *command)
+        assert code == 0, (command, err)
 
 
 def test_nothing_fits_as_json(capsys):
@@ -245,8 +374,8 @@ def test_a_search_when_nothing_says_how_many_stages(capsys):
             "--gradient-accumulation-count 8 or 16",
         ),
         ("--stages 3 --schedule Interleaved --gradient-accumulation-count 4", 2, "multiple of 3", "3 or 6"),
-        ("--stages 2 --splits a b", 2, "2 split(s) make 3 stages", "--stages 3"),
-        ("--stages 2 --device-mapping 0 1 1", 2, "names 3 stage(s)", "--stages 3"),
+        ("--stages 2 --splits a b", 2, "the pipeline has 3 stages with 2 splits", "--stages 3"),
+        ("--stages 2 --device-mapping 0 1 1", 2, "names 3 stages", "--stages 3"),
         ("--stages 3 --device-mapping 0 1 0", 2, "stage N on IPU N", "--splits"),
         ("--stages 2 --ipus-per-replica 4", 2, "both given", "drop one"),
         ("--stages 2 --ipus 5", 2, "--ipus 5", "4 or 6"),
@@ -257,7 +386,7 @@ def test_a_search_when_nothing_says_how_many_stages(capsys):
         ("--stages 2 --dataset imagefolder", 2, "looks at no files", "--image-size N"),
         ("--stages 2 --save absent/plan.yml", 3, "there is no folder absent", "mkdir -p absent"),
         ("--stages 2 --html .", 3, "--html . is a folder", "file"),
-        ("--stages 2 --micro-batch-size 20000", 4, "does not fit in 2 stage(s)", "--micro-batch-size "),
+        ("--stages 2 --micro-batch-size 20000", 4, "does not fit in 2 stages", "--micro-batch-size "),
         ("--ipus 2 --micro-batch-size 7 --global-batch-size 100", 2, "not a multiple", "--micro-batch-size"),
     ],
 )

@@ -135,8 +135,10 @@ def test_plan_splits_plans_inference(capsys, here):
     assert "best in throughput, latency" in text.replace("is better in", "best in")
     assert f"ipucnn benchmark {MODEL} --inference" in text and "recomp. " not in text
     # A plan of inference is none of training.
-    assert cli.run(["train", "--plan", "i.yml", "--dataset", "digits"]) == 2
-    assert "i.yml is a plan for inference" in capsys.readouterr().err
+    for more in ([], ["--print-config"]):
+        assert cli.run(["train", "--plan", "i.yml", "--dataset", "digits", *more]) == 2
+        shown = capsys.readouterr()
+        assert not shown.out and "i.yml is a plan for inference" in shown.err
     assert sorted(path.name for path in Path().iterdir()) == ["i.yml"]
 
 
@@ -174,6 +176,18 @@ def test_a_plan_of_inference_is_predicted_by_the_benchmark_as_planned(capsys, pl
         ("--inference --ipus 4 --global-batch-size 64", "has no weight updates", "--micro-batch-size"),
         ("--inference --stages 1 --dbn-replica-group-size 2", "has no weight updates", "drop it"),
         ("--inference --stages 2 --recomputation on", "computed again", "drop it"),
+        ("--inference --stages 2 --optimizer lars", "--optimizer lars: inference has no", "drop it"),
+        ("--inference --ipus 2 --optimizer-params {momentum:0.5}", "has no weight updates", "drop it"),
+        (
+            "--inference --stages 2 --no-optimizer-state-offloading",
+            "--no-optimizer-state-offloading: ",
+            "drop",
+        ),
+        (
+            "--inference --stages 2 --schedule Interleaved",
+            "no backward passes",
+            "--pipeline-schedule Grouped",
+        ),
         ("--stages 2 --steps-per-execution 8", "an execution of training", "--inference"),
         ("--inference --stages 2 --optimisations", "--inference: --optimisations makes no plan", "drop"),
         ("--stages 2 --num-replicas 4 --dbn-replica-group-size 2", "needs a model on one IPU", "1"),

@@ -141,8 +141,8 @@ def test_a_network_with_one_order_says_so(capsys):
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (("--stages", "4", "--schedule", "Sequential"), "4 Sequential stage(s)"),
-        (("--stages", "1"), "1 Grouped stage(s)"),
+        (("--stages", "4", "--schedule", "Sequential"), "a Sequential pipeline of 4 stages"),
+        (("--stages", "1"), "a Grouped pipeline of 1 stage"),
         (("--ipus", "4"), "a number of stages"),
         (("--splits", "conv2_block1_out"), "a number of stages"),
     ],

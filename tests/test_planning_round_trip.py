@@ -389,7 +389,7 @@ def test_a_global_batch_below_the_smallest_is_refused(capsys):
     args = [MODEL, "--ipus", 16, "--stages", 4, "--micro-batch-size", 16]
     code, out, err = run(capsys, *args, "--global-batch-size", 7)
     assert (code, out) == (2, "")
-    assert err.startswith("error: --global-batch-size 7 is not possible: micro-batch 16 x 4 replica(s) x 8")
+    assert err.startswith("error: --global-batch-size 7 is not possible: micro-batch 16 x 4 replicas x 8")
     assert "hint: use --global-batch-size 512 or 1024" in err
     for legal in (512, 1024):
         code, out, _ = run(capsys, *args, "--global-batch-size", legal, "--json")
@@ -400,7 +400,7 @@ def test_what_became_of_a_global_batch_is_a_warning(capsys):
     args = [MODEL, "--ipus", 16, "--stages", 4, "--global-batch-size", 100, "--micro-batch-size", 3]
     code, out, err = run(capsys, *args)
     assert code == 0
-    assert err.startswith("warning: global batch size 100 is not a multiple of micro-batch 3 x 4 replica(s)")
+    assert err.startswith("warning: global batch size 100 is not a multiple of micro-batch 3 x 4 replicas")
     assert "using 96" in err and "global batch 96" in out
 
 

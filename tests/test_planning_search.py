@@ -18,7 +18,8 @@ from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.plan import assemble, compare
 from ipucnn.planning.search import configurations as search_module
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches, search
-from ipucnn.planning.search.planner import LIMITS, Planner, candidates, infeasible, why_no_fit
+from ipucnn.planning.search.no_fit import infeasible, why_no_fit
+from ipucnn.planning.search.planner import LIMITS, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters
 
@@ -545,6 +546,20 @@ def test_damaged_plans_are_refused_with_the_place(data):
     with pytest.raises((DataError, ConfigurationError)) as raised:
         PipelinePlan.from_dict(values, "plan.yml")
     assert "plan.yml" in raised.value.message
+    if "make it again" in raised.value.hint:
+        model = values.get("model")
+        assert (
+            f"ipucnn plan-splits {model if isinstance(model, str) else 'MODEL'} --stages" in raised.value.hint
+        )
+
+
+@pytest.mark.parametrize(("name", "value"), [("micro_batch_size", 0), ("schedule", "Grouping")])
+def test_settings_that_no_program_has_are_the_plan_s_fault(name, value):
+    values = json.loads(whole_plan_text())
+    values["settings"][name] = value
+    with pytest.raises(DataError, match=r"^plan\.yml: ") as raised:
+        PipelinePlan.from_dict(values, "plan.yml")
+    assert f"make it again: ipucnn plan-splits {values['model']} --stages" in raised.value.hint
 
 
 _TEXT = []

@@ -300,7 +300,7 @@ def test_plan_splits_takes_a_proportion_for_each_stage(run):
     assert code == 0 and "proportion 60 10%" in " ".join(out.split())
     assert "--available-memory-proportion 60 10" in out
     code, _, err = run(*args, "--available-memory-proportion", 60, 10, 30)
-    assert code == 2 and "3 values for 2 stage(s)" in err and "give 1, 2 (per stage) or 4" in err
+    assert code == 2 and "3 values for 2 stages" in err and "give 1, 2 (per stage) or 4" in err
     code, _, err = run("plan-splits", MODEL, "--ipus", 2, "--available-memory-proportion", 60, 10)
     assert code == 2 and "nothing says how many stages" in err and "--stages" in err
 

@@ -1,5 +1,6 @@
 """Several instances under ``poprun``: processes on the double of the SDK that exchange what IPUs and hosts would."""
 
+import json
 import os
 import signal
 import subprocess
@@ -41,23 +42,52 @@ def start(tmp_path, index, *args, **layout):
     )
 
 
-def test_two_instances_train_what_one_process_trains(tmp_path, capfd):
-    """Same weights, moving statistics and optimizer state; one of them writes and speaks."""
+def together(tmp_path, *commands, **layout):
+    """Runs commands, one after the other, in two instances; what each printed."""
+    arguments = [word for command in commands for word in (*command, "+")][:-1]
+    started = [start(tmp_path, index, *arguments, **layout) for index in (0, 1)]
+    ended = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended
+    assert ended[1][0] == "" and "Traceback" not in ended[0][1] + ended[1][1]
+    return [ended[0][0], *(err for _, err in ended)]
+
+
+def documents(text):
+    """The JSON documents that stand one after the other in a text."""
+    found, decoder, at = [], json.JSONDecoder(), 0
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        found.append(value)
+        while at < len(text) and text[at].isspace():
+            at += 1
+    return found
+
+
+def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
+    """Same weights, moving statistics and optimizer state; same results of samples that are shared out, each of which
+    counts once; one of them writes and speaks."""
     flags = ["cifar_resnet8", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
     flags += ["--limit-train", 16]
     flags += ["--gradient-accumulation-count", 2, "--optimizer-params", '{"momentum": 0.9}']
     every = ["--ckpt-all-instances", "--checkpoint-dir", tmp_path / "checkpoints"]
-    started = [
-        start(tmp_path, index, "train", *flags, *every, "--run-dir", tmp_path / "both", total=2, local=1)
-        for index in (0, 1)
-    ]
+    run, sizes = tmp_path / "one", ["--limit-eval", 37, "--device", "ipu", "--json"]
+    evaluate = ["evaluate", run, *sizes]
     with installed():
-        assert cli.run(["train", *map(str, flags), "--run-dir", str(tmp_path / "one")]) == 0
-    ended = [process.communicate(timeout=300) for process in started]
-    assert [process.returncode for process in started] == [0, 0], ended
-    assert '"validation"' in ended[0][0] and ended[1][0] == ""
+        assert cli.run(["train", *map(str, flags), "--run-dir", str(run)]) == 0
+        capfd.readouterr()
+        assert cli.run([str(a) for a in (*evaluate, "--predictions", tmp_path / "one.csv")]) == 0
+    (alone,) = documents(capfd.readouterr().out)
+    out, err, silent = together(
+        tmp_path,
+        ["train", *flags, *every, "--run-dir", tmp_path / "both"],
+        [*evaluate, "--predictions", tmp_path / "both.csv"],
+        total=2,
+        local=1,
+    )
+    trained, found = documents(out)
+    assert trained["validation"]["samples"] == 8
     both = load_checkpoint(tmp_path / "checkpoints" / "last.npz")
-    one = load_checkpoint(tmp_path / "one" / "checkpoints" / "last.npz")
+    one = load_checkpoint(run / "checkpoints" / "last.npz")
     second = load_checkpoint(tmp_path / "checkpoints" / "instance-1" / "last.npz")
     assert all(np.array_equal(second.weights[name], both.weights[name]) for name in both.weights)
     for there, here in ((one.weights, both.weights), (one.slots, both.slots)):
@@ -67,6 +97,87 @@ def test_two_instances_train_what_one_process_trains(tmp_path, capfd):
     assert any("moving" in name for name in one.weights)
     rows = [(tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("both", "one")]
     assert rows[0] == rows[1] > 0
+    for figures in (alone["measured"], found["measured"]):
+        del figures["wall_s"]
+    assert found == alone and found["measured"]["samples"] == 37
+    assert (tmp_path / "both.csv").read_text() == (tmp_path / "one.csv").read_text()
+    assert "predictions in" in err and "predictions in" not in silent
+    for name, value in poprun(1).items():
+        monkeypatch.setenv(name, value)
+    for options, text in ((("--device", "cpu"), "2 instances"), (("--select-ipu", "3"), "poprun chooses")):
+        with installed():
+            assert cli.run(["evaluate", str(run), *options]) == 2
+        assert text in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_instances_infer_and_benchmark_together(tmp_path, capfd):
+    run = tmp_path / "run"
+    infer = ["infer", run, "--split", "eval", "--limit-eval", 37, "--device", "ipu", "--json"]
+    with installed():
+        assert cli.run(["train", "toy_model", *SMALL, "--num-epochs", "1", "--run-dir", str(run)]) == 0
+        capfd.readouterr()
+        assert cli.run([str(a) for a in infer]) == 0
+    alone = json.loads(capfd.readouterr().out)
+    quick = ["--executions", 3, "--min-time", 0.01, "--max-time", 60, "--seed", 1, "--json"]
+    bench = [
+        "benchmark",
+        "toy_model",
+        "--host-generated-data",
+        "--micro-batch-size",
+        2,
+        "--num-replicas",
+        4,
+        *quick,
+    ]
+    out, err, silent = together(
+        tmp_path,
+        infer,
+        [*bench, "--inference", "--steps-per-execution", 3, "--run-dir", tmp_path / "inference"],
+        [*bench, "--training", "--gradient-accumulation-count", 2, "--run-dir", tmp_path / "training"],
+    )
+    assert err.count("report in") == 2 and "report in" not in silent
+    inferred, *reports = documents(out)
+    assert inferred == alone and len(inferred) == 37
+    for report, samples in zip(reports, (2 * 3 * 4, 2 * 2 * 4)):
+        assert report == json.loads((tmp_path / report["mode"] / "report.json").read_text())
+        assert report["void"] is None and len(report["executions"]) >= 3
+        units = report["execution"]["weight_updates"] or 1
+        assert all(each["samples"] == samples * units for each in report["executions"])
+        assert report["program"]["num_replicas"] == 4
+        assert any("2 instances of poprun" in note for note in report["notes"])
+
+
+@pytest.mark.slow
+def test_two_instances_cross_validate(tmp_path, capfd):
+    flags = [
+        "train",
+        "toy_model",
+        "--dataset",
+        "digits",
+        "--micro-batch-size",
+        2,
+        "--limit-train",
+        24,
+        "--seed",
+        1,
+    ]
+    flags += ["--kfold", 2, "--num-replicas", 4, "--num-epochs", 1, "--json"]
+    out, err, silent = together(tmp_path, [*flags, "--run-dir", tmp_path / "both"])
+    with installed():
+        assert cli.run([str(a) for a in (*flags, "--run-dir", tmp_path / "one")]) == 0
+    here = json.loads((tmp_path / "both" / "folds.json").read_text())
+    there = json.loads((tmp_path / "one" / "folds.json").read_text())
+    assert json.loads(out)["folds"] == here["folds"] and "fold 2 of 2" in err and "fold 2 of 2" not in silent
+    assert [row["held_out"] for row in here["folds"]] == [row["held_out"] for row in there["folds"]]
+    for name, value in there["mean"].items():
+        assert here["mean"][name] == pytest.approx(value, abs=1e-4), name
+    for fold in ("fold-1", "fold-2"):
+        both, one = (
+            load_checkpoint(tmp_path / root / fold / "checkpoints" / "last.npz") for root in ("both", "one")
+        )
+        for name in one.weights:
+            np.testing.assert_allclose(both.weights[name], one.weights[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_instances_compile_where_there_are_no_ipus(monkeypatch, tmp_path, capfd):
@@ -101,14 +212,20 @@ def test_a_signal_to_one_instance_ends_all_at_the_same_place(tmp_path):
 @pytest.mark.parametrize(
     ("command", "text", "hint"),
     [
-        (["evaluate", "run"], "only `ipucnn train` runs under it", "ipucnn evaluate"),
-        (["infer", "run", "image.png"], "only `ipucnn train` runs under it", "ipucnn infer"),
-        (["benchmark", "toy_model"], "only `ipucnn train` runs under it", "ipucnn benchmark"),
+        (["benchmark", "toy_model"], "need the same seed", "--seed 1"),
+        (["benchmark", "toy_model", "--seed", "1"], "the program 1", "--num-replicas 4"),
         (
-            ["train", "unet", "--kfold", "2", "--device", "ipu"],
-            "only `ipucnn train` runs under it",
-            "--kfold",
+            ["benchmark", "toy_model", "--seed", "1", "--mode", "data"],
+            "--mode data is for one process",
+            "drop it",
         ),
+        (
+            ["benchmark", "toy_model", "--seed", "1", "--compare-with", "keras"],
+            "--compare-with keras is for one process",
+            "without poprun",
+        ),
+        (["benchmark", "--suite", "keras-tutorial"], "a process of its own", "without poprun"),
+        (["train", "unet", "--kfold", "2", "--seed", "1", "--num-replicas", "4"], "--kfold", "--run-dir DIR"),
         (["train", "toy_model", "--device", "cpu"], "2 instances", "without poprun"),
         (["train", "toy_model", "--num-replicas", "4"], "need the same seed", "--seed 1"),
         (["train", "toy_model", "--seed", "1"], "the program 1", "--num-replicas 4"),

@@ -1,14 +1,18 @@
 """Numbers in reports: one way each, whatever report shows them."""
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import ipucnn
 from ipucnn.reports import units
+from ipucnn.reports.console import ItemProgress, waiting
+from ipucnn.text import counted
 
 
 @pytest.mark.parametrize(
@@ -22,7 +26,7 @@ from ipucnn.reports import units
         (units.count, 25_000_000, "25.0 M"),
         (units.count, 999_700, "1.00 M"),  # not 1e+03 k
         (units.count, 4_049_571, "4.05 M"),
-        (units.number, 15372.0, "15370"),
+        (units.number, 15372.0, "15,370"),
         (units.number, 15.372, "15.37"),
         (units.number, None, ""),
         (units.seconds, 0.0001234, "123.4 us"),
@@ -30,6 +34,7 @@ from ipucnn.reports import units
         (units.seconds, 0.0, "0 ms"),
         (units.size, 15.62 * 2**30, "15.6 GiB"),
         (units.size, 512 * 2**20, "512 MiB"),
+        (units.size, 2.5 * 2**10, "2.5 KiB"),
         (units.size, None, ""),
         (units.duration, 75.2, "1 min 15 s"),
         (units.duration, 3_700, "1 h 1 min"),
@@ -68,3 +73,40 @@ def test_a_percentage_is_at_most_half_of_one_away(tenths):
     thousandths = 100 + tenths
     value = int(units.percent(thousandths / 1000).rstrip("%"))
     assert -5 < 10 * value - thousandths <= 5
+
+
+@pytest.mark.parametrize(
+    "number, noun, text",
+    [
+        (1, "image", "1 image"),
+        (0, "image", "0 images"),
+        (1437, "weight update", "1,437 weight updates"),
+        (2, "micro-batch", "2 micro-batches"),
+        (2, "epoch", "2 epochs"),
+        (10, "class", "10 classes"),
+        (3, "copy", "3 copies"),
+        (3, "key", "3 keys"),
+    ],
+)
+def test_numbers_of_things(number, noun, text):
+    assert counted(number, noun) == text
+
+
+def test_what_goes_on_is_shown_to_a_person_and_makes_place_for_the_bar(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        "ipucnn.reports.console.console",
+        lambda stream: Console(file=screen, force_terminal=True, width=80, color_system=None),
+    )
+    monkeypatch.setattr("ipucnn.reports.console.is_interactive", lambda stream: True)
+    with waiting("loading"), ItemProgress("counting", before="reading") as bar:
+        assert "loading" in screen.getvalue()
+        assert "reading" in screen.getvalue()  # in the place of the first
+        bar.update(3, 4)
+        bar.update(4, 4)
+    assert "counting" in screen.getvalue() and "4/4" in screen.getvalue()
+    monkeypatch.setattr("ipucnn.reports.console.is_interactive", lambda stream: False)
+    before = screen.getvalue()
+    with waiting("loading"), ItemProgress("counting", before="reading") as bar:
+        bar.update(3, 4)
+    assert screen.getvalue() == before

@@ -48,7 +48,7 @@ def test_a_target_ends_the_run_at_the_first_validation_that_reaches_it(run, tmp_
     first = next(i for i, value in enumerate(accuracies) if value >= target)
     assert 0 < first < 5, accuracies
     flags = ("--num-epochs", 6, "--target-accuracy", target, "--run-dir", "ends")
-    code, out, _ = run(*TRAIN, *flags)
+    code, out, _ = run(*TRAIN, *flags, "--keep-checkpoints", "all")
     assert code == 0 and "reached the target" in out and "time to train" in out
     ended = tmp_path / "ends"
     # Up to there the run is the one without a target.

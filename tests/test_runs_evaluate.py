@@ -470,7 +470,7 @@ def test_what_the_command_line_must_say_about_weights(trained, run, tmp_path):
         ([trained / "checkpoints" / "last.npz", "--checkpoint", "best"], 2, "not a run to choose from"),
         ([trained, "--model-name", "lenet"], 2, "its own network"),
         ([trained, "--host-generated-data", "--device", "ipu"], 6, "Poplar"),
-        (["mobilenet", "--weights", "imagenet", "--dataset", "digits"], 3, "1000 classes"),
+        (["mobilenet", "--weights", "imagenet", "--dataset", "digits"], 3, "1,000 classes"),
     ):
         got, out, err = run("evaluate", *args)
         assert got == code and message in err and "hint: " in err and out == "", (args, err)
@@ -531,7 +531,7 @@ def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     largest = 2**20
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 2**20)
     code, out, err = run("evaluate", trained, "--validation-micro-batch-size", largest)
-    assert code == 2 and f"{largest} images need" in err and out == ""
+    assert code == 2 and f"{largest:,} images need" in err and out == ""
     assert "hint: lower --validation-micro-batch-size" in err
     # Where the system does not say how much memory it has, the batch itself is what does not fit.
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 0)

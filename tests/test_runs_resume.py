@@ -14,6 +14,7 @@ import pytest
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
+from ipucnn.errors import DataError
 from ipucnn.interrupts import Interrupted
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.session import ExecutionFinished, Progress
@@ -111,7 +112,7 @@ def folders(tmp_path_factory):
 def uninterrupted(folders):
     """Files and events of runs that were left alone."""
     results = {}
-    for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "cifar_resnet8", PIPELINE)):
+    for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "toy_model_bn", PIPELINE)):
         _, events = train(folders / name, model, options)
         results[name] = files(folders / name), events
     return results
@@ -154,8 +155,8 @@ def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, 
 )
 def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path, after, number):
     expected, _ = uninterrupted["pipeline"]
-    assert cut(training(tmp_path / "r", "cifar_resnet8", PIPELINE), after, number)
-    train(tmp_path / "r", "cifar_resnet8", PIPELINE, resume=True)
+    assert cut(training(tmp_path / "r", "toy_model_bn", PIPELINE), after, number)
+    train(tmp_path / "r", "toy_model_bn", PIPELINE, resume=True)
     assert_same(tmp_path / "r", expected)
 
 
@@ -163,10 +164,10 @@ def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, 
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
 )
 def test_running_statistics_go_on_where_measured_ones_are_saved(tmp_path, after, number):
-    _, events = train(tmp_path / "whole", "cifar_resnet8", PRECISE)
+    _, events = train(tmp_path / "whole", "toy_model_bn", PRECISE)
     assert len(events) > after
-    assert cut(training(tmp_path / "r", "cifar_resnet8", PRECISE), after, number)
-    train(tmp_path / "r", "cifar_resnet8", PRECISE, resume=True)
+    assert cut(training(tmp_path / "r", "toy_model_bn", PRECISE), after, number)
+    train(tmp_path / "r", "toy_model_bn", PRECISE, resume=True)
     assert_same(tmp_path / "r", files(tmp_path / "whole"))
 
 
@@ -196,7 +197,7 @@ def test_the_middle_of_an_execution_and_of_a_validation(uninterrupted, tmp_path,
     assert_same(tmp_path / "r", expected)
 
 
-def small_batches(setup, batch_size):
+def small_batches(setup, batch_size, shard=(1, 0)):
     from ipucnn.datasets.pipeline import eval_batches
 
     return eval_batches(
@@ -639,6 +640,79 @@ def test_a_checkpoint_of_another_model_is_validated_by_nobody(uninterrupted, fol
     assert "another model" in capsys.readouterr().err and not (tmp_path / "v").exists()
 
 
+def numbered(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir() if "-" in path.name)
+
+
+def test_the_newest_checkpoints_are_kept(uninterrupted, tmp_path):
+    """The same bytes, whether the others were deleted or not, and by whichever process."""
+    expected, _ = uninterrupted["plain"]
+    every = [name for name in expected if name.startswith("checkpoints/checkpoint-")]
+    assert len(every) == 4  # --ckpts-per-epoch is given, and so all are kept
+    _, events = train(tmp_path / "whole", keep_checkpoints="2")
+    assert numbered(tmp_path / "whole") == [Path(name).name for name in sorted(every)[-2:]]
+    left = {name: data for name, data in expected.items() if name not in sorted(every)[:2]}
+    assert_same(tmp_path / "whole", left)
+    # Killed after a checkpoint was written, and before the older one was deleted.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ipucnn.runs.recorder.Recorder._delete_older", lambda recorder: None)
+        assert cut(training(tmp_path / "r", keep_checkpoints="2"), len(events) - 2)
+    assert len(numbered(tmp_path / "r")) > 2
+    train(tmp_path / "r", resume=True)
+    assert_same(tmp_path / "r", left)
+
+
+def _cut_when_there_is(folder, name, **more):
+    events = training(folder, **more).events()
+    for _ in events:
+        if (folder / "checkpoints" / name).exists():
+            break
+    events.close()
+    assert not (folder / "report.json").exists()
+
+
+def test_nothing_is_deleted_that_the_run_did_not_write(tmp_path):
+    _cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
+    foreign = tmp_path / "r" / "checkpoints" / "checkpoint-00000001.npz"
+    foreign.write_bytes(b"of somebody else")
+    train(tmp_path / "r", resume=True)
+    assert foreign.read_bytes() == b"of somebody else" and len(numbered(tmp_path / "r")) == 2
+
+
+def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(tmp_path):
+    train(tmp_path / "r", validation_freq="1", num_epochs="3")
+    best = load_checkpoint(tmp_path / "r" / "checkpoints" / "best.npz")
+    last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+    assert list(best.weights) == list(last.weights)
+    if best.meta["weight_updates"] == last.meta["weight_updates"]:
+        assert (tmp_path / "r/checkpoints/best.npz").samefile(tmp_path / "r/checkpoints/last.npz")
+    else:
+        assert not best.slots and last.slots and "position" not in best.meta
+
+
+def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
+    _cut_when_there_is(tmp_path / "r", "best.npz", ckpts_per_epoch="1/2")
+    folder = tmp_path / "r" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["best.npz"]
+    run = training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
+    assert run.start.checkpoint is None and "begins again" in run.start.notes[0]
+    with pytest.raises(DataError, match="it has weights alone") as caught:
+        train(tmp_path / "other", checkpoint_input_dir=str(folder), ckpts_per_epoch="1/2")
+    assert "--weights" in caught.value.hint
+
+
+def test_a_disk_with_little_room_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("ipucnn.runs.train.free_bytes", lambda folder: 2**20)
+    run = training(tmp_path / "r", num_epochs="1")
+    notes = [line for event in run.events() if hasattr(event, "lines") for line in event.lines]
+    (line,) = [line for line in notes if "MiB are free" in line]
+    paths = (tmp_path / "r" / "checkpoints").iterdir()
+    sizes = sum({path.stat().st_ino: path.stat().st_size for path in paths}.values())
+    told = int(line.partition("up to ")[2].split()[0])
+    assert sizes / 2**20 <= told + 1 and told <= 2 + 2 * sizes / 2**20
+    assert run.folder.size_bytes >= sizes
+
+
 @pytest.fixture
 def kill_campaign():
     """benchmarks/kill_campaign.py with a configuration that is small."""
@@ -649,14 +723,15 @@ def kill_campaign():
     spec.loader.exec_module(module)
     module.CONFIGURATIONS["small"] = (
         "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 4 --limit-train 320 "
-        "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {}"
+        "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {} "
+        "--keep-checkpoints 2"
     )
     return module.campaign
 
 
 def test_killed_processes_and_continued_runs(tmp_path, kill_campaign):
     """A small part of the campaign: real processes, real signals."""
-    result = kill_campaign("small", 1, 1, 4, tmp_path, moments=("checkpoint",))
+    result = kill_campaign("small", 1, 1, 4, tmp_path, moments=("deletion",))
     assert result["kills"] == 1 and result["runs"] >= 1
     assert result["differing"] == 0 and result["wrong end"] == 0
     # It goes on with what is there: one kill was wanted, and one there is.

@@ -37,8 +37,8 @@ def test_a_dry_run_prints_the_program_and_leaves_nothing(capsys, here):
     )
     assert code == 0, err
     assert "run folder" in out and "runs/lenet-digits" in out.replace("\n", "")
-    assert "global batch" in out and "12 per epoch x 2 epoch(s)" in out
-    assert "8 of 3 weight update(s)" in out and "after every 4 executions" in out
+    assert "global batch" in out and "12 per epoch x 2 epochs" in out
+    assert "8 of 3 weight updates" in out and "after every 4 executions" in out
     assert "CPU" in out and "nothing was trained or written" in err
     assert list(here.iterdir()) == []
 

@@ -222,7 +222,7 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
         ({"ipus": 4, "num_replicas": 3}, "makes 4 replica"),
         ({"pipeline_splits": ("a",), "gradient_accumulation_count": 3}, "multiple of 4"),
         ({"pipeline_splits": ("a",), "ipus_per_replica": 4}, "2 stages"),
-        ({"pipeline_splits": ("a",), "device_mapping": (0, 1, 2)}, "make 2"),
+        ({"pipeline_splits": ("a",), "device_mapping": (0, 1, 2)}, "there are 2 with"),
         ({"pipeline_splits": ("a", "b"), "device_mapping": (0, 2, 0)}, "leaves IPUs out"),
         ({"recomputation": True}, "needs a pipeline"),
         ({"dbn_replica_group_size": 2}, "does not divide"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipucnn.diagnosis.look import find_program, run_program
+from ipucnn.diagnosis.programs import find_program, run_program
 from ipucnn.errors import DataError
 from ipucnn.runs.provenance import git_revision, sources
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from msgspec import UNSET
 
-from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.aliases import KerasModel, MemoryAdvice, TfDataset
 from ipucnn.benchmarking import machine
 from ipucnn.benchmarking.baseline import Gate, check_same_machine, check_same_request, compared_options
 from ipucnn.benchmarking.contenders import (
@@ -62,15 +62,18 @@ from ipucnn.benchmarking.settings import (
     REAL,
     BenchmarkSettings,
     check_data,
+    check_settings,
     data_kind,
 )
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.machine import peak_memory_bytes, reset_peak_memory
-from ipucnn.planning.search.smallest_change import Ask, prediction_would_fit, would_fit
+from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
+from ipucnn.sessions.host.workers import require_one
+from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -105,9 +108,12 @@ class Benchmark:
         self, resolved: Resolved, settings: BenchmarkSettings, verbose: bool = False, dry: bool = False
     ) -> None:
         from ipucnn.sessions.factory import check_device, runs_on_ipus
-        from ipucnn.sessions.poplar.validation import check_program
+        from ipucnn.sessions.poplar.validation import check_layout, check_program
 
-        run_setup.refuse_instances("benchmark")
+        self.instances = find_instances()
+        require_one("benchmark", resolved.config)
+        run_setup.check_instances(self.instances, resolved.config)
+        check_settings(settings, self.instances.count)
         self.settings, self.verbose = settings, verbose
         self.exit_code = 0
         if not settings.training:
@@ -128,7 +134,9 @@ class Benchmark:
         self.steps: Optional[int] = resolved.typed.get("steps_per_execution")
         self.program = self.program_of(None)
         if settings.training and runs_on_ipus(config.device):
-            check_program(self.program, config)
+            check_program(self.program, config, self.instances)
+        elif runs_on_ipus(config.device):
+            check_layout(self.instances, self.program, config)
         self.fused: Optional[int] = resolved.config.fused_micro_batches
         self._check_fused()
         self.baseline = read_report(settings.baseline) if settings.baseline is not None else None
@@ -189,13 +197,18 @@ class Benchmark:
         if self.settings.training:
             self.program = self.program.with_checked_fused(given)
             return
-        whole = self.program.num_replicas * (self.steps or given)
+        whole = self._local_replicas * (self.steps or given)
         if whole % given:
             near = min(divisors(whole), key=lambda d: abs(d - given))
             raise ConfigurationError(
                 f"--fused-micro-batches {given} does not divide the {whole} micro-batches of an execution",
                 f"use --fused-micro-batches {near}",
             )
+
+    @property
+    def _local_replicas(self) -> int:
+        """Replicas of this process."""
+        return self.program.num_replicas // self.instances.count
 
     def program_of(self, updates: Optional[int]) -> Program:
         """The Program with executions of so many weight updates; None: the prescribed number, or one."""
@@ -216,7 +229,8 @@ class Benchmark:
             validation=False,
             checkpoints=False,
         )
-        return make_program(config, updates * batch.global_batch_size, seed=self.seed)
+        samples = updates * batch.global_batch_size
+        return make_program(config, samples, seed=self.seed, num_instances=self.instances.count)
 
     def _first_learning_rate(self) -> float:
         """What the schedule begins with, without warm-up: it stays the same while updates are measured."""
@@ -254,7 +268,7 @@ class Benchmark:
     def pipeline(
         self, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
     ) -> TfDataset:
-        """The input pipeline up to one of its parts."""
+        """The input pipeline up to one of its parts; of several instances this one's part of the batches."""
         from ipucnn.datasets.pipeline import train_batches
 
         config = self.resolved.config
@@ -270,6 +284,7 @@ class Benchmark:
             num_parallel=config.pipeline_num_parallel,
             output_shape=self.setup.output_shape,
             until=until,
+            shard=(self.instances.count, self.instances.index),
         )
 
     def _buffered(self, samples_per_element: int) -> int:
@@ -361,6 +376,7 @@ class Benchmark:
             p.fused_micro_batches,
             None if self.steps is None else self.steps * p.num_replicas,
             lead=self._lead(element),
+            num_instances=self.instances.count,
         )
         return replace(compilation, fused_micro_batches=p.fused_micro_batches), own
 
@@ -371,7 +387,7 @@ class Benchmark:
         if self.fused is not None:
             return self.fused
         p = self.program
-        micro_batches = p.num_replicas * (self.steps or _OPEN_STEPS)
+        micro_batches = self._local_replicas * (self.steps or _OPEN_STEPS)
         memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
         return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
 
@@ -475,8 +491,15 @@ class Benchmark:
                 return True
             return gate.is_decided(measurements[0].executions, occupation.others_share())
 
+        def clock() -> float:
+            # How long to measure is decided by it, in all instances alike.
+            return session.of_first_instance(time.perf_counter())
+
         limits = self.settings.limits
-        measured = measure(contenders, limits, report, yardstick, started=began, is_decided=is_decided)
+        began = session.of_first_instance(began)
+        measured = measure(
+            contenders, limits, report, yardstick, clock=clock, started=began, is_decided=is_decided
+        )
         if session.compilation is not None and result.compilation is not None:
             result.compilation.cached = session.compilation.cached
         result.interrupted = measured.interrupted
@@ -492,7 +515,7 @@ class Benchmark:
                 f"{done} executions instead of {wanted}: --max-time {limits.max_time_s:g} s was over"
             )
 
-    def _would_fit(self, model: KerasModel) -> Ask:
+    def _would_fit(self, model: KerasModel) -> MemoryAdvice:
         name, config = self.resolved.record.name, self.resolved.config
         if self.settings.training:
             return would_fit(model, name, self.program, config)
@@ -550,8 +573,18 @@ class Benchmark:
             device=DeviceFacts(**asdict(device)),
             environment=environment,
             phases=Phases(data_s=self.data_s),
-            notes=list(self.program.warnings),
+            notes=[*self.program.warnings, *self._of_instances()],
         )
+
+    def _of_instances(self) -> List[str]:
+        """What the figures of several instances are of."""
+        count = self.instances.count
+        if count == 1:
+            return []
+        return [
+            f"measured in {count} instances of poprun, by the clock of the first: images/s are of all of them, the "
+            "device and its memory are the first's"
+        ]
 
     def _fill(
         self,

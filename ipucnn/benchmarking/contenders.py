@@ -83,6 +83,7 @@ class SessionInference(Contender):
         fused: micro-batches computed as one.
         fixed_micro_batches: of an execution over all replicas, None to choose by time.
         lead: elements to compute off the clock before each execution.
+        num_instances: of ``poprun``, each of which computes its part of an execution's units.
     """
 
     name = "session"
@@ -95,9 +96,11 @@ class SessionInference(Contender):
         fused: int,
         fixed_micro_batches: Optional[int] = None,
         lead: int = 0,
+        num_instances: int = 1,
     ) -> None:
         self._session, self._batches = session, iter(images)
-        self.samples_per_unit, self.granule = micro_batch_size, fused
+        self.samples_per_unit, self.granule = micro_batch_size, fused * num_instances
+        self._num_instances = num_instances
         self.fixed_units = fixed_micro_batches
         self._lead = lead
         self._samples = 0
@@ -109,9 +112,10 @@ class SessionInference(Contender):
             self._session.predict(itertools.islice(self._batches, self._lead))
 
     def execute(self, num_units: int) -> None:
-        """Logits of ``num_units`` micro-batches, on the host."""
-        self._samples = num_units * self.samples_per_unit
+        """Logits of ``num_units`` micro-batches, on the host; it ends where all instances have theirs."""
+        self._samples = num_units * self.samples_per_unit // self._num_instances
         self._logits = self._session.predict(itertools.islice(self._batches, num_units // self.granule))
+        self._session.any_instance(False)
 
     def check(self) -> None:
         """Refuses logits that are not finite, or not of all images."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipucnn.aliases import KerasModel
+from ipucnn.benchmarking.poplar_profile import PROFILE_KIND, MeasuredProfile, ProfiledRun
 from ipucnn.benchmarking.records import BenchmarkReport, IpuMemory, Prediction, from_plain
 from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.config.options import BY_KEY, RunConfig
@@ -238,30 +239,20 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
     """The throughput in the report of a benchmark or of a training run, and the program that reached it.
 
     Args:
-        path: a run folder, or its report.json.
+        path: a run folder, its report.json, or what ``ipucnn profile --run`` wrote.
         import_tensorflow: called before a network is built whose layers are not known.
 
     Raises:
         ConfigurationError: it was not measured on IPUs, or not of a network's speed.
         DataError: absent, damaged, or without a throughput.
     """
-    report_path = path / REPORT if is_folder(path, "--calibrate") else path
-    name = shown(report_path)
-    data = read_record(report_path, "--calibrate", _MEASUREMENT_HINT)
-    if not isinstance(data, dict):
-        raise DataError(f"--calibrate {name} is no report", _MEASUREMENT_HINT)
-    is_benchmark = "kind" in data
-    found = _of_benchmark(data, name) if is_benchmark else _of_run(data, report_path)
-    if found.device_kind != "ipu":
-        raise ConfigurationError(
-            f"--calibrate {name} was measured on a {found.device_kind.upper()}, and a profile is of IPUs",
-            _MEASUREMENT_HINT,
-        )
-    if not found.images_per_s or not found.images_per_s > 0:
-        raise DataError(f"--calibrate {name} has no throughput: nothing was timed", _MEASUREMENT_HINT)
+    found, source = _found_in(path, "--calibrate")
+    name = f"--calibrate {source}"
+    if not (found.images_per_s or 0) > 0 and not found.execution_s:
+        raise DataError(f"{name} has no throughput: nothing was timed", _MEASUREMENT_HINT)
     record = get_model(found.config.model_name)
     if max(found.input_shape) > _MOST_PIXELS:
-        raise DataError(f"--calibrate {name} has the input {found.input_shape}", _MEASUREMENT_HINT)
+        raise DataError(f"{name} has the input {found.input_shape}", _MEASUREMENT_HINT)
     options = network_options(record, found.config, found.input_shape, found.num_classes)
     graph = known_graph(record, options)
     if graph is None:
@@ -269,27 +260,53 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
         graph = layer_graph(record, options)
     problem = wrong_field(found.program, _PROGRAM_FIELDS, _PROGRAM_FIELDS)
     if problem:
-        raise DataError(f"--calibrate {name}: its program {problem}", "make it again")
+        raise DataError(f"{name}: its program {problem}", "make it again")
     try:
         program = Program.from_dict(found.program)
         settings = plan_settings(found.config, program.layout, found.training)
         check_cuts(program.pipeline_splits, graph)
     except (TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"--calibrate {name}: its program is damaged: {shown_value(error)}", "make it again"
-        ) from None
+        raise DataError(f"{name}: its program is damaged: {shown_value(error)}", "make it again") from None
     if not found.training:
         settings = replace(settings, gradient_accumulation_count=found.steps or INFERENCE_STEPS)
     if len(program.pipeline_splits) != settings.num_stages - 1:
-        raise DataError(
-            f"--calibrate {name} does not say which splits ran", "run it again with --pipeline-splits"
-        )
-    return Measurement(name, graph, tuple(program.pipeline_splits), settings, found.images_per_s)
+        raise DataError(f"{name} does not say which splits ran", "run it again with --pipeline-splits")
+    images_per_s = found.images_per_s or 0.0
+    if found.execution_s:
+        updates = program.weight_updates_per_execution if found.training else 1
+        if not _is_some(updates):
+            has = shown_value(updates)
+            raise DataError(f"{name}: its program has {has} weight updates per execution", "make it again")
+        images_per_s = updates * settings.global_batch_size / found.execution_s
+    return Measurement(source, graph, tuple(program.pipeline_splits), settings, images_per_s)
+
+
+def profiled_run(path: Path, what: str) -> ProfiledRun:
+    """What the report of a run or benchmark on IPUs says of the program that ran.
+
+    Args:
+        path: a run folder, or its report.json.
+        what: the option that names it.
+
+    Raises:
+        ConfigurationError, DataError: as :func:`read_measurement` does.
+    """
+    import yaml
+
+    found, _ = _found_in(path, what)
+    return ProfiledRun(
+        options=yaml.safe_load(found.config.to_yaml()),
+        program=found.program,
+        training=found.training,
+        input_shape=list(found.input_shape),
+        num_classes=found.num_classes,
+        steps=found.steps,
+    )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a report says."""
+    """What a report says: a throughput, or the time of an execution."""
 
     config: RunConfig
     program: Dict[str, Any]
@@ -299,23 +316,69 @@ class _Found:
     input_shape: Tuple[int, int, int]
     num_classes: int
     steps: Optional[int] = None
+    execution_s: Optional[float] = None
+
+
+def _found_in(path: Path, what: str) -> Tuple[_Found, str]:
+    """What a run folder, report or profile says, and the file's name."""
+    report_path = path / REPORT if is_folder(path, what) else path
+    name = f"{what} {shown(report_path)}"
+    data = read_record(report_path, what, _MEASUREMENT_HINT)
+    if not isinstance(data, dict):
+        raise DataError(f"{name} is no report", _MEASUREMENT_HINT)
+    if data.get("kind") == PROFILE_KIND:
+        found = _of_profile(from_plain(data, MeasuredProfile, name, _MEASUREMENT_HINT), name)
+    else:
+        found = _of_benchmark(data, name) if "kind" in data else _of_run(data, report_path, name)
+    if found.device_kind != "ipu":
+        raise ConfigurationError(
+            f"{name} was measured on a {found.device_kind.upper()}, and a profile is of IPUs",
+            _MEASUREMENT_HINT,
+        )
+    return found, shown(report_path)
+
+
+def _config_of(options: Mapping[str, Any], name: str) -> RunConfig:
+    import yaml
+
+    return RunConfig.from_yaml(yaml.safe_dump(dict(options)), name)
+
+
+def _of_profile(profile: MeasuredProfile, name: str) -> _Found:
+    """A Poplar profile: its cycles of an execution, and the clock."""
+    run = profile.run
+    if run is None:
+        raise DataError(
+            f"{name} does not say which run was profiled",
+            "make it with: ipucnn profile DIR --run RUN --save FILE",
+        )
+    height, width, channels = run.input_shape
+    return _Found(
+        config=_config_of(run.options, name),
+        program=run.program,
+        device_kind="ipu",
+        training=run.training,
+        images_per_s=None,
+        input_shape=(height, width, channels),
+        num_classes=run.num_classes,
+        steps=run.steps,
+        execution_s=(profile.execution_cycles or 0.0) / profile.target.clock_hz,
+    )
 
 
 def _of_benchmark(data: Dict[str, Any], name: str) -> _Found:
-    report = from_plain(data, BenchmarkReport, f"--calibrate {name}", _MEASUREMENT_HINT)
+    report = from_plain(data, BenchmarkReport, name, _MEASUREMENT_HINT)
     if report.scope == "data":
         raise ConfigurationError(
-            f"--calibrate {name} measured an input pipeline alone",
+            f"{name} measured an input pipeline alone",
             "give reports of --mode training or inference",
         )
-    import yaml
-
     # Flags that no YAML has say nothing of a network's speed.
     options = {
         key: value for key, value in report.options.items() if key not in BY_KEY or BY_KEY[key].in_yaml
     }
     options["model-name"] = report.model
-    config = RunConfig.from_yaml(yaml.safe_dump(options), f"--calibrate {name}")
+    config = _config_of(options, name)
     known = DATASETS.get(known_as(report.data.name) or "")
     height, width, channels = report.input_shape
     return _Found(
@@ -330,9 +393,9 @@ def _of_benchmark(data: Dict[str, Any], name: str) -> _Found:
     )
 
 
-def _of_run(data: Dict[str, Any], path: Path) -> _Found:
+def _of_run(data: Dict[str, Any], path: Path, name: str) -> _Found:
     folder = RunFolder(path.parent)
-    report, name = folder.read_report(), shown(path)
+    report = folder.read_report()
     try:
         assert report is not None
         kind, images_per_s = (
@@ -342,13 +405,13 @@ def _of_run(data: Dict[str, Any], path: Path) -> _Found:
         program = dict(report["program"])
         checkpoints = [str(own) for own in report["checkpoints"]]
     except (AssertionError, KeyError, TypeError, ValueError):
-        raise DataError(f"--calibrate {name} is no report of a run", _MEASUREMENT_HINT) from None
+        raise DataError(f"{name} is no report of a run", _MEASUREMENT_HINT) from None
     config = folder.read_config()
     folder = RunFolder(path.parent, config.checkpoint_dir)
-    kept = [own for own in checkpoints if is_file(folder.checkpoints / own, "--calibrate")]
+    kept = [own for own in checkpoints if is_file(folder.checkpoints / own, name)]
     if not kept:
         raise DataError(
-            f"--calibrate {name}: the run kept no checkpoint, which knows the size of its images",
+            f"{name}: the run kept no checkpoint, which knows the size of its images",
             "give the report of a benchmark of it",
         )
     meta = read_meta(folder.checkpoints / kept[-1])

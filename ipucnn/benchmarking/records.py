@@ -1,7 +1,7 @@
 """What ``report.json`` and ``suite.json`` hold: every field with its type, its bounds, and what it means.
 
 This is the one declaration of both files.  The values that a benchmark makes, what is read from a file, and the JSON
-Schemas in docs/schemas (``make generated`` writes them) all follow from it.
+Schemas in docs/schemas (``schemas.py``) all follow from it.
 
 Units are in the names: seconds ``_s``, bytes ``_bytes``, FLOP ``flop``, where a multiplication with its addition (MAC)
 is two FLOP.
@@ -591,36 +591,3 @@ class SuiteResult(Record, kw_only=True):
     def failed(self) -> List[Row]:
         """Rows that failed."""
         return [row for row in self.rows if row.status == "failed"]
-
-
-SCHEMAS: Dict[str, Type[Record]] = {
-    "docs/schemas/benchmark-report.json": BenchmarkReport,
-    "docs/schemas/benchmark-suite.json": SuiteResult,
-}
-"""Where the JSON Schema of each file is kept, below the root of the source tree."""
-
-
-def schema_text(record: Type[Record]) -> str:
-    """The JSON Schema (draft 2020-12) of a file: all keys are there, but for those of :class:`Phases`."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(record)}
-    for name, described in schema["$defs"].items():
-        always = described["properties"] if name != "Phases" else ["data_s"]
-        described["required"] = [key for key in always if key != "reference_repetitions"]
-        # What the parser puts in for a missing key is no concern of who reads the file.
-        for value in described["properties"].values():
-            value.pop("default", None)
-            # msgspec's versions order these differently.
-            value.get("anyOf", []).sort(key=lambda each: (each == {"type": "null"}, sorted(each)))
-    return json.dumps(schema, indent=1) + "\n"
-
-
-def main() -> None:
-    """Writes the schemas into the source tree; what ``make generated`` calls."""
-    from pathlib import Path
-
-    for name, record in SCHEMAS.items():
-        (Path(__file__).resolve().parents[2] / name).write_text(schema_text(record), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

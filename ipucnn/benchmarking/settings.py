@@ -185,6 +185,27 @@ def check_data(settings: BenchmarkSettings, kind: str) -> None:
         )
 
 
+def check_settings(settings: BenchmarkSettings, num_instances: int) -> None:
+    """Refuses what several instances of ``poprun`` cannot measure together: what each does by itself on its host.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    if num_instances == 1:
+        return
+    alone = {
+        f"--mode {settings.scope}": settings.scope != SESSION,
+        f"--compare-with {settings.compare_with}": settings.compare_with is not None,
+        f"--baseline {settings.baseline}": settings.baseline is not None,
+    }
+    for option, given in alone.items():
+        if given:
+            raise ConfigurationError(
+                f"{option} is for one process, and poprun started {num_instances} instances",
+                "drop it, or start the benchmark without poprun",
+            )
+
+
 def _share(text: str) -> float:
     """``5%`` or ``0.05`` as a share."""
     percent = text.strip().endswith("%")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import own_option, read_plan
+from ipucnn.commands.run_arguments import in_instances, own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport
@@ -99,6 +100,7 @@ VERSUS = own_option(
 
 
 @with_run_options("benchmark", read_plan=read_plan)
+@in_instances
 def benchmark(
     request: RunRequest,
     verbose: bool,
@@ -212,8 +214,11 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
     if public:
         note(public)
     if one.baseline is not None and is_too_short(one.baseline):
-        note(f"{settings.baseline} has {len(one.baseline.executions)} executions, and {LEAST_EXECUTIONS} are "
-             "needed: whether this is slower will be inconclusive")  # fmt: skip
+        have = counted(len(one.baseline.executions), "execution")
+        note(
+            f"{settings.baseline} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be "
+            "inconclusive"
+        )
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
     effect = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
@@ -223,7 +228,9 @@ def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool
         note(f"warning: {warning}")
     with BenchmarkProgress() as progress:
         report = one.run(progress.update)
-    path = write_folder(folder, one.resolved.config, report)
+    path = folder
+    if one.instances.is_writer:
+        path = write_folder(folder, one.resolved.config, report)
     if json_output:
         print(report.to_json(), end="")
     else:
@@ -312,7 +319,13 @@ def benchmark_suite(
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_plan
+    from ipucnn.sessions.poplar.popdist import find_instances
 
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            "suites run each row in a process of its own, and poprun started this one",
+            "type it without poprun, or benchmark one network under it",
+        )
     for name, flag in (("baseline", "--baseline"), ("max_regression", "--max-regression")):
         if name in measuring:
             raise ConfigurationError(
@@ -345,7 +358,7 @@ def benchmark_suite(
     for line in (*dict.fromkeys(_messages(plan)), *plan.notes):
         note(line)
     if run.num_kept:
-        note(f"{run.num_kept} of {len(plan.rows)} rows in {run.folder} have a result and are kept")
+        note(f"{run.num_kept} of {counted(len(plan.rows), 'row')} in {run.folder} have a result and are kept")
     interrupted = _run(run, verbose)
     _show(run, other, versus, json_output)
     _end_suite(run, interrupted, _again(request, suite, mode, measuring, rows, run.folder, versus))
@@ -368,7 +381,7 @@ def _check_versus(result: SuiteResult, other: SuiteResult, source: str) -> None:
             "it needs the same networks, modes, batches and --image-size",
         )
     if without:
-        note(f"{without} of {len(result.rows)} rows have no counterpart in {source}")
+        note(f"{without} of {counted(len(result.rows), 'row')} have no counterpart in {source}")
 
 
 def _messages(plan: SuitePlan) -> List[str]:
@@ -486,12 +499,12 @@ def _end_suite(run: SuiteRun, interrupted: bool, again: str) -> None:
         done = len(result.rows) - len(result.pending)
         raise interrupts.Interrupted(
             interrupts.noted() or EXIT_SIGINT,
-            f"interrupted: {done} of {len(result.rows)} rows are finished",
+            f"interrupted: {done} of {counted(len(result.rows), 'row')} are finished",
             f"go on with {again}",
         )
     if result.failed:
         first = result.failed[0]
-        count = f"{len(result.failed)} of {len(result.rows)} rows failed"
+        count = f"{len(result.failed)} of {counted(len(result.rows), 'row')} failed"
         error = UserError(f"{count}; the first, {first.id}: {first.error}", f"to try them again: {again}")
         error.exit_code = first.exit_code or 1
         raise error

@@ -8,6 +8,7 @@ import typer
 from ipucnn.commands.run_arguments import own_option
 from ipucnn.config import spec
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import counted
 
 FOLDER = typer.Argument(
     ..., metavar="FOLDER", help="Images in class folders: FOLDER/train/CLASS/* and FOLDER/val/CLASS/*."
@@ -73,10 +74,11 @@ def build_records(
         print(json.dumps({"out": shown(target), **built._asdict()}, indent=2))
         return
     for subset, count in built.num_images.items():
-        print(f"{subset}: {count:,} images in {built.num_shards[subset]:,} files")
+        print(f"{subset}: {counted(count, 'image')} in {counted(built.num_shards[subset], 'file')}")
     total = sum(built.num_shards.values())
     print(
-        f"{built.num_classes:,} classes, labels 1 to {built.num_classes}; "
-        f"{built.num_kept:,} of {total:,} files were there; {built.num_converted:,} images converted to JPEG"
+        f"{counted(built.num_classes, 'class')}, labels 1 to {built.num_classes}; "
+        f"{built.num_kept:,} of {counted(total, 'file')} were there; "
+        f"{counted(built.num_converted, 'image')} converted to JPEG"
     )
     print(f"in {shown(target)}, with {CHECKSUMS_FILE}")

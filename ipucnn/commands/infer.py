@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import RUN, TILE_SIZE, VIEWS, WEIGHTS, WHICH, own_option
+from ipucnn.commands.run_arguments import (
+    RUN,
+    TILE_SIZE,
+    VIEWS,
+    WEIGHTS,
+    WHICH,
+    in_instances,
+    own_option,
+    own_output,
+)
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.runs.infer import Masks
@@ -42,6 +51,7 @@ SHEET = own_option(
 
 
 @with_run_options("infer", from_run=True)
+@in_instances
 def infer(
     flags: Dict[str, Any],
     verbose: bool,
@@ -68,8 +78,8 @@ def infer(
     from ipucnn.filesystem import expand, write_output
     from ipucnn.runs.trained import Named, task_of
 
-    output_to = None if output is None else expand(output, "--output")
-    sheet_to = None if contact_sheet is None else expand(contact_sheet, "--contact-sheet")
+    output_to = own_output(None if output is None else expand(output, "--output"))
+    sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
     if task_of(named) == "segmentation":
         for option, given in (("--top", top), ("--format", form)):
@@ -100,7 +110,7 @@ def infer(
     if tile_size is not None or overlay or views != 1:
         option = "--overlay" if overlay else f"--views {views}" if views != 1 else f"--tile-size {tile_size}"
         raise ConfigurationError(f"{option}: {run} classifies images, it makes no masks", "drop it")
-    from ipucnn.reports.console import ItemProgress, note, telling_of_indexing
+    from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
     from ipucnn.reports.infer import print_predictions, save_results, write_results
     from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
@@ -108,7 +118,7 @@ def infer(
 
     form = _format(form, json_output)
     sheet = ContactSheet()
-    with telling_of_indexing(), ItemProgress("classifying") as progress:
+    with telling_of_indexing(), ItemProgress("classifying", LOADING) as progress:
         done = infer_run(
             named,
             images or [],
@@ -132,9 +142,9 @@ def infer(
     elif output_to is None:
         print_predictions(results, truth)
     if output_to is not None and len(results):
-        note(f"predictions of {len(results)} images in {output_to}")
+        note(f"predictions of {counted(len(results), 'image')} in {output_to}")
     if sheet_to is not None and len(sheet):
-        note(f"contact sheet of {len(sheet)} images in {sheet_to}")
+        note(f"contact sheet of {counted(len(sheet), 'image')} in {sheet_to}")
     _check_failed(done.num_failed, len(results))
 
 
@@ -143,12 +153,12 @@ def _segment(
 ) -> None:
     """The masks of images, as ``infer_masks`` makes them; what it is told of the command line, it has already."""
     from ipucnn.filesystem import write_atomically, write_output
-    from ipucnn.reports.console import ItemProgress, note
+    from ipucnn.reports.console import LOADING, ItemProgress, note
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET
 
     sheet = MaskSheet()
-    with ItemProgress("segmenting") as progress:
+    with ItemProgress("segmenting", LOADING) as progress:
         done = segment(
             say=progress.line, on_total=sheet.expect, on_pages=progress.update, on_page=sheet.add_page
         )

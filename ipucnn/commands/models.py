@@ -10,7 +10,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, get_model, list_models, validate_input_shape
 from ipucnn.reports import units
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 
 # Column titles, whether they are numbers, and the terminal width from which on they are shown.
 _RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
@@ -57,7 +57,7 @@ def models(
             return
         _print_table(_LAYER_COLUMNS, rows)
         print(
-            f"{report['model']}: {len(rows)} layers, {report['parameters']:,} trainable parameters, "
+            f"{report['model']}: {counted(len(rows), 'layer')}, {report['parameters']:,} trainable parameters, "
             f"{report['macs']:,} MACs per image of {_dimensions(report['input_shape'])}"
         )
         return

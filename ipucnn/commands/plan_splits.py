@@ -1,5 +1,6 @@
 """``ipucnn plan-splits``: plan how to split a network over IPUs."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -60,12 +61,19 @@ COMPARE = own_option(
 CALIBRATE = own_option(
     "--calibrate",
     "RUN|REPORT.json...",
-    "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs: run folders, or "
-    "reports of benchmarks, on the machine of --system.  --system-profile names the file that keeps the result.",
+    "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs: run folders, "
+    "reports of benchmarks, or what `ipucnn profile --run` saved, on the machine of --system.  --system-profile names "
+    "the file that keeps the result.",
     PANEL,
 )
 SYSTEM_PROFILE = own_option(
     "--system-profile", "FILE", "What --calibrate measured of a system, to predict with.", PANEL
+)
+MEASURED = own_option(
+    "--measured",
+    "FILE",
+    "Show beside the predicted memory what a profile of these stages says: a file of `ipucnn profile --save`.",
+    PANEL,
 )
 SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
 SAVE_GRAPH = own_option(
@@ -115,6 +123,7 @@ def plan_splits(
     optimisations: bool = OPTIMISATIONS,
     calibrate: Optional[List[str]] = CALIBRATE,
     system_profile: Optional[str] = SYSTEM_PROFILE,
+    measured: Optional[str] = MEASURED,
 ) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
 
@@ -129,6 +138,7 @@ def plan_splits(
         "--compare": compare,
         "--inference": inference,
         "--orders": orders,
+        "--measured": measured,
     }
     if calibrate:
         of_plans.update({"--optimisations": optimisations, "--stages": stages})
@@ -158,6 +168,16 @@ def plan_splits(
             if path is not None:
                 read = [("the file of --system-profile", profile_path)]
                 check_not_read(path, option, read, ConfigurationError)
+    found = None
+    if measured is not None:
+        from ipucnn.benchmarking.poplar_profile import compare_memory, read_measured
+        from ipucnn.reports.profile import print_comparison
+
+        measured_path = expand(measured, "--measured")
+        found = read_measured(measured_path, "--measured")
+        for option, path in outputs:
+            if path is not None:
+                check_not_read(path, option, [("the file of --measured", measured_path)], ConfigurationError)
     if optimisations:
         _refuse(of_plans, "--optimisations")
     request = make_request(
@@ -192,6 +212,7 @@ def plan_splits(
         if json_output:
             sys.stdout.write(error.to_json())
         raise
+    rows = None if found is None else compare_memory(plan, found, f"--measured {measured}")
     texts = []
     if save_to is not None:
         # What else the search found is shown, and not what is run.
@@ -203,15 +224,20 @@ def plan_splits(
         texts.append((html_to, render(plan, choices(request, plan, note, import_tensorflow))))
     for path, text in texts:
         write_output_text(path, text)
-    if json_output:
+    if json_output and rows is not None:
+        whole = {**plan.to_dict(), "measured_memory": [vars(row) for row in rows]}
+        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
+    elif json_output:
         sys.stdout.write(plan.to_json())
     else:
         from ipucnn.reports.plan import print_plan
 
         print_plan(plan)
+        if rows is not None and found is not None:
+            print_comparison(rows, found)
     for path, _ in texts:
         note(f"written: {path}")
-    check_not_fitting(plan)
+    check_not_fitting(plan, request)
 
 
 def _refuse(options: Mapping[str, object], beside: str) -> None:

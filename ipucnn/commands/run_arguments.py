@@ -1,11 +1,19 @@
 """What several commands take: arguments about a run or other trained weights, and the reader of ``--plan FILE``."""
 
+import atexit
+import contextlib
+import functools
+import io
+import shutil
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Union
 
 import typer
 
 from ipucnn.config import spec
+from ipucnn.errors import ConfigurationError
+from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -35,6 +43,41 @@ def own_option(
         show_default=shown,
         rich_help_panel=panel,
     )
+
+
+@contextlib.contextmanager
+def one_speaks() -> Iterator[None]:
+    """Under poprun the first instance alone speaks: what the others print goes nowhere, but for their errors."""
+    from ipucnn.sessions.poplar.popdist import find_instances
+
+    if find_instances().is_writer:
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def in_instances(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command that works in several instances of poprun, of which the first one speaks."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **named: Any) -> None:
+        with one_speaks():
+            command(*arguments, **named)
+
+    return run
+
+
+def own_output(path: Optional[Path]) -> Optional[Path]:
+    """Where this instance of poprun writes an output: the first one to the file that was named, the others to one of
+    that name that goes away with them."""
+    from ipucnn.sessions.poplar.popdist import find_instances
+
+    if path is None or find_instances().is_writer:
+        return path
+    folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / path.name
 
 
 RUN = typer.Argument(
@@ -76,3 +119,20 @@ def read_plan(path: Path, what: str) -> "PipelinePlan":
     from ipucnn.planning import pipeline_plan
 
     return pipeline_plan.read_plan(path, what)
+
+
+def read_training_plan(path: Path, what: str) -> "PipelinePlan":
+    """``read_plan`` for what trains.
+
+    Raises:
+        ConfigurationError: the plan is one for inference.
+    """
+    plan = read_plan(path, what)
+    if not plan.settings.training:
+        name = shown(path)
+        raise ConfigurationError(
+            f"{what} {name} is a plan for inference",
+            f"ipucnn {plan.command} {what} {name}, or make one for training: ipucnn plan-splits {plan.model} "
+            f"--stages {plan.num_stages} --save FILE",
+        )
+    return plan

@@ -1,6 +1,6 @@
 """``ipucnn train``: train a network."""
 
-from ipucnn.commands.run_arguments import read_plan
+from ipucnn.commands.run_arguments import one_speaks, read_training_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
@@ -12,16 +12,21 @@ def _settle(resolved: Resolved) -> Resolved:
     return settled(resolved)
 
 
-@with_run_options("train", settle=_settle, read_plan=read_plan)
+@with_run_options("train", settle=_settle, read_plan=read_training_plan)
 def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
+    from ipucnn.filesystem import is_file
     from ipucnn.reports.console import note, telling_of_indexing
+    from ipucnn.reports.runs import write_page
     from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
+    from ipucnn.runs.compare import find_runs
+    from ipucnn.runs.folder import REPORT
     from ipucnn.runs.start import is_cross_validation
+    from ipucnn.sessions.poplar.popdist import find_instances
 
     if is_cross_validation(resolved):
         if resolved.config.dry_run:
@@ -30,20 +35,27 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             )
         from ipucnn.runs.kfold import CrossValidation
 
-        validation = CrossValidation(resolved, verbose, note)
-        with FoldsDisplay(validation) as folds:
-            for fold_event in validation.events():
-                folds.show(fold_event)
-        folds.print_result(json_output)
+        with one_speaks():
+            validation = CrossValidation(resolved, verbose, note)
+            with FoldsDisplay(validation) as folds:
+                for fold_event in validation.events():
+                    folds.show(fold_event)
+            for fold in find_runs(validation.root) if find_instances().is_writer else ():
+                if is_file(fold / REPORT):
+                    write_page(fold)
+            folds.print_result(json_output)
         return
     from ipucnn.runs.train import TrainingRun
 
     with telling_of_indexing():
         run = TrainingRun(resolved, verbose)
     if resolved.config.dry_run:
-        show_dry_run(run, json_output)
+        if not run.is_silent:
+            show_dry_run(run, json_output)
         return
     with RunDisplay(run) as display:
         for event in run.events():
             display.show(event)
+    if not run.is_silent and is_file(run.folder.path / REPORT):
+        write_page(run.folder.path)
     display.print_result(json_output)

@@ -8,6 +8,7 @@ import typer
 from ipucnn.commands.run_arguments import own_option
 from ipucnn.config.signature import complete_dataset, with_run_options
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.text import counted
 
 DATASET = typer.Argument(
     None,
@@ -76,7 +77,7 @@ def verify_dataset(
         print_verification(found)
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
-        note(f"contact sheet of {len(sheet)} samples in {sheet_to}")
+        note(f"contact sheet of {counted(len(sheet), 'sample')} in {sheet_to}")
     elif sheet_to is not None:
         note("no contact sheet: no sample could be read")
     if found.num_errors:

@@ -35,6 +35,10 @@ MAX_LOSS_SCALING = 2**32
 """The largest number of 16 bits is 65,504, and gradients are seldom scaled by more."""
 MAX_WORKERS = 2**16
 """Images that the host processes at once."""
+MAX_THREADS = 4096
+"""Threads of an operation; the largest machines have some hundreds of cores."""
+MAX_CLUSTER = 1024
+"""Workers of a cluster: each has a connection to the first one, and gets what every other one computed."""
 MAX_SECONDS = 3e7
 """Nearly a year."""
 MAX_GROUPS = MAX_CHANNELS

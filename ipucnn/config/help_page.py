@@ -2,11 +2,14 @@
 
 import re
 import textwrap
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
+
+from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.text import shown_value
 
 MAX_WIDTH = 120
 _DEFAULT = re.compile(r"\[(default: .*|required)\]$", re.DOTALL)
@@ -89,21 +92,116 @@ def _styled(line: str) -> Text:
     return text
 
 
-def print_command_help(command: Any, ctx: Any) -> None:
-    """Prints the help page of a Typer command or group from its parameters."""
+class Help(NamedTuple):
+    """What is wanted of a command's help page.
+
+    Attributes:
+        common: the options to show, by name; all of them if empty.
+        words: show the options about these words instead.
+        examples: command lines, each with what it does.
+    """
+
+    common: Tuple[str, ...] = ()
+    words: Tuple[str, ...] = ()
+    examples: Tuple[Tuple[str, str], ...] = ()
+
+
+def print_command_help(command: Any, ctx: Any, wanted: Help = Help()) -> None:
+    """Prints the help page of a Typer command from its parameters.
+
+    Raises:
+        ConfigurationError: if no option is about the words.
+    """
+    usage = " ".join([ctx.command_path, "[OPTIONS]", *_argument_names(command)])
+    params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
+    if wanted.words:
+        asked = " ".join(wanted.words)
+        rows = [_option_row(param, ctx) for param in find_options(params, asked)]
+        if not rows:
+            raise ConfigurationError(
+                f"{ctx.command_path} --help {shown_value(asked)}: no option is about that",
+                f"`{ctx.command_path} --help-all` shows all options",
+            )
+        print_page(usage, "", [(f"Options about {shown_value(asked)}", rows)])
+        return
+    common = wanted.common
     panels: Dict[str, List[Row]] = {"Arguments": []}
-    for param in command.get_params(ctx):
-        if getattr(param, "hidden", False):
-            continue
+    for param in params:
         if param.param_type_name == "argument":
             panels["Arguments"].append(_argument_row(param))
-        else:
+        elif not common:
             title = getattr(param, "rich_help_panel", None) or "Options"
-            panels.setdefault(title, []).append(_option_row(param))
-    if "General" in panels and "Options" in panels:
+            panels.setdefault(title, []).append(_option_row(param, ctx))
+    if common:
+        named = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
+        panels["Common options"] = [_option_row(named[name], ctx) for name in common]
+        count = sum(param.param_type_name != "argument" for param in params)
+        panels["More help"] = [
+            Row("--help WORD", "", "The options about a word: `--help batch`, `--help checkpoint`."),
+            Row("--help-all", "", f"All {count} options."),
+        ]
+    elif "General" in panels and "Options" in panels:
         panels["General"] += panels.pop("Options")
-    usage = " ".join([ctx.command_path, "[OPTIONS]", *_argument_names(command)])
+    panels["Examples"] = [Row(line, "", about) for line, about in wanted.examples]
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
+
+
+def find_options(params: Sequence[Any], words: str) -> List[Any]:
+    """The options among a command's parameters that are about ``words``: first those that are called so.
+
+    Case, ``-``, ``_`` and spaces make no difference.  Of several words an option has to be about each.
+    """
+    found: List[Tuple[int, Any]] = []
+    for param in params:
+        if param.param_type_name != "argument":
+            rank = max((_rank(param, word) for word in words.split() or [words]), default=_NOT_ABOUT)
+            rank = min(rank, _rank(param, words))
+            if rank < _NOT_ABOUT:
+                found.append((rank, param))
+    return [param for _, param in sorted(found, key=lambda pair: pair[0])]
+
+
+# How an option is about a word: it is one of its names; what people of other programs call it; a part of its name; a
+# word of its help.
+_NAME, _WISH, _PART, _TEXT, _NOT_ABOUT = range(5)
+
+
+def _rank(param: Any, word: str) -> int:
+    wanted = _folded(word)
+    names = {_folded(name) for name in (*param.opts, *param.secondary_opts)}
+    if not wanted:
+        return _NOT_ABOUT
+    if wanted in names:
+        return _NAME
+    if wanted in map(_folded, wishes_of(param)):
+        return _WISH
+    if any(wanted in name for name in names):
+        return _PART
+    # From the beginning of a word: "rate" is not about what is "separate".
+    text = " ".join(re.findall(r"[a-z0-9]+", f"{param.help or ''} {param.metavar or ''}".lower()))
+    return _TEXT if f" {wanted}" in f" {text}" else _NOT_ABOUT
+
+
+def wishes_of(param: Any) -> List[str]:
+    """What people of other programs call an option of a run."""
+    from ipucnn.config.options import find_spec
+
+    spec = find_spec(param.opts[0].lstrip("-"))
+    return spec.wishes.split() if spec is not None and spec.name == param.name else []
+
+
+def _folded(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def suggest(params: Sequence[Any], typed: str) -> Optional[str]:
+    """``did you mean '--x'?`` for an option that there is not; None where none is meant or spelt like it."""
+    options = [param for param in params if param.param_type_name != "argument"]
+    meant = [param.opts[0] for param in options if _rank(param, typed) <= _WISH]
+    if meant:
+        return "did you mean " + " or ".join(f"'{name}'" for name in meant[:3]) + "?"
+    names = [name for param in options for name in (*param.opts, *param.secondary_opts)]
+    return did_you_mean(typed, [name for name in names if name.startswith("--")], cutoff=0.8)
 
 
 def _argument_names(command: Any) -> List[str]:
@@ -126,7 +224,13 @@ def _argument_row(param: Any) -> Row:
     return Row(name, "", f"{text}  [required]" if param.required and "[" not in text else text)
 
 
-def _option_row(param: Any) -> Row:
+def _option_row(param: Any, ctx: Any) -> Row:
+    if param.name == "help":
+        return Row(
+            "--help, -h, --help-all",
+            "[WORD]",
+            "This page; or with a word the options about it; or all options.",
+        )
     names = ", ".join(sorted(param.opts, key=lambda opt: not opt.startswith("--")))
     if param.secondary_opts:
         # The positive and the negative form, then the other spellings.

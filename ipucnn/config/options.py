@@ -10,7 +10,7 @@ import functools
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
-from ipucnn.config.panels_ipu import HostSession, IpuOnly, Pipeline
+from ipucnn.config.panels_ipu import HostSession, IpuOnly, Pipeline, Workers
 from ipucnn.config.panels_run import Batching, Data, Evaluation, General, Model, Training
 from ipucnn.config.spec import OptionSpec, convert_value, specs_of
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -26,11 +26,14 @@ PANELS: Tuple[Type, ...] = (
     Evaluation,
     IpuOnly,
     HostSession,
+    Workers,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(HostSession, IpuOnly, Evaluation, Pipeline, Batching, Training, Model, Data, General):
+class RunConfig(
+    Workers, HostSession, IpuOnly, Evaluation, Pipeline, Batching, Training, Model, Data, General
+):
     """Every option of a run, each value legal by itself; ``checks`` has the rules between options.
 
     Dictionaries in it are to be read, not changed: use :func:`dataclasses.replace`.

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import bounds, values
-from ipucnn.config.spec import DEVICE, PLAN, option
+from ipucnn.config.spec import DEVICE, PLAN, TRAIN, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,12 @@ class Pipeline:
     )
     pipeline_splits: Tuple[str, ...] = option(
         (),
-        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out; auto: the planner's.",
+        "Layers that open the next pipeline stage, e.g. conv2_block1_out conv3_block1_out; auto: the planner's, "
+        "for IPUs as shipped (for a --system-profile of your own: plan-splits --save, and --plan).",
         aliases=("splits",),
         metavar="LAYER...",
         commands=PLAN,
+        wishes="split",
     )
     device_mapping: Optional[Tuple[int, ...]] = option(
         None,
@@ -43,6 +45,7 @@ class Pipeline:
         aliases=("schedule",),
         choices=("Grouped", "Interleaved", "Sequential"),
         commands=PLAN,
+        wishes="gpipe 1f1b",
     )
     ipus_per_replica: Optional[int] = option(
         None,
@@ -52,6 +55,7 @@ class Pipeline:
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
         default_text="as many as the stages need",
+        wishes="stages pipeline-stages num-ipus",
     )
     ipus: Optional[int] = option(
         None,
@@ -60,10 +64,12 @@ class Pipeline:
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
         default_text="replicas x IPUs per replica",
+        wishes="num-ipus world-size devices",
     )
     recomputation: bool = option(
         False,
         "Recompute activations in the backward pass instead of stashing them; needs a pipeline.",
+        wishes="grad-checkpointing activation-checkpointing remat",
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),
@@ -75,6 +81,7 @@ class Pipeline:
         metavar="PERCENT...",
         commands=PLAN,
         host_effect=False,
+        wishes="memory-proportion",
     )
 
 
@@ -95,13 +102,18 @@ class IpuOnly:
         default_text="any free device with the IPUs",
     )
     optimizer_state_offloading: bool = option(
-        True, "Keep the optimizer state in remote memory.", host_effect=False, commands=PLAN
+        True,
+        "Keep the optimizer state in remote memory.",
+        host_effect=False,
+        commands=PLAN,
+        wishes="offload offloading zero",
     )
     half_partials: bool = option(
         False,
         "Accumulate partial results of convolutions and matrix products in 16 bits.",
         host_effect=False,
         commands=PLAN,
+        wishes="partials partials-type",
     )
     internal_exchange_optimization_target: Optional[str] = option(
         None,
@@ -162,6 +174,7 @@ class IpuOnly:
         host_effect=False,
         commands=DEVICE,
         default_text="TF_POPLAR_FLAGS' if it names one",
+        wishes="cache compile-cache",
     )
     convolution_options: Dict[str, Any] = option(
         {},
@@ -188,7 +201,10 @@ class IpuOnly:
         False, "Keep a pipeline's accumulated gradients in remote memory.", host_effect=False
     )
     replicated_optimizer_state_sharding: bool = option(
-        False, "Share the offloaded optimizer state out over the replicas.", host_effect=False
+        False,
+        "Share the offloaded optimizer state out over the replicas.",
+        host_effect=False,
+        wishes="zero sharding rts",
     )
     prefetch_depth: int = option(
         3,
@@ -231,4 +247,83 @@ class HostSession:
         metavar="INT|measure",
         ipu_effect=False,
         default_text="from memory and cache",
+    )
+    threads: Optional[int] = option(
+        None,
+        "Threads that share an operation, whatever cores there are. They decide the order of sums, so that a run gives "
+        "the same bytes only with as many; a run keeps them when it is continued.",
+        minimum=1,
+        maximum=bounds.MAX_THREADS,
+        commands=TRAIN,
+        ipu_effect=False,
+        default_text="the cores there are",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Several workers that train one network, each a process; see docs/cluster.md."""
+
+    PANEL: ClassVar[str] = "Workers"
+
+    hosts: Tuple[str, ...] = option(
+        (),
+        "Addresses of all workers, the same on each of them: HOST:PORT,HOST:PORT. Not needed under `ipucnn launch`, "
+        "srun or TF_CONFIG.",
+        metavar="HOST:PORT...",
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+    )
+    rank: Optional[int] = option(
+        None,
+        "Which of --hosts this worker is, from 0; worker 0 writes the run folder.",
+        minimum=0,
+        maximum=bounds.MAX_CLUSTER - 1,
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+        default_text="none",
+    )
+    max_workers: int = option(
+        1,
+        "Fuse so few micro-batches that this many workers, or any divisor of it, can share a weight update: a run "
+        "keeps what it began with.",
+        minimum=1,
+        maximum=bounds.MAX_CLUSTER,
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+    )
+    reduction: str = option(
+        "ordered",
+        "How workers add gradients: ordered (chunk by chunk, to the bytes of one worker), or ring (TensorFlow's "
+        "all-reduce, which sends less and is equal within rounding).",
+        choices=("ordered", "ring"),
+        commands=TRAIN,
+        ipu_effect=False,
+    )
+    start_timeout: float = option(
+        60.0,
+        "Seconds that the workers wait for each other at the start.",
+        minimum=1,
+        maximum=bounds.MAX_SECONDS,
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+    )
+    require_same_bytes: bool = option(
+        False,
+        "Refuse workers that differ in processor, versions or settings that can change the last digits; else it is a "
+        "warning.",
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+    )
+    trusted_network: bool = option(
+        False,
+        "Allow workers at public addresses: TensorFlow's servers run what anyone who reaches them sends.",
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
     )

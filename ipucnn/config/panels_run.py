@@ -29,9 +29,14 @@ class General:
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
         default_text="the model's own if in --dataset-path, else an embedded one; for verify-dataset what is there",
+        wishes="data dataset-name my-images",
     )
     dataset_path: str = option(
-        ".", "Folder the data set's files lie in.", metavar="DIR", commands=(*DATA, "doctor")
+        ".",
+        "Folder the data set's files lie in.",
+        metavar="DIR",
+        commands=(*DATA, "doctor"),
+        wishes="data-dir data-path data-root root",
     )
     download: bool = option(
         False, "Download the data set if it is not there; nothing is downloaded otherwise.", commands=DATA
@@ -43,17 +48,23 @@ class General:
         maximum=bounds.MAX_COUNT,
         commands=(*RUN, "plan-splits"),
         default_text="drawn and recorded",
+        wishes="random-seed random-state",
     )
     device: str = option(
         "auto",
         "Where to run: auto takes IPUs, then GPUs, then the CPU.",
         choices=("auto", "ipu", "gpu", "cpu"),
         commands=(*DEVICE, "doctor"),
+        wishes="gpu gpus cuda",
     )
     run_dir: Optional[str] = option(
-        None, "Run folder to create.", metavar="DIR", default_text="runs/MODEL-DATASET[-N]"
+        None,
+        "Run folder to create.",
+        metavar="DIR",
+        default_text="runs/MODEL-DATASET[-N]",
+        wishes="output output-dir save-dir log-dir logdir outdir experiment tensorboard",
     )
-    overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False)
+    overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, wishes="force")
     dry_run: bool = option(
         False,
         "Check all but the file of --weights, print what the run would do, and end: nothing is trained, "
@@ -75,6 +86,7 @@ class General:
         "checkpoint, to the same bytes as if it had never stopped; begin it where there is none.",
         in_yaml=False,
         commands=TRAIN,
+        wishes="continue restart",
     )
 
 
@@ -92,13 +104,19 @@ class Data:
         to_yaml=values.image_size_to_yaml,
         commands=(*NETWORK, "verify-dataset"),
         default_text="the data set's, at least the model's smallest",
+        wishes="img-size input-size resolution resize",
     )
-    augment: bool = option(False, "Augment the training images, each data set in its own way.")
+    augment: bool = option(
+        False,
+        "Augment the training images, each data set in its own way.",
+        wishes="data-augmentation flip aa auto-augment",
+    )
     normalise: str = option(
         "network",
         "How pixels are brought to the network's range: network (as it was published), or image (each image minus its "
         "mean, over its deviation).",
         choices=("network", "image"),
+        wishes="normalize mean std",
     )
     limit_train: Optional[str] = option(
         None,
@@ -107,6 +125,7 @@ class Data:
         parse=values.parse_limit,
         commands=(*RUN, "infer", "verify-dataset"),
         default_text="all",
+        wishes="subset num-samples max-samples",
     )
     limit_eval: Optional[str] = option(
         None,
@@ -162,6 +181,7 @@ class Data:
         minimum=1,
         maximum=bounds.MAX_WORKERS,
         commands=(*RUN, "evaluate", "infer"),
+        wishes="num-workers workers loaders",
     )
     max_image_pixels: int = option(
         100_000_000,
@@ -192,6 +212,7 @@ class Model:
         metavar="PATH|imagenet",
         commands=TRAIN,
         default_text="random from the seed",
+        wishes="pretrained finetune fine-tune transfer initial-checkpoint",
     )
     norm_layer: Dict[str, Any] = option(
         {"name": "batch_norm"},
@@ -200,6 +221,7 @@ class Model:
         metavar="NAME|DICT",
         parse=values.parse_norm_layer,
         commands=NETWORK,
+        wishes="batchnorm bn norm group-norm normalization sync-bn",
     )
     bn_momentum: float = option(
         0.97,
@@ -223,6 +245,7 @@ class Model:
         minimum=0,
         below=1,
         default_text="the network's own",
+        wishes="drop-rate",
     )
     base_filters: Optional[int] = option(
         None,
@@ -231,6 +254,7 @@ class Model:
         maximum=bounds.MAX_BASE_FILTERS,
         commands=NETWORK,
         default_text="the network's own",
+        wishes="width channels num-filters",
     )
 
 
@@ -264,6 +288,7 @@ class Evaluation:
         minimum=1,
         maximum=bounds.MAX_EPOCHS,
         commands=TRAIN,
+        wishes="eval-every val-freq validate-every eval-interval val-interval",
     )
     kfold: Optional[int] = option(
         None,
@@ -272,6 +297,7 @@ class Evaluation:
         maximum=bounds.MAX_COUNT,
         commands=TRAIN,
         default_text="the data set's own evaluation part",
+        wishes="cross-validation cv folds",
     )
     fold: Optional[int] = option(
         None,
@@ -310,6 +336,7 @@ class Evaluation:
         metavar="N|A/B",
         commands=TRAIN,
         default_text="1, or one per execution where that is longer than an epoch",
+        wishes="checkpoint checkpoint-every checkpoint-freq save-every save-freq save-interval",
     )
     first_ckpt_epoch: float = option(
         0.0,
@@ -319,6 +346,17 @@ class Evaluation:
         maximum=bounds.MAX_EPOCHS,
         metavar="N|A/B",
         commands=TRAIN,
+    )
+    keep_checkpoints: Optional[int] = option(
+        2,
+        "Numbered checkpoints to keep, the newest ones; older ones of this run are deleted, the last and the best one "
+        "never. Where --ckpts-per-epoch or --config-path is given and this is not, all are kept.",
+        parse=values.parse_kept,
+        minimum=1,
+        maximum=bounds.MAX_COUNT,
+        metavar="N|all",
+        commands=TRAIN,
+        wishes="save-total-limit max-to-keep checkpoint-hist keep-last",
     )
     clean_dir: bool = option(False, "Delete the checkpoints after the final validation.", commands=TRAIN)
     ckpt_all_instances: bool = option(
@@ -336,6 +374,7 @@ class Evaluation:
         maximum=1,
         commands=TRAIN,
         default_text="none",
+        wishes="stop-at time-to-train",
     )
     early_stopping: Optional[int] = option(
         None,
@@ -344,6 +383,7 @@ class Evaluation:
         maximum=bounds.MAX_COUNT,
         commands=TRAIN,
         default_text="none",
+        wishes="earlystop patience",
     )
     mlperf_logging: bool = option(
         False,
@@ -360,6 +400,7 @@ class Evaluation:
         False,
         "Log to Weights & Biases too (needs: pip install 'ipucnn[wandb]'; without a network set WANDB_MODE=offline).",
         commands=TRAIN,
+        wishes="log-wandb weights-and-biases tracker",
     )
     wandb_run_name: Optional[str] = option(
         None,
@@ -390,13 +431,26 @@ class Training:
 
     training: bool = option(True, "Train; False only validates.", commands=TRAIN)
     num_epochs: int = option(
-        1, "Epochs to train for.", aliases=("epochs",), minimum=1, maximum=bounds.MAX_EPOCHS, commands=TRAIN
+        1,
+        "Epochs to train for.",
+        aliases=("epochs",),
+        minimum=1,
+        maximum=bounds.MAX_EPOCHS,
+        commands=TRAIN,
+        wishes="max-epochs n-epochs",
     )
     optimizer: str = option(
-        "sgd", "Optimizer.", choices=("sgd", "lars", "adam", "adamw", "rmsprop"), commands=PLAN
+        "sgd",
+        "Optimizer.",
+        choices=("sgd", "lars", "adam", "adamw", "rmsprop"),
+        commands=PLAN,
+        wishes="opt adam sgd adamw rmsprop lars",
     )
     optimizer_params: Dict[str, Any] = option(
-        {"momentum": 0}, "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'.", commands=PLAN
+        {"momentum": 0},
+        "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'.",
+        commands=PLAN,
+        wishes="momentum beta1 beta2 betas eps opt-eps nesterov",
     )
     learning_rate: Optional[float] = option(
         None,
@@ -405,12 +459,14 @@ class Training:
         above=0,
         maximum=bounds.MAX_FLOAT32,
         default_text="lr-schedule-params' initial_learning_rate x global batch",
+        wishes="base-lr initial-lr",
     )
     lr_schedule: str = option(
         "const",
         "Learning rate schedule.",
         choices=("const", "cosine", "stepped", "polynomial", "exponential"),
         commands=TRAIN,
+        wishes="scheduler sched lr-scheduler lr-policy",
     )
     lr_schedule_params: Dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
@@ -422,14 +478,18 @@ class Training:
         'Warm-up, e.g. \'{"warmup_mode": "shift", "warmup_epochs": 5}\'; modes shift and mask.',
         commands=TRAIN,
         default_text="no warm-up",
+        wishes="warmup warmup-epochs warm-up warmup-lr",
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.", commands=TRAIN)
-    weight_decay: float = option(0.0, "The optimizer's weight decay.", minimum=0, maximum=bounds.MAX_DECAY)
+    weight_decay: float = option(
+        0.0, "The optimizer's weight decay.", minimum=0, maximum=bounds.MAX_DECAY, wishes="wd regularization"
+    )
     l2_regularization: float = option(
         0.0,
         "L2 penalty: l2 x weight is added to each gradient (the reported loss leaves it out).",
         minimum=0,
         maximum=bounds.MAX_DECAY,
+        wishes="l2 reg regularization",
     )
     clip_gradient_norm: Optional[float] = option(
         None,
@@ -437,6 +497,7 @@ class Training:
         above=0,
         maximum=bounds.MAX_FLOAT32,
         default_text="none",
+        wishes="clip-grad grad-clip gradient-clipping clipnorm max-grad-norm",
     )
     ema_decay: Optional[float] = option(
         None,
@@ -446,9 +507,14 @@ class Training:
         below=1,
         commands=TRAIN,
         default_text="none",
+        wishes="ema model-ema moving-average swa",
     )
     loss_scaling: float = option(
-        0.0, "Static loss scale for 16-bit training; 0 is none.", minimum=0, maximum=bounds.MAX_LOSS_SCALING
+        0.0,
+        "Static loss scale for 16-bit training; 0 is none.",
+        minimum=0,
+        maximum=bounds.MAX_LOSS_SCALING,
+        wishes="grad-scaler",
     )
     auto_loss_scaling: bool = option(
         False,
@@ -456,7 +522,7 @@ class Training:
         "for plain SGD.",
     )
     label_smoothing: Optional[float] = option(
-        None, "Label smoothing factor.", minimum=0, below=1, default_text="none"
+        None, "Label smoothing factor.", minimum=0, below=1, default_text="none", wishes="smoothing"
     )
     mixup: Optional[float] = option(
         None,
@@ -484,12 +550,14 @@ class Training:
         minimum=0,
         maximum=1,
         commands=TRAIN,
+        wishes="reprob erasing cutout",
     )
     precision: str = option(
         "32.32",
         "Bits of compute and of weights: 16.16, 16.32 or 32.32.",
         choices=("16.16", "16.32", "32.32"),
         commands=(*PLAN, "evaluate", "infer"),
+        wishes="fp16 half amp mixed-precision bf16 dtype float16",
     )
     stochastic_rounding: str = option(
         "OFF",
@@ -506,6 +574,7 @@ class Training:
         "auto",
         "Loss; auto is cross-entropy, with Dice for U-Net.",
         choices=("auto", "cross_entropy", "bce_dice"),
+        wishes="criterion loss-function",
     )
 
 
@@ -521,6 +590,7 @@ class Batching:
         minimum=1,
         maximum=bounds.MAX_MICRO_BATCH,
         commands=PLAN,
+        wishes="batch-size batch bs mini-batch",
     )
     gradient_accumulation_count: Optional[int] = option(
         None,
@@ -530,6 +600,7 @@ class Batching:
         maximum=bounds.MAX_ACCUMULATION,
         commands=PLAN,
         default_text="1, or from global-batch-size",
+        wishes="accum-iter grad-accum accumulate grad-accum-steps",
     )
     global_batch_size: Optional[int] = option(
         None,
@@ -538,6 +609,7 @@ class Batching:
         maximum=bounds.MAX_COUNT,
         commands=PLAN,
         default_text="micro-batch x accumulation x replicas",
+        wishes="batch-size total-batch effective-batch",
     )
     gradient_accumulation_reduction_method: str = option(
         "mean", "How the gradients of a weight update are combined.", choices=("sum", "mean", "running_mean")
@@ -549,6 +621,7 @@ class Batching:
         minimum=1,
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
+        wishes="data-parallel num-gpus copies",
     )
     dbn_replica_group_size: int = option(
         1,
@@ -556,6 +629,7 @@ class Batching:
         minimum=1,
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
+        wishes="sync-bn distributed-batch-norm",
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,
@@ -574,6 +648,7 @@ class Batching:
         maximum=bounds.MAX_COUNT,
         metavar="N|A/B",
         commands=TRAIN,
+        wishes="log-interval log-every logging",
     )
     steps_per_execution: Optional[int] = option(
         None,

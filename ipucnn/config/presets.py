@@ -4,8 +4,10 @@ A file's top level holds names; each name's mapping holds options.  Anchors and 
 only hold an anchor are allowed.  Built-in presets are called after their model, or ``MODEL@DATASET``.
 """
 
+import functools
+import re
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional
 
 from ipucnn import documents
 from ipucnn.config.options import compose, convert, entries_of, find_spec
@@ -102,6 +104,19 @@ def built_in_files(holding: Optional[str] = None) -> List[PresetFile]:
 def built_in_names() -> List[str]:
     """The names of all built-in presets."""
     return [name for file in built_in_files() for name in file.names]
+
+
+def keys_in_presets() -> FrozenSet[str]:
+    """The keys of the options that some built-in preset sets: what help calls "the preset's"."""
+    return _keys_in(BUILT_IN_FOLDER)
+
+
+@functools.lru_cache(maxsize=None)
+def _keys_in(folder: Path) -> FrozenSet[str]:
+    # A help page has no time to read the presets as YAML: in their files each option begins an indented line.
+    texts = (path.read_text(encoding="utf-8") for path in folder.glob("*.yml"))
+    written = {key for text in texts for key in re.findall(r"^ +([a-z0-9-]+):", text, re.MULTILINE)}
+    return frozenset(spec.key for spec in map(find_spec, written) if spec is not None)
 
 
 def candidates(model: str, dataset: Optional[str], ipus_per_replica: Optional[int] = None) -> List[str]:

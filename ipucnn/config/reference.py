@@ -10,7 +10,7 @@ from typing import Dict, List, Tuple
 
 from ipucnn import documents
 from ipucnn.config.options import PANELS, SPECS
-from ipucnn.config.presets import BUILT_IN_FOLDER
+from ipucnn.config.presets import BUILT_IN_FOLDER, keys_in_presets
 from ipucnn.config.signature import default_text
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import plain_number
@@ -107,8 +107,10 @@ def _row(spec: OptionSpec) -> str:
     if "train" in spec.commands and len(spec.commands) > 1:
         notes.append("Commands: " + ", ".join(spec.commands) + ".")
     value = spec.metavar or "True, False"
-    default = default_text(spec)
-    shown = _escape(default) if spec.default is None else f"`{_escape(default)}`"
+    default = _escape(default_text(spec))
+    shown = default if spec.default is None else f"`{default}`"
+    if spec.key in keys_in_presets():
+        shown = f"the preset's, else {shown}"
     return f"| `{spec.key}` | {_escape(value)}{_bounds(spec)} | {shown} | {' '.join(notes)} |"
 
 

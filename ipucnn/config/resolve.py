@@ -209,6 +209,7 @@ def resolve(
         settings["norm_layer"] = norm_layer_of(record.default_norm)
     _fix_order(settings, origins)
     _fix_preprocessing(settings, origins)
+    _fix_kept(settings, origins, config_path)
     config = RunConfig(**settings)
     check_paths(config)
     check(config)
@@ -268,6 +269,16 @@ def _fix_preprocessing(settings: Dict[str, Any], origins: Dict[str, str]) -> Non
             "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
         )
     settings[name], origins[name] = True, "eight-bit-transfer"
+
+
+def _fix_kept(settings: Dict[str, Any], origins: Dict[str, str], config_path: Optional[str]) -> None:
+    """Keeps all checkpoints where somebody said how many are to be written: each of them may be wanted."""
+    if origins["keep_checkpoints"] != DEFAULT:
+        return
+    if origins["ckpts_per_epoch"] == FLAG:
+        settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "ckpts-per-epoch"
+    elif config_path is not None:
+        settings["keep_checkpoints"], origins["keep_checkpoints"] = None, "config-path"
 
 
 def _load_plan(path: Optional[str], read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], Dict[str, Any]]:
@@ -333,6 +344,7 @@ RESUMABLE = (
     "plot_schedule",
     "checkpoint_dir",
     "checkpoint_input_dir",
+    "keep_checkpoints",
     "num_epochs",
     "plan",  # what is in it is compared
     "target_accuracy",
@@ -341,6 +353,12 @@ RESUMABLE = (
     "wandb",
     "wandb_run_name",
     "wandb_tags",
+    "hosts",
+    "rank",
+    "max_workers",  # what it decides, how many micro-batches are fused, is in the program
+    "start_timeout",
+    "require_same_bytes",
+    "trusted_network",
 )
 
 # Of those, what says when a run is over: one that was is continued where they have changed.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 import typer
 
 from ipucnn.config.options import specs_for
+from ipucnn.config.presets import keys_in_presets
 from ipucnn.config.spec import OptionSpec
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def with_run_options(
         if not only_flags:
             parameters.insert(0, _model_parameter("request" in wanted))
         parameters += _general_parameters(only_flags)
-        parameters += [_parameter(spec, from_run) for spec in specs.values()]
+        parameters += [_parameter(spec, _default_of(spec, from_run, from_flags)) for spec in specs.values()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # type: ignore[attr-defined]
@@ -175,10 +176,17 @@ def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
     ]
 
 
-def _parameter(spec: OptionSpec, from_run: bool) -> inspect.Parameter:
+def _default_of(spec: OptionSpec, from_run: bool, from_flags: bool) -> str:
+    """What an option is without a flag, for a command that takes a run folder, nothing but flags, or presets."""
+    if from_run:
+        return RUN_DEFAULT
+    return default_text(spec) if from_flags else shown_default(spec)
+
+
+def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
     flags = ["--" + key for key in spec.keys]
     details: Dict[str, Any] = {
-        "help": f"{spec.help}  [default: {RUN_DEFAULT if from_run else default_text(spec)}]",
+        "help": f"{spec.help}  [default: {default}]",
         "rich_help_panel": spec.panel,
         "show_default": False,
     }
@@ -194,6 +202,12 @@ def _parameter(spec: OptionSpec, from_run: bool) -> inspect.Parameter:
         details["autocompletion"] = completer(spec.choices)
     annotation = Optional[List[str]] if spec.kind.is_list else Optional[str]
     return _keyword(spec.name, annotation, typer.Option(None, *flags, **details))
+
+
+def shown_default(spec: OptionSpec) -> str:
+    """The default of an option of a run that has a preset, which comes before the declared default."""
+    text = default_text(spec)
+    return f"the preset's, else {text}" if spec.key in keys_in_presets() else text
 
 
 def default_text(spec: OptionSpec) -> str:

@@ -16,9 +16,9 @@ METADATA_KEY = "ipucnn.option"
 TRAIN = ("train",)
 RUN = ("train", "benchmark")
 PLAN = ("train", "benchmark", "plan-splits")
-NETWORK = (*PLAN, "evaluate", "infer")
-DATA = ("train", "evaluate", "infer", "benchmark", "verify-dataset")
-DEVICE = ("train", "evaluate", "infer", "benchmark")
+NETWORK = (*PLAN, "evaluate", "infer", "export")
+DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
+DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
 
 
 class Kind(NamedTuple):
@@ -60,6 +60,8 @@ class OptionSpec:
         name: the RunConfig field, e.g. ``micro_batch_size``.
         key: the YAML key and the flag without ``--``, e.g. ``micro-batch-size``.
         aliases: further keys (and flags) that mean the same.
+        wishes: words, apart by spaces, that people of other programs type or look for; no flags, but help finds the
+            option by them.
         default: the value when neither a preset nor a flag gives one.
         help: one sentence for ``--help`` and the option reference.
         panel: the help panel it is listed in.
@@ -87,6 +89,7 @@ class OptionSpec:
     kind: Kind
     optional: bool = False
     aliases: Tuple[str, ...] = ()
+    wishes: str = ""
     minimum: Optional[float] = None
     maximum: Optional[float] = None
     above: Optional[float] = None
@@ -274,6 +277,10 @@ TILE_SIDE = Number(int, 1, bounds.MAX_IMAGE_SIDE)
 """Height and width of a tile."""
 VIEWS = Number(int, 1, 8)
 """Rotated and mirrored versions of an image; which numbers are legal, ``runs.images.segmentation`` says."""
+OPSET = Number(int, 9, 99)
+"""Version of the operations of an ONNX file; which ones can be written, the installed packages say."""
+EXPORT_BATCH = Number(int, 1, 65536)
+"""Images of each call of an exported network."""
 SHARDS = Number(int, 1, 99_999)
 """Files of records of a subset; their names have five digits."""
 WORKERS = Number(int, 1, 1024)

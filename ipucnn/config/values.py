@@ -210,6 +210,11 @@ def parse_rounding(value: Any) -> str:
         raise BadValue("must be ON, OFF or RI (the same in all replicas)") from None
 
 
+def parse_kept(value: Any) -> Optional[int]:
+    """A number of things to keep; ``all`` is none of a limit."""
+    return None if isinstance(value, str) and value.strip().lower() == "all" else parse_int(value)
+
+
 def parse_limit(value: Any) -> str:
     """A number of samples (``500``) or a share of the set (``10%``)."""
     is_int = isinstance(value, int) and not isinstance(value, bool)

@@ -193,6 +193,7 @@ def eval_batches(
     output_shape: Optional[Tuple[int, int]] = None,
     num_parallel: Optional[int] = None,
     tile_step: int = 1,
+    shard: Tuple[int, int] = (1, 0),
 ) -> tf.data.Dataset:
     """Every sample exactly once, in stored order: (images, labels, weights float32 [batch]).
 
@@ -202,6 +203,9 @@ def eval_batches(
     Of a tiled set the samples are the tiles that cover each image, at multiples of ``tile_step``: every pixel
     counts in one of them and has the label IGNORED in others, and the weight of a tile is the number of pixels that
     count in it.
+
+    Args:
+        shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
     """
     _require_examples(examples, info)
     if info.tiled:
@@ -213,13 +217,15 @@ def eval_batches(
             images, labels, weights = cut(numbers)
             return prepare_range(images, input_shape, input_range, info), labels, weights
 
-        batches = _map(tf.data.Dataset.from_tensor_slices(numbers), prepare_tiles, parallel)
+        rows = tf.data.Dataset.from_tensor_slices(numbers).shard(*shard)
+        batches = _map(rows, prepare_tiles, parallel)
         return batches.prefetch(_prefetch(batch_size, input_shape))
     num_batches = -(-len(examples) // batch_size)
     indices = np.arange(num_batches * batch_size).reshape(num_batches, batch_size)
     is_real = indices < len(examples)
     indices = np.where(is_real, indices, 0)
-    rows = tf.data.Dataset.from_tensor_slices((indices.astype(np.int64), is_real))
+    indices, is_real = indices[shard[1] :: shard[0]].astype(np.int64), is_real[shard[1] :: shard[0]]
+    rows = tf.data.Dataset.from_tensor_slices((indices, is_real))
     parallel = parallel_calls(num_parallel)
 
     def masked(values: Any, real: Any) -> Any:
@@ -253,11 +259,11 @@ def eval_batches(
             return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
 
         calls = tf.data.Dataset.from_tensor_slices(
-            (indices.reshape(-1, at_once).astype(np.int64), is_real.reshape(-1, at_once))
+            (indices.reshape(-1, at_once), is_real.reshape(-1, at_once))
         )
         batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
         batches = _map(batches, join, parallel)
-        batches = batches.apply(tf.data.experimental.assert_cardinality(num_batches))
+        batches = batches.apply(tf.data.experimental.assert_cardinality(len(indices)))
     return batches.prefetch(_prefetch(batch_size, input_shape))
 
 

@@ -1,33 +1,39 @@
 """Everything found here, the device that is used and why, and what to do next."""
 
+import os
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipucnn.diagnosis.decision import (
+    PARTITION,
     Choice,
+    Fact,
     Finding,
     choose,
     command_devices,
     next_steps,
     of_host,
     of_variables,
+    support_facts,
 )
+from ipucnn.diagnosis.ipus import Ipus, find_ipus, find_partition
 from ipucnn.diagnosis.look import (
     Disk,
     Gpu,
     Host,
-    Ipus,
+    HostCluster,
     Poprun,
     Probe,
+    find_cluster,
     find_datasets,
     find_gpus,
-    find_ipus,
     find_poprun,
     look_at_disk,
     look_at_host,
     probe_tensorflow,
+    size_of_folder,
 )
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.poplar import surroundings
@@ -48,7 +54,9 @@ class Diagnosis:
         choice: device that was asked for, and the one that is used.
         commands: what each command would run on.
         surroundings, sdk: Python, packages and the Poplar SDK; ``sdk`` as for ``to_dict``.
+        support: what those ask for who help with IPUs, by name.
         poprun: what it told this process.
+        cluster: the workers that this process is one of.
         gpu_problem: why there are no GPUs.
         probe: of TensorFlow, None without --deep.
         findings: problems first.
@@ -59,7 +67,9 @@ class Diagnosis:
     commands: Tuple[Choice, ...]
     surroundings: Surroundings = field(repr=False)
     ipus: Ipus
+    support: Dict[str, Fact]
     poprun: Poprun
+    cluster: HostCluster
     gpus: Tuple[Gpu, ...]
     gpu_problem: Optional[str]
     host: Host
@@ -93,8 +103,6 @@ class Diagnosis:
         """Plain values, ready for JSON; keys are always there."""
         from ipucnn import __version__
 
-        ipus = asdict(self.ipus)
-        ipus["num_busy"] = self.ipus.num_busy
         probe = self.probe
         return {
             "schema_version": SCHEMA_VERSION,
@@ -111,8 +119,10 @@ class Diagnosis:
             "platform": platform.platform(),
             "packages": dict(self.surroundings.versions),
             "sdk": self.sdk,
-            "ipus": ipus,
+            "ipus": self.ipus.to_dict(),
+            "support": {name: asdict(fact) for name, fact in self.support.items()},
             "poprun": self.poprun.to_dict(),
+            "cluster": self.cluster.to_dict(),
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "gpu_problem": self.gpu_problem,
             "host": asdict(self.host),
@@ -143,6 +153,8 @@ def diagnose(
     """
     found = surroundings.look_around()
     ipus = find_ipus()
+    partition = find_partition(ipus.partition or found.variables.get(PARTITION), found.variables)
+    cache = surroundings.executable_cache()
     gpus, gpu_problem = find_gpus()
     probe = None
     if deep and found.versions.get("tensorflow") is not None:
@@ -150,13 +162,18 @@ def diagnose(
     host, disk = look_at_host(), look_at_disk(Path("runs"))
     poprun = find_poprun(found.variables)
     choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe, poprun)
+    cluster = find_cluster(os.environ)
+    if cluster.problem is not None:
+        findings.append(Finding("problem", "cluster", cluster.problem.message, cluster.problem.hint))
     findings = sorted([*findings, *of_variables(found), *of_host(host, disk)], key=lambda f: f.rank)
     return Diagnosis(
         choice=choice,
         commands=tuple(command_devices(choice, poprun)),
         surroundings=found,
         ipus=ipus,
+        support=support_facts(found, ipus, partition, cache, size_of_folder(cache)),
         poprun=poprun,
+        cluster=cluster,
         gpus=tuple(gpus),
         gpu_problem=gpu_problem,
         host=host,

@@ -1,118 +1,25 @@
-"""What is on this machine: processor, memory, GPUs, disk, data sets, IPUs, ``poprun``, and whether TensorFlow works.
+"""What is on this machine: processor, memory, GPUs, disk, data sets, ``poprun``, and whether TensorFlow works.
 
-Looks and judges nothing.  Formats of gc-info and gc-monitor: Graphcore Command Line Tools documentation, versions 1.0
-to 1.3.  TensorFlow is imported in a process of its own: its crash or hang is an answer, too.
+Looks and judges nothing.  TensorFlow is imported in a process of its own: its crash or hang is an answer, too.
 """
 
 import contextlib
 import json
 import os
-import re
-import shutil
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ipucnn.config.options import RunConfig
+from ipucnn.diagnosis.programs import TIMEOUT_S, Ran, run_program
 from ipucnn.errors import DataError, MissingError, UserError
-from ipucnn.filesystem import absolute
+from ipucnn.filesystem import absolute, free_bytes
 from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
+from ipucnn.sessions.host.workers import Workers, find_workers
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
-
-# The machine's programs (gc-info, nvidia-smi, ...), run for what they print and never waited for in vain.
-
-TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What became of a program.
-
-    Attributes:
-        found: it is on PATH.
-        output, errors: stdout and stderr; empty if it was not found or did not end.
-        problem: None if it ended with 0, else what happened, in a few words.
-        signal_name: e.g. "SIGILL" where a signal ended it.
-    """
-
-    found: bool
-    output: str = ""
-    errors: str = ""
-    problem: Optional[str] = None
-    signal_name: Optional[str] = None
-
-
-def find_program(program: str) -> Optional[str]:
-    """The absolute path of a program, from the absolute folders of PATH; None if it is in none of them.
-
-    A relative folder (``.``, or nothing between two colons) is the one the user happens to be in, where anybody may
-    have put a program of that name.
-    """
-    folders = [
-        folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)
-    ]
-    return shutil.which(program, path=os.pathsep.join(folders)) if folders else None
-
-
-def run_program(
-    command: Sequence[str], timeout_s: float = TIMEOUT_S, variables: Optional[Mapping[str, str]] = None
-) -> Ran:
-    """Runs a program and everything it starts, for at most ``timeout_s``; never raises.
-
-    Args:
-        command: program, then arguments.
-        variables: of its environment; None: this process's.
-    """
-    program = command[0] if os.path.isabs(command[0]) else find_program(command[0])
-    if program is None:
-        return Ran(False, problem="not found")
-    try:
-        process = subprocess.Popen(
-            [program, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=None if variables is None else dict(variables),
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Ran(True, problem=f"cannot be run: {error.strerror or error}")
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        return Ran(True, problem=f"did not answer within {timeout_s:g} s")
-    except BaseException:
-        _kill(process)
-        raise
-    texts = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
-    if process.returncode < 0:
-        name = signal_name(-process.returncode)
-        return Ran(True, *texts, problem=f"died of {name}", signal_name=name)
-    problem = f"ended with exit code {process.returncode}" if process.returncode else None
-    return Ran(True, *texts, problem=problem)
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Ends the process with its children, which would keep the pipes open."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (OSError, AttributeError):
-        process.kill()
-    # What left the session of the process may hold the pipes open, and is not waited for.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=1.0)
-
-
-def signal_name(number: int) -> str:
-    """SIGTERM for 15; real-time signals have no name of their own."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+from ipucnn.text import counted
 
 
 @dataclass(frozen=True)
@@ -179,7 +86,7 @@ def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
         return list(found.values()), None
     visible = _visible(wanted, uuids)
     if not visible:
-        return [], f"CUDA_VISIBLE_DEVICES={wanted} hides {len(found)} GPU(s)"
+        return [], f"CUDA_VISIBLE_DEVICES={wanted} hides {counted(len(found), 'GPU')}"
     return [found[index] for index in visible], None
 
 
@@ -215,18 +122,31 @@ class Disk:
 
 def look_at_disk(folder: Path) -> Disk:
     """The disk a folder is on, or would be made on."""
-    # os.path's question, which takes every error for no: what is looked for is a folder that can be used.
     there = folder
     # Where the current folder was removed, the path is told as it was typed.
     with contextlib.suppress(DataError):
         there = absolute(folder)
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
-    try:
-        free = shutil.disk_usage(there).free
-    except OSError:
-        free = 0
-    return Disk(str(there), free, os.access(there, os.W_OK | os.X_OK))
+    return Disk(str(there), free_bytes(there), os.access(there, os.W_OK | os.X_OK))
+
+
+_MOST_FILES = 100_000
+
+
+def size_of_folder(folder: str) -> Optional[int]:
+    """Bytes of the files in a folder and below; None if there is no such folder, or if it has too many to look at."""
+    if not os.path.isdir(folder):
+        return None
+    total = looked_at = 0
+    for place, _, names in os.walk(folder):
+        looked_at += len(names)
+        if looked_at > _MOST_FILES:
+            return None
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def find_datasets(path: Path) -> Dict[str, Optional[str]]:
@@ -276,8 +196,9 @@ class Poprun:
             return ""
         writes = "writes" if found.is_writer else "leaves to the first"
         return (
-            f"instance {found.index + 1} of {found.count}, {self.num_local_replicas} of {found.total_replicas} "
-            f"replica(s), {found.ipus_per_replica} IPU(s) each; {writes} checkpoints and logs"
+            f"instance {found.index + 1} of {found.count}, {self.num_local_replicas} of "
+            f"{counted(found.total_replicas or 0, 'replica')}, {counted(found.ipus_per_replica or 0, 'IPU')} each; "
+            f"{writes} checkpoints and logs"
         )
 
     def to_dict(self) -> Dict[str, Any]:
@@ -303,136 +224,46 @@ def find_poprun(variables: Mapping[str, str]) -> Poprun:
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process that uses IPUs."""
-
-    pid: int
-    command: str
-    user: str
-    ipus: Tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ipus:
-    """What the driver's command line tools say: the IPUs, and who uses them.
+class HostCluster:
+    """The workers that ``TF_CONFIG`` or Slurm name for the host session.
 
     Attributes:
-        tool_found: gc-info is on PATH.
-        problem: why it said nothing, None if it did.
-        num_ipus: single IPUs; of an IPU-POD those of the active partition.
-        device_sizes: IPUs of the devices that can be asked for, rising.
-        partition: name of the active partition, None for PCIe cards.
-        board, architecture, driver: e.g. "M2000", "ipu2", "1.3.0"; None where not told.
-        processes: that use IPUs now; None where gc-monitor did not say.
+        workers: of the run, and which of them this is; None for one worker, or where ``problem`` is.
+        problem: why the variables make no sense, None if they do.
     """
 
-    tool_found: bool
-    problem: Optional[str] = None
-    num_ipus: int = 0
-    device_sizes: Tuple[int, ...] = ()
-    partition: Optional[str] = None
-    board: Optional[str] = None
-    architecture: Optional[str] = None
-    driver: Optional[str] = None
-    processes: Optional[Tuple[Process, ...]] = None
+    workers: Optional[Workers] = None
+    problem: Optional[UserError] = None
 
     @property
-    def num_busy(self) -> int:
-        """IPUs that processes use."""
-        return len({ipu for process in self.processes or () for ipu in process.ipus})
+    def line(self) -> str:
+        """In words; empty for one worker."""
+        if self.problem is not None:
+            return self.problem.message
+        found = self.workers
+        if found is None:
+            return ""
+        shown = ", ".join(found.addresses[:4]) + (", ..." if found.count > 4 else "")
+        return f"worker {found.index} of {found.count} ({found.source}): {shown}"
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON; keys are always there."""
+        found = self.workers
+        return {
+            "workers": 1 if found is None else found.count,
+            "rank": 0 if found is None else found.index,
+            "addresses": [] if found is None else list(found.addresses),
+            "source": None if found is None else found.source,
+            "problem": None if self.problem is None else self.problem.message,
+        }
 
 
-def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
-    """Asks gc-info and gc-monitor."""
-    listed = run_program(["gc-info", "--list-devices"], timeout_s)
-    if not listed.found:
-        return Ipus(False, "gc-info is not on PATH")
-    if listed.problem is not None:
-        said = _last_line(listed.errors) or _last_line(listed.output)
-        return Ipus(True, f"gc-info {listed.problem}" + (f": {said}" if said else ""))
-    partition, single, sizes = parse_devices(listed.output)
-    if not single:
-        return Ipus(True, "gc-info lists no IPU", partition=partition)
-    info = parse_info(
-        run_program(["gc-info", "--device-id", str(min(single)), "--device-info"], timeout_s).output
-    )
-    monitor = run_program(["gc-monitor", "--no-card-info"], timeout_s)
-    return Ipus(
-        tool_found=True,
-        num_ipus=len(single),
-        device_sizes=tuple(sorted(sizes)),
-        partition=partition,
-        board=info.get("board type"),
-        architecture=info.get("ipu architecture"),
-        driver=info.get("driver version") or info.get("server version"),
-        processes=None if monitor.problem else tuple(parse_processes(monitor.output)),
-    )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def parse_devices(text: str) -> Tuple[Optional[str], Set[int], Set[int]]:
-    """What ``gc-info --list-devices`` prints.
-
-    Returns:
-        The active partition (None: there is none), ids of the single IPUs, and sizes of the devices.
-    """
-    partition: Optional[str] = None
-    active = True
-    single: Set[int] = set()
-    sizes: Set[int] = set()
-    members = 0
-    for line in text.splitlines():
-        named = re.match(r"\s*Partition:\s*'?([^\s'\[]+)'?(.*)", line)
-        device = re.match(r"\s*-\+-\s*Id:\s*\[(\d+)\],\s*(?:target|type):\s*\[([^\]]*)\]", line)
-        if named is not None:
-            # Other partitions are listed with --all-partitions, without [active].
-            active = "[active]" in named.group(2) or partition is None
-            partition = partition or named.group(1)
-        elif not active:
-            continue
-        elif device is not None:
-            sizes |= {members} - {0}
-            members = 0
-            if device.group(2).strip().lower() != "multi ipu":
-                single.add(int(device.group(1)))
-                sizes.add(1)
-        elif re.match(r"\s*\|---", line):
-            members += 1
-    return partition, single, sizes | ({members} - {0})
-
-
-def parse_info(text: str) -> Dict[str, str]:
-    """Attributes that ``gc-info --device-info`` prints, a line each."""
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {key.strip().lower(): value.strip() for key, colon, value in pairs if colon and value.strip()}
-
-
-def parse_processes(text: str) -> List[Process]:
-    """The processes in ``gc-monitor``'s table, which has a row per process and IPU."""
-    titles: List[str] = []
-    found: Dict[int, Process] = {}
-    for line in text.splitlines():
-        if not line.lstrip().startswith("|"):
-            continue
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if "PID" in cells:
-            titles = cells
-        elif titles and len(cells) == len(titles):
-            _add_row(found, dict(zip(titles, cells)))
-    return list(found.values())
-
-
-def _add_row(found: Dict[int, Process], row: Mapping[str, str]) -> None:
-    if not row["PID"].isdigit():
-        return
-    pid = int(row["PID"])
-    ids = tuple(int(number) for number in re.findall(r"\d+", row.get("ID", "")))
-    before = found[pid].ipus if pid in found else ()
-    found[pid] = Process(pid, row.get("Command", ""), row.get("User", ""), tuple(sorted({*before, *ids})))
+def find_cluster(variables: Mapping[str, str]) -> HostCluster:
+    """What the environment variables of a process say of other workers; never raises."""
+    try:
+        return HostCluster(find_workers(RunConfig(), variables))
+    except UserError as error:
+        return HostCluster(problem=error)
 
 
 PROBE_TIMEOUT_S = 180.0

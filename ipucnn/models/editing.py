@@ -13,14 +13,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasInitializer, Tensor, TensorShape
+from ipucnn.aliases import KerasInitializer, KerasModel, Tensor, TensorShape
+from ipucnn.compat import KERAS_3
+from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.blueprint import Blueprint, Step
+from ipucnn.models.blueprint import Blueprint, Step, assemble, read_blueprint
 from ipucnn.models.layers import (
     BatchNormalization,
+    Cropping2D,
     Dropout,
     GroupedConv2D,
     GroupNormalization,
+    HardSigmoid,
+    HardSwish,
+    SubsamplePad,
 )
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose", "GroupedConv2D")
@@ -334,3 +340,159 @@ def seeded(initializer: KerasInitializer, seed: int, key: str) -> Optional[Keras
     if kind in _DETERMINISTIC:
         return found
     return SeededInitializer(kind, found.get_config(), seed, key)
+
+
+# --- layers of Keras alone
+
+
+def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
+    """Replaces this package's layers by Keras' own that compute the same in evaluation, under the same names.
+
+    Weights keep their order, so that each new layer takes those of the old one; the convolution that stands for
+    ``SubsamplePad`` needs an identity (:func:`stock_model`).
+
+    Args:
+        all_of_them: also grouped convolutions, which TensorFlow 2.6 cannot run on a CPU and Keras 3 compiles by XLA,
+            and group norm, which Keras 2.6 lacks.  Where False, they stay: they are operations of TensorFlow alone.
+
+    Raises:
+        ConfigurationError: Keras 2.6 has no layer that computes the same.
+    """
+    for step in list(blueprint.steps):
+        own, config = step.layer_class, dict(step.config)
+        for key in [k for k in config if k.endswith("_initializer")]:
+            del config[key]  # Keras' own; weights are copied
+        config.pop("name", None)
+        if own is BatchNormalization:
+            del config["moves_once"]
+            replace_layer(step, keras.layers.BatchNormalization, config)
+        elif own is Dropout:
+            replace_layer(step, keras.layers.Dropout, config)
+        elif own is Cropping2D:
+            replace_layer(step, keras.layers.Cropping2D, config)
+        elif own is SubsamplePad:
+            identity = {"filters": config["channels"], "kernel_size": 1, "strides": 2, "use_bias": False}
+            replace_layer(step, keras.layers.Conv2D, {**identity, "trainable": False})
+        elif own in (HardSigmoid, HardSwish):
+            _spell_out(blueprint, step, times_itself=own is HardSwish)
+        elif own in (GroupedConv2D, GroupNormalization):
+            if not all_of_them:
+                continue
+            if not KERAS_3:
+                what = "group norm" if own is GroupNormalization else "convolutions in groups"
+                raise ConfigurationError(
+                    f"layer {step.name}: Keras 2.6 has no {what} that runs on a CPU",
+                    "--format saved-model, or a newer TensorFlow",
+                )
+            kind = keras.layers.Conv2D if own is GroupedConv2D else keras.layers.GroupNormalization
+            replace_layer(step, kind, config)
+        else:
+            step.config = {"name": step.name, **config}
+
+
+def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
+    """A ``HardSigmoid``, or ``HardSwish``, as layers that all versions of Keras have; the last keeps the name."""
+    layers = keras.layers
+    source, position = step.inputs[0], blueprint.steps.index(step)
+    chain: List[Tuple[str, type, Dict[str, Any]]] = [
+        (f"{step.name}_plus_3", layers.Rescaling, {"scale": 1.0, "offset": 3.0}),
+        (f"{step.name}_relu6", layers.ReLU, {"max_value": 6.0}),
+    ]
+    sixth = {"scale": 1.0 / 6.0, "offset": 0.0}
+    if times_itself:
+        chain.append((f"{step.name}_sixth", layers.Rescaling, sixth))
+        replace_layer(step, layers.Multiply, {})
+    else:
+        replace_layer(step, layers.Rescaling, sixth)
+    for offset, (name, kind, config) in enumerate(chain):
+        inner = Step(name, kind.__name__, kind, {"name": name, **config}, [source])
+        blueprint.steps.insert(position + offset, inner)
+        source = name
+    step.inputs = [step.inputs[0], source] if times_itself else [source]
+
+
+def begin_with_pixels(blueprint: Blueprint, affine: ChannelAffine) -> None:
+    """Puts what the input pipeline does to pixels of 0..255 before the first layer, as layers of Keras.
+
+    Args:
+        affine: of the network's range.
+    """
+    layers, source = keras.layers, blueprint.steps[0].name
+    channels = int(blueprint.steps[0].channels or 0)
+    chain: List[Tuple[str, type, Dict[str, Any]]] = []
+    if affine.per_image:
+        # The smallest variance of 8-bit images that have any is 1/(pixels squared) and above this by far.
+        per_image = {"axis": [1, 2, 3], "epsilon": 1e-12, "center": False, "scale": False}
+        chain = [
+            ("pixels", layers.Rescaling, {"scale": 1.0, "offset": 0.0}),
+            ("per_image", layers.LayerNormalization, per_image),
+        ]
+    else:
+        factors = [affine.scale * factor for factor in affine.factors]
+        offsets = [-offset * factor for offset, factor in zip(affine.offsets, affine.factors)]
+        if affine.reverse:
+            # One 1x1 convolution turns the channels around.
+            chain.append(("pixels", layers.Rescaling, {"scale": 1.0, "offset": 0.0}))
+            turn = {"filters": channels, "kernel_size": 1, "use_bias": False, "trainable": False}
+            chain.append((_BGR, layers.Conv2D, turn))
+        chain.append(("normalise", layers.Rescaling, {"scale": factors, "offset": offsets}))
+    readers = blueprint.consumers(source)
+    for position, (name, kind, config) in enumerate(chain):
+        blueprint.steps.insert(
+            1 + position, Step(name, kind.__name__, kind, {"name": name, **config}, [source])
+        )
+        source = name
+    for step in readers:
+        step.inputs = [source if name == blueprint.steps[0].name else name for name in step.inputs]
+
+
+_BGR = "blue_green_red"
+_OUTPUTS = ("logits", "probabilities")
+
+
+def stock_model(
+    model: KerasModel,
+    inputs: Tensor,
+    *,
+    all_of_them: bool,
+    pixels: Optional[ChannelAffine] = None,
+    probabilities: bool = False,
+) -> KerasModel:
+    """A network of the registry as Keras' own layers, with its weights: what leaves this package.
+
+    Args:
+        model: with its weights.
+        inputs: Keras tensor of the images.
+        all_of_them: see :func:`use_stock_layers`.
+        pixels: the inputs are pixels of 0..255, which this brings to the network's range; None: they are in it.
+        probabilities: the outputs are probabilities, in place of logits.
+
+    Returns:
+        A functional model whose output layer is called "logits" or "probabilities".
+    """
+    blueprint = read_blueprint(model)
+    special = {step.name: step.layer_class for step in blueprint.steps}
+    use_stock_layers(blueprint, all_of_them)
+    if pixels is not None:
+        begin_with_pixels(blueprint, pixels)
+    output = blueprint.output
+    # MobileNetV3 has a layer of that name before its last.
+    new_names = {step.name: f"network_{step.name}" for step in blueprint.steps if step.name in _OUTPUTS}
+    new_names[output] = _OUTPUTS[0]
+    blueprint.rename(lambda step: new_names.get(step.name, step.name))
+    if probabilities:
+        last = Step(_OUTPUTS[1], "Softmax", keras.layers.Softmax, {"name": _OUTPUTS[1]}, [_OUTPUTS[0]])
+        blueprint.steps.append(last)
+        blueprint.output = last.name
+    stock = assemble(blueprint, inputs, model.name)
+    own = {layer.name: layer for layer in model.layers}
+    old_names = {new: old for old, new in new_names.items()}
+    for layer in stock.layers:
+        name = old_names.get(layer.name, layer.name)
+        if special.get(name) is SubsamplePad or name == _BGR:
+            channels_in, channels = layer.kernel.shape[2:]
+            kernel: np.ndarray = np.eye(channels_in, channels, dtype=np.float32)
+            layer.set_weights([(kernel[:, ::-1] if name == _BGR else kernel)[np.newaxis, np.newaxis]])
+        elif name in own and own[name].weights:
+            layer.set_weights(own[name].get_weights())
+    return stock

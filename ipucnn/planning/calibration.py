@@ -8,6 +8,7 @@ planned.
 
 import json
 import math
+import shlex
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -37,7 +38,7 @@ _SIGMA = 0.05
 _UNTOLD = 0.9
 _BOUNDS = (0.05, 20.0)
 _ROUNDS = 50
-_HINT = "make it again: ipucnn plan-splits --calibrate RUN... --system NAME --system-profile FILE"
+_HINT = "make it again: ipucnn plan-splits --calibrate RUN... --system NAME --system-profile "
 
 
 @dataclass(frozen=True)
@@ -239,12 +240,13 @@ def read_profile(path: Path, what: str = "--system-profile") -> SystemProfile:
     Raises:
         DataError: absent, damaged, or of another kind or version.
     """
-    data: Dict[str, Any] = read_record(path, what, _HINT)
+    hint = _HINT + shlex.quote(shown(path))
+    data: Dict[str, Any] = read_record(path, what, hint)
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise DataError(f"{what} {shown(path)} is no system profile", _HINT)
+        raise DataError(f"{what} {shown(path)} is no system profile", hint)
     problem = wrong_field(data, _FIELDS, needed=_FIELDS)
     if problem:
-        raise DataError(f"{what} {shown(path)} {problem}", _HINT)
+        raise DataError(f"{what} {shown(path)} {problem}", hint)
     return SystemProfile(
         data["system"],
         Calibration(*(float(data["factors"][name]) for name in FACTORS)),

@@ -5,6 +5,7 @@ times in seconds of one micro-batch unless the name says otherwise.
 """
 
 import json
+import re
 import sys
 import typing
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -25,7 +26,8 @@ SCHEMA_VERSION = 2
 
 # Counts and sizes in bytes; arithmetic with larger ones ends in numbers that no array holds.
 _MAX_INTEGER = 2**63 - 1
-_HINT = "it was changed by hand, or made by another version of ipucnn: make it again"
+_AGAIN = "make it again"
+_HINT = f"it was changed by hand, or made by another version of ipucnn: {_AGAIN}"
 Record = TypeVar("Record")
 
 # Options of a run that settings hold no more than a consequence of: what a plan repeats them for, as they were given.
@@ -347,11 +349,23 @@ class PipelinePlan:
         Raises:
             DataError: naming what is wrong.
         """
+        try:
+            return PipelinePlan._checked(data, where)
+        except ConfigurationError as error:
+            # Settings that no program has: what is wrong is wrong with the file, not with what was typed.
+            raise DataError(f"{where}: {error.message}", f"{_HINT}: {_command_for(data)}") from None
+        except DataError as error:
+            if error.hint is None or not error.hint.endswith(_AGAIN):
+                raise
+            raise DataError(error.message, f"{error.hint}: {_command_for(data)}") from None
+
+    @staticmethod
+    def _checked(data: object, where: str) -> "PipelinePlan":
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version != SCHEMA_VERSION:
             raise DataError(
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
-                "make it again: ipucnn plan-splits MODEL --stages K --save FILE",
+                _AGAIN,
             )
         plan = _from_plain(PipelinePlan, data, where)
         whole: Dict[str, Any] = data if isinstance(data, dict) else {}
@@ -418,6 +432,15 @@ def read_plan(path: Path, what: str) -> PipelinePlan:
     return plan
 
 
+def _command_for(data: object) -> str:
+    """The command that makes a plan like a damaged one, as far as that still says what it was for."""
+    known = data if isinstance(data, dict) else {}
+    model, stages = known.get("model"), known.get("stages")
+    is_name = isinstance(model, str) and re.fullmatch(r"[\w./-]{1,100}", model)
+    count = len(stages) if isinstance(stages, list) and stages else "K"
+    return f"ipucnn plan-splits {model if is_name else 'MODEL'} --stages {count} --save FILE"
+
+
 # --- frozen dataclasses to plain values (for JSON and YAML) and back, every value checked on the way in
 
 
@@ -462,7 +485,7 @@ def _from_plain(kind: Type[Record], data: object, where: str) -> Record:
         elif declared.default is MISSING and declared.default_factory is MISSING:
             raise DataError(
                 f"{where} lacks '{name}'",
-                "it was cut short, or made by another version of ipucnn: make it again",
+                f"it was cut short, or made by another version of ipucnn: {_AGAIN}",
             )
     return kind(**values)
 

@@ -32,15 +32,13 @@ from ipucnn.planning.pipeline_plan import (
 )
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
+from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
 from ipucnn.planning.search.orders import in_any_order
 from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
     Planner,
-    infeasible,
-    ways_to_fit,
-    why_no_fit,
 )
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages
@@ -117,10 +115,9 @@ def make_plan(
     if request.splits is not None and len(request.splits) > 0 and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
     no_fit = None
-    most = max(request.system.num_ipus // candidate.settings.num_replicas, candidate.settings.num_stages)
     if request.splits is None and candidate.memory_limit > LIMITS[0]:
         choices = request.choices(candidate.settings)
-        no_fit = why_no_fit(planner, choices, LIMITS[0], most)
+        no_fit = _why_no_fit(planner, request, choices, LIMITS[0])
     comparison = (*preset_schedule, *compare(planner, candidate, others))
     searched_orders, own_order = "own", planner.graph
     if request.any_order:
@@ -129,7 +126,7 @@ def make_plan(
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     choices = request.all_choices()
     if exceeds and not any(planner.fits(s, max(LIMITS)) for group in choices for s in group):
-        no_fit = why_no_fit(planner, choices, max(LIMITS), most)
+        no_fit = _why_no_fit(planner, request, choices, max(LIMITS))
     plan = assemble(
         planner,
         candidate,
@@ -189,7 +186,7 @@ def make_optimisations(
     return candidate, base, found
 
 
-def check_not_fitting(plan: PipelinePlan) -> None:
+def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
     """Refuses a plan of splits that were given and do not fit.
 
     Raises:
@@ -202,26 +199,39 @@ def check_not_fitting(plan: PipelinePlan) -> None:
     raise InfeasibleError(
         f"these splits do not fit: IPU {fullest.ipu} takes {percent(fullest.predicted_fill)} of its memory "
         f"(predicted), most of it {largest.replace('_', ' ')}",
-        _what_would_fit(plan),
+        _what_would_fit(plan, request),
     )
 
 
-def _what_would_fit(plan: PipelinePlan) -> str:
+def _what_would_fit(plan: PipelinePlan, request: PlanRequest) -> str:
+    own = request.with_stages(plan.num_stages)
     if plan.no_fit is None:
-        return f"use --stages {plan.num_stages} in place of the splits: it finds the best that fit"
+        return f"use {own} in place of the splits: it finds the best that fit"
     why = f"no splits into {plan.num_stages} stages fit; "
-    return why + (ways_to_fit(plan.no_fit) or "use a smaller --image-size")
+    ways = ways_to_fit(plan.no_fit, request.with_stages, f" {own}")
+    return why + (f"in place of the splits {ways}" if ways else smaller(plan.model, plan.settings))
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
     choices = request.all_choices()
     found = planner.best_of(choices)
     if found is None:
-        most = max(request.system.num_ipus // request.settings.num_replicas, request.settings.num_stages)
-        why = why_no_fit(planner, choices, max(LIMITS), most)
-        error = infeasible(planner.graph.model, why, request.settings, request.system.title)
+        why = _why_no_fit(planner, request, choices, max(LIMITS))
+        error = infeasible(
+            planner.graph.model, why, request.settings, request.system.title, request.with_stages
+        )
         raise NothingFits(error, planner.graph.model, why)
     return found
+
+
+def _why_no_fit(
+    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlanSettings]], limit: float
+) -> NoFit:
+    """``why_no_fit``, with more stages as far as the system has IPUs for the replicas, which take powers of two."""
+    settings = choices[0][0]
+    each = max(1, request.system.num_ipus // settings.num_replicas)
+    most = max(1 << (each.bit_length() - 1), settings.num_stages)
+    return why_no_fit(planner, choices, limit, most, request.recomputation)
 
 
 def _under_own_schedule(

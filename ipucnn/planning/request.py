@@ -1,7 +1,7 @@
 """From a resolved configuration to what the planner is asked; what neither a flag nor a preset gave is spelled out."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
@@ -30,13 +30,18 @@ from ipucnn.planning.settings import (
     Proportions,
     default_mapping,
     given_proportions,
+    percentages,
     plan_settings,
+    smallest,
+    uniform,
 )
 from ipucnn.planning.splits import NetworkOptions
+from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
     Batching,
     check_distributed_batch_norm,
     nearest_multiples,
+    next_power_of_two,
     overlap_length,
 )
 from ipucnn.training.program import Layout, make_layout
@@ -65,6 +70,8 @@ class PlanRequest:
         precisions: that nothing excludes; a page of a search has them all.
         graph: of a network in a file.
         any_order: whether splits are looked for in any order of the layers.
+        typed: values of the user's own options, by name.
+        flags: names of those that were typed as flags.
     """
 
     record: ModelRecord
@@ -85,6 +92,33 @@ class PlanRequest:
     precisions: Tuple[str, ...] = ()
     graph: Optional[LayerGraph] = None
     any_order: bool = False
+    typed: Mapping[str, Any] = field(default_factory=dict)
+    flags: FrozenSet[str] = frozenset()
+
+    def with_stages(self, num_stages: int) -> str:
+        """What to type for another number of stages, with all that would contradict it as it was typed."""
+        settings, ipus = self.settings, next_power_of_two(num_stages)
+        apart = settings.schedule == "Sequential" and not settings.segments_on_one_ipu
+        mapped = apart or "ipus_per_replica" in self.flags
+        words = [f"{'--ipus-per-replica' if mapped else '--stages'} {num_stages}"]
+        base = overlap_length(settings.schedule, num_stages)
+        count = self.typed.get("gradient_accumulation_count")
+        if count is not None and count % base:
+            words.append(f"--gradient-accumulation-count {nearest_multiples(count, base)[-1]}")
+        total, replicas = self.typed.get("global_batch_size"), settings.num_replicas
+        if self.typed.get("ipus"):
+            replicas = max(1, self.typed["ipus"] // ipus)
+            if self.typed["ipus"] < ipus:
+                words.append(f"--ipus {ipus}")
+        if total is not None:
+            smallest_batch = settings.micro_batch_size * replicas * base
+            words += [f"--global-batch-size {smallest_batch}"] if total < smallest_batch else []
+        if "available_memory_proportion" in self.flags and self.proportions and len(self.proportions) > 1:
+            (own,) = smallest(self.proportions)
+            words.append(
+                f"--available-memory-proportion {percentages(uniform(min(own.convolution, own.matmul)))[0]:g}"
+            )
+        return " ".join(words) + (" without --device-mapping" if "device_mapping" in self.flags else "")
 
     def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
         """The settings to choose from: ``settings`` with what the request leaves open, see ``candidates``."""
@@ -171,6 +205,8 @@ def make_request(
         assumed=assumed,
         precisions=precisions,
         graph=graph,
+        typed=resolved.typed,
+        flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
     )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
@@ -190,19 +226,41 @@ def make_request(
     return request
 
 
+# What decides nothing but the weight updates and their batches.
+_OF_UPDATES = (
+    "gradient_accumulation_count",
+    "global_batch_size",
+    "dbn_replica_group_size",
+    "optimizer",
+    "optimizer_params",
+    "optimizer_state_offloading",
+)
+
+
 def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optional[str]) -> RunConfig:
     """The configuration of forward passes alone, without what only training has.
 
     Raises:
         ConfigurationError: that was typed.
     """
-    for name in ("gradient_accumulation_count", "global_batch_size", "dbn_replica_group_size"):
+    for name in _OF_UPDATES:
         if resolved.origins[name] == FLAG:
+            spec, value = BY_NAME[name], getattr(config, name)
+            typed = (
+                (spec.flag if value else f"--no-{spec.key}")
+                if spec.is_bool
+                else f"{spec.flag} {shown_value(value)}"
+            )
             raise ConfigurationError(
-                f"{BY_NAME[name].flag} {getattr(config, name)}: inference has no weight updates",
+                f"{typed}: inference has no weight updates",
                 "drop it; --micro-batch-size, --num-replicas and --steps-per-execution say what an execution of "
                 "inference takes",
             )
+    if resolved.origins["pipeline_schedule"] == FLAG and config.pipeline_schedule == "Interleaved":
+        raise ConfigurationError(
+            "--pipeline-schedule Interleaved: inference has no backward passes that could alternate with forward ones",
+            "--pipeline-schedule Grouped, or Sequential",
+        )
     if recomputation is not None:
         raise ConfigurationError(
             f"--recomputation {recomputation}: inference keeps nothing that could be computed again",
@@ -313,7 +371,8 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     if splits is not None:
         if stages not in (None, len(splits) + 1):
             raise ConfigurationError(
-                f"--stages {stages}, but {len(splits)} split(s) make {len(splits) + 1} stages",
+                f"--stages {stages}, but the pipeline has {len(splits) + 1} stages with "
+                f"{counted(len(splits), 'split')}",
                 f"use --stages {len(splits) + 1}, or drop it",
             )
         return len(splits) + 1
@@ -321,7 +380,7 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     if stages is not None:
         if mapped not in (None, stages) and resolved.origins["device_mapping"] == "flag":
             raise ConfigurationError(
-                f"--stages {stages}, but --device-mapping names {mapped} stage(s)",
+                f"--stages {stages}, but --device-mapping names {counted(mapped, 'stage')}",
                 f"use --stages {mapped}, or drop one of them",
             )
         if config.ipus_per_replica not in (None, stages) and resolved.origins["ipus_per_replica"] == "flag":
@@ -445,7 +504,7 @@ def _check_batch(total: int, batching: Batching, base: int) -> None:
     if total < smallest:
         raise ConfigurationError(
             f"--global-batch-size {total} is not possible: micro-batch {batching.micro_batch_size} x "
-            f"{batching.num_replicas} replica(s) x {base} micro-batches to accumulate is {smallest} at least",
+            f"{counted(batching.num_replicas, 'replica')} x {base} micro-batches to accumulate is {smallest} at least",
             f"use --global-batch-size {smallest} or {2 * smallest}"
             + (", or a smaller --micro-batch-size or fewer IPUs" if smallest > base else ""),
         )

@@ -14,6 +14,7 @@ from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord, is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
+from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 # The options that a configuration's network is built with, for an input shape and a number of classes.
@@ -158,7 +159,7 @@ def equal_blocks(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
     count = len(cuts) + 1
     if num_stages > count:
         raise ConfigurationError(
-            f"equal-blocks: {graph.model} has {count} block(s) with one tensor between them, fewer than "
+            f"equal-blocks: {graph.model} has {counted(count, 'block')} with one tensor between them, fewer than "
             f"{num_stages} stages",
             "use --compare equal-layers",
         )
@@ -213,17 +214,11 @@ def check_named_splits(resolved: Resolved, network_options: NetworkOptions) -> N
         network_options: gives the options that a configuration's network is built with.
 
     Raises:
-        ConfigurationError: an unknown layer, splits out of order, or a plan for inference in training.
+        ConfigurationError: an unknown layer, or splits out of order.
     """
     from ipucnn.planning.graphs.extract import known_graph
 
-    config, record, plan = resolved.config, resolved.record, resolved.plan
-    if isinstance(plan, PipelinePlan) and not plan.settings.training and resolved.command == "train":
-        raise ConfigurationError(
-            f"--plan {config.plan} is a plan for inference",
-            f"ipucnn {plan.command} --plan {config.plan}, or make one for training: ipucnn plan-splits {record.name} "
-            f"--save FILE",
-        )
+    config, record = resolved.config, resolved.record
     if not config.pipeline_splits or list(config.pipeline_splits) == [AUTO]:
         return
     graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))

@@ -18,6 +18,7 @@ from ipucnn.reports.console import (
     note,
     plain_table,
 )
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,8 +68,8 @@ class BenchmarkProgress(ProgressBar):
         """
         ended = done == of
         if ended or (self._bar is None and time.monotonic() - self._said > _EVERY_S):
-            count = f": {done} executions" if of > 1 or done > 1 else ""
-            how_many = count if ended or not of else f": {done} of {of} executions"
+            count = f": {counted(done, 'execution')}" if of > 1 or done > 1 else ""
+            how_many = count if ended or not of else f": {done} of {counted(of, 'execution')}"
             line = f"{phase}{how_many}" + (f", {figures}" if figures else "")
             self._said = time.monotonic()
             if self._bar is not None:
@@ -175,17 +176,17 @@ def facts(report: BenchmarkReport) -> List[Tuple[str, str]]:
         ("program", _program_line(program, execution, report.mode)),
         (
             "device",
-            f"{device.name}, {device.num_cores} core(s), {units.size(device.memory_bytes)}; "
+            f"{device.name}, {counted(device.num_cores, 'core')}, {units.size(device.memory_bytes)}; "
             f"TensorFlow {environment.get('tensorflow')}, Keras {environment.get('keras')}",
         ),
     ]
     if compilation is not None:
         number = compilation.num_graph_operations
-        operations = f"{number} graph operations, " if number else ""
+        operations = f"{number:,} graph operations, " if number else ""
         rows.append(
             (
                 "compilation",
-                f"{compilation.num_layers} layers, {operations}"
+                f"{counted(compilation.num_layers, 'layer')}, {operations}"
                 f"{units.count(compilation.num_parameters)} parameters, "
                 f"{units.count(compilation.macs_per_sample)} MACs per sample",
             )
@@ -202,7 +203,9 @@ def facts(report: BenchmarkReport) -> List[Tuple[str, str]]:
     if report.warmup is not None:
         warm = report.warmup
         how = "until steady" if warm.steady else "not steady when its time was over"
-        rows.append(("warm-up", f"{warm.executions} executions, {units.duration(warm.seconds)}, {how}"))
+        rows.append(
+            ("warm-up", f"{counted(warm.executions, 'execution')}, {units.duration(warm.seconds)}, {how}")
+        )
     if measured is not None:
         rows += _spread_rows(measured)
     if report.end_to_end is not None:
@@ -248,20 +251,20 @@ def facts(report: BenchmarkReport) -> List[Tuple[str, str]]:
 
 
 def _program_line(program: Dict[str, Any], execution: Optional[ExecutionFacts], mode: str) -> str:
-    replicas = f" x {program['num_replicas']} replica(s)"
+    replicas = f" x {counted(program['num_replicas'], 'replica')}"
     if execution is None:
         line = f"{mode}, micro-batches of {program['micro_batch_size']}"
     elif mode == "training":
         line = (
-            f"training: global batch {program['global_batch_size']} = micro-batch {program['micro_batch_size']} x "
+            f"training: global batch {program['global_batch_size']:,} = micro-batch {program['micro_batch_size']} x "
             f"{program['gradient_accumulation_count']} accumulated{replicas}"
         )
     else:
         line = f"inference: micro-batch {program['micro_batch_size']}{replicas}"
     if execution is not None:
-        line += f"; executions of {execution.samples} images"
+        line += f"; executions of {counted(execution.samples, 'image')}"
         if execution.fused_micro_batches > 1:
-            line += f", {execution.fused_micro_batches} micro-batches computed as one"
+            line += f", {counted(execution.fused_micro_batches, 'micro-batch')} computed as one"
     return line
 
 
@@ -279,12 +282,12 @@ def _spread_rows(measured: MeasuredFigures) -> List[Tuple[str, str]]:
     rows = [
         (
             "measured",
-            f"{measured.num_executions} executions, {measured.total_samples} images in "
+            f"{counted(measured.num_executions, 'execution')}, {counted(measured.total_samples, 'image')} in "
             f"{units.duration(measured.total_s)}; interval: 95 %, "
             + (
-                f"bootstrap over blocks of {block_length(measured.num_executions)} executions"
+                f"bootstrap over blocks of {counted(block_length(measured.num_executions), 'execution')}"
                 if measured.num_executions >= INTERVAL_NEEDS
-                else f"which needs {INTERVAL_NEEDS} executions"
+                else f"which needs {counted(INTERVAL_NEEDS, 'execution')}"
             ),
         ),
         (

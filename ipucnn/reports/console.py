@@ -6,13 +6,16 @@ And what the reports share: tables, and a bar over samples or images.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import sys
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
+    ClassVar,
     Dict,
     Iterable,
     Iterator,
@@ -29,7 +32,7 @@ from ipucnn.text import printable
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.progress import Progress, TaskID
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
 PIPE_WIDTH = 120
@@ -76,6 +79,66 @@ def plain_table(**details: Any) -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", **details)
 
 
+def print_table(out: Console, table: Table, keys: int = 1) -> None:
+    """Prints a table of texts so that no column is lost and no word broken, if the words are no wider than the screen.
+
+    Columns that may be wrapped are at least as wide as their longest word.  Where the columns are too wide even so, the
+    rest of them follows in a table below, behind the first ``keys`` columns once more.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    def spans(column: Column) -> Tuple[int, int]:
+        """The least width that breaks no word, and the one that wraps nothing."""
+        texts = [str(column.header), *(str(cell) for cell in column._cells)]
+        most = max(map(cell_len, texts))
+        words = [word for text in texts for word in text.split()]
+        return most if column.no_wrap else max(map(cell_len, words), default=0), most
+
+    if table.title is not None:
+        out.print(Text(str(table.title), style="bold"))
+    first, rest = table.columns[:keys], table.columns[keys:]
+    while True:
+        count = len(rest)
+        while True:
+            shown = [*first, *rest[:count]]
+            room = out.width - 2 * len(shown)  # a blank at each edge, two between columns
+            spare = room - sum(spans(column)[0] for column in shown)
+            if spare >= 0 or count <= 1:
+                break
+            count -= 1
+        rest = rest[count:]
+        own = copy.copy(table)
+        own.title, own.caption = None, None if rest else table.caption
+        own.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
+        if sum(spans(column)[1] for column in shown) > room and spare >= 0:
+            # Rich would take the missing width off the widest columns, in the middle of words.
+            for column in own.columns:
+                least, most = spans(column)
+                column.width = least + min(spare, most - least)
+                spare -= column.width - least
+        out.print(own)
+        if not rest:
+            return
+
+
+def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Text:
+    """Parts in lines of at most that width, none of them taken apart; every line begins with so many blanks."""
+    from rich.text import Text
+
+    text, column = Text(" " * indent), indent
+    for part in parts:
+        if column > indent and column + len(between) + part.cell_len > width:
+            text.append("\n" + " " * indent)
+            column = indent
+        if column > indent:
+            text.append(between)
+            column += len(between)
+        text.append_text(part)
+        column += part.cell_len
+    return text
+
+
 def fact_table(rows: Iterable[Tuple[str, Union[str, Text]]], **details: Any) -> Table:
     """Names and what they stand for, a pair to a line."""
     from rich.text import Text
@@ -104,17 +167,20 @@ class ProgressBar:
 
     _bar: Optional[Progress] = None
     _task: Optional[TaskID] = None
+    # The bar that is on the terminal: two at once would write over each other.
+    _shown: ClassVar[Optional[ProgressBar]] = None
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+            ProgressBar._shown = None
 
     def _start(self, columns: Sequence[str], total: Optional[int], **fields: Any) -> None:
-        """Shows the bar, if a person watches.
+        """Shows the bar in place of any other, if a person watches.
 
         Args:
-            columns: BAR, COUNT, ELAPSED, LEFT, or what Rich formats as text.
+            columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or what Rich formats as text.
             total: None where it is not known yet.
             fields: of the task, for the text.
         """
@@ -128,10 +194,14 @@ class ProgressBar:
             COUNT: progress.MofNCompleteColumn,
             ELAPSED: progress.TimeElapsedColumn,
             LEFT: lambda: progress.TimeRemainingColumn(compact=True),
+            SPINNER: progress.SpinnerColumn,
         }
         shown = [
             known[text]() if text in known else progress.TextColumn(text, markup=False) for text in columns
         ]
+        if ProgressBar._shown is not None:
+            ProgressBar._shown.__exit__()
+        ProgressBar._shown = self
         self._bar = progress.Progress(*shown, console=console(sys.stderr), transient=True)
         self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
@@ -151,7 +221,14 @@ class ProgressBar:
             note(text)
 
 
-BAR, SHORT_BAR, COUNT, ELAPSED, LEFT = "(bar)", "(short bar)", "(count)", "(elapsed)", "(left)"
+BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
+    "(bar)",
+    "(short bar)",
+    "(count)",
+    "(elapsed)",
+    "(left)",
+    "(spinner)",
+)
 """Columns of a :class:`ProgressBar` that are no text."""
 
 
@@ -160,19 +237,35 @@ class ItemProgress(ProgressBar):
 
     Args:
         what: what is done, before the bar.
+        before: what goes on until the first update, with the time it has taken; nothing is shown if empty.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, before: str = "") -> None:
         self._what = what
+        self._before = before
+        self._counts = False
 
     def __enter__(self) -> ItemProgress:
+        if self._before:
+            self._start((SPINNER, self._before, ELAPSED), None)
         return self
 
     def update(self, done: int, total: int) -> None:
         """So many of all are done."""
-        if self._bar is None:
+        if self._bar is None or not self._counts:
+            self._counts = True
+            self.__exit__()
             self._start((self._what, BAR, COUNT, "left", LEFT), total)
         self._update(completed=done)
+
+
+def waiting(what: str) -> ItemProgress:
+    """A context manager that shows what goes on, and for how long, where nothing can be counted."""
+    return ItemProgress("", before=what)
+
+
+LOADING = "loading TensorFlow and building the network"
+"""What takes the time until the first batch."""
 
 
 @contextlib.contextmanager
@@ -180,7 +273,7 @@ def telling_of_indexing() -> Iterator[None]:
     """Within the block a bar shows how many files of records are indexed, while a data set's are."""
     from ipucnn.datasets.sources.records import telling_progress
 
-    with ItemProgress("indexing records") as bar:
+    with ItemProgress("indexing records", before="opening the data set") as bar:
 
         def update(done: int, total: int) -> None:
             bar.update(done, total)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple, cast
 
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,17 +58,34 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
         yield "IPUs", f"none: {ipus.problem}"
     else:
         parts = [str(ipus.num_ipus), *filter(None, (ipus.board, ipus.architecture))]
-        yield "IPUs", " ".join(parts) + (f", driver {ipus.driver}" if ipus.driver else "")
-        yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPU(s)"
+        versions = (("driver", ipus.driver), ("firmware", ipus.firmware))
+        yield "IPUs", ", ".join([" ".join(parts), *(f"{name} {value}" for name, value in versions if value)])
+        yield "devices of", ", ".join(map(str, ipus.device_sizes)) + " IPUs"
         if ipus.processes is None:
             yield "in use", "gc-monitor does not say"
         else:
             users = "; ".join(f"{p.command} ({p.user}, {len(p.ipus)})" for p in ipus.processes)
             yield "in use", f"{ipus.num_busy} of {ipus.num_ipus}" + (f": {users}" if users else "")
+            free = ipus.free_devices or ()
+            if ipus.num_busy:
+                yield "free devices", ", ".join(map(str, free)) or "none"
+    support = found.support
+    if ipus.num_ipus:
+        remote = support["remote_buffers"]
+        yield "remote buffers", remote.reason if remote.value is None else ("yes" if remote.value else "no")
     if ipus.partition:
-        yield "partition", ipus.partition
+        state, domains = support["partition_state"].value, support["link_domains"].value
+        parts = [ipus.partition, *([str(state).lower()] if state else [])]
+        parts += [counted(int(str(domains)), "IPU-Link domain")] if domains else []
+        yield "partition", ", ".join(parts)
+    if support["executable_cache"].value:
+        size = support["executable_cache_bytes"]
+        held = size.reason if size.value is None else units.size(cast(int, size.value))
+        yield "compiled programs", f"{support['executable_cache'].value}: {held}"
     if found.poprun.line:
         yield "poprun", found.poprun.line
+    if found.cluster.line:
+        yield "cluster", found.cluster.line
     shown = "POPLAR_SDK_ENABLED"
     yield from ((name, value) for name, value in found.variables.items() if name != shown)
 
@@ -84,7 +101,7 @@ def _machine(found: Diagnosis) -> Iterator[Tuple[str, str]]:
     else:
         yield "GPUs", f"none: {found.gpu_problem}"
     host = found.host
-    cores = f"{host.num_cores} core(s)"
+    cores = f"{counted(host.num_cores, 'core')}"
     if host.num_cores != host.num_cores_present:
         cores += f" of {host.num_cores_present}"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 import numpy as np
 
 from ipucnn.reports.console import console, fact_table, note
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -42,17 +42,17 @@ def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
     data, rates = report["dataset"], report["learning_rate"]
     size = "x".join(map(str, report["input_shape"]))
     rows = [
-        ("network", f"{report['model']}, input {size}, {data['classes']} classes"),
-        ("data set", f"{data['name']}: {data['train']} train, {data['evaluation']} evaluation"),
+        ("network", f"{report['model']}, input {size}, {counted(data['classes'], 'class')}"),
+        ("data set", f"{data['name']}: {data['train']:,} train, {data['evaluation']:,} evaluation"),
         ("device", report["device"]),
         ("run folder", report["run_dir"]),
         (
             "global batch",
-            f"{p.global_batch_size} = micro-batch {p.micro_batch_size} x {p.gradient_accumulation_count} accumulated "
-            f"x {p.num_replicas} replica(s)",
+            f"{p.global_batch_size:,} = micro-batch {p.micro_batch_size} x {p.gradient_accumulation_count} accumulated "
+            f"x {counted(p.num_replicas, 'replica')}",
         ),
-        ("weight updates", f"{p.weight_updates_per_epoch} per epoch x {p.num_epochs} epoch(s)"),
-        ("executions", f"{p.num_executions} of {p.weight_updates_per_execution} weight update(s)"),
+        ("weight updates", f"{p.weight_updates_per_epoch:,} per epoch x {counted(p.num_epochs, 'epoch')}"),
+        ("executions", f"{p.num_executions:,} of {counted(p.weight_updates_per_execution, 'weight update')}"),
         ("logs", f"after every {_times(p.executions_per_log)}"),
         ("validation", _events(p.executions_per_validation)),
         ("checkpoints", _events(p.executions_per_checkpoint)),
@@ -67,7 +67,9 @@ def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
         )
     if p.num_stages > 1:
         opened = ", ".join(p.pipeline_splits) or "layers that the planner chooses"
-        rows.append(("pipeline", f"{p.num_stages} stages ({p.pipeline_schedule}) opened by {opened}"))
+        rows.append(
+            ("pipeline", f"{counted(p.num_stages, 'stage')} ({p.pipeline_schedule}) opened by {opened}")
+        )
     if p.num_ipus > 1:
         rows.append(("IPUs", f"{p.num_ipus}, {p.ipus_per_replica} for each replica"))
     scale = f", loss scale {p.loss_scaling:g}" if p.loss_scaling else ""
@@ -84,7 +86,7 @@ def _rows(report: Dict[str, Any], p: Program) -> List[Tuple[str, str]]:
 
 
 def _times(count: int) -> str:
-    return "execution" if count == 1 else f"{count} executions"
+    return "execution" if count == 1 else f"{counted(count, 'execution')}"
 
 
 def _events(executions: int) -> str:

@@ -18,6 +18,7 @@ from ipucnn.errors import MissingError
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table, titled
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +58,28 @@ def evaluation_json(result: Dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
+def print_export(record: Dict[str, Any]) -> None:
+    """What was exported, and how it was proved."""
+    proof, files = record["proof"], record["files"]
+    size = sum(file["bytes"] for file in files.values())
+    shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
+    what = "pixels" if record["task"] == "segmentation" else "samples"
+    rows = [
+        ("network", f"{record['model']}, weights of {record['weights']['checkpoint']}"),
+        ("file", f"{record['folder']}/{record['file']}, {units.mebibytes(size)}"),
+        ("input", f"{record['input']['name']}, {record['input']['dtype']}, {shape}"),
+        ("output", f"{record['output']['name']}, float32"),
+        ("loaded in", proof["runtime"]),
+        ("samples run", f"{proof['samples']:,}: {proof['of']}"),
+        (
+            "difference",
+            f"{proof['relative']:.2g} of the outputs' deviation at most ({proof['allowed_relative']:g} is allowed)",
+        ),
+        (f"{what} of one class", f"{proof['agreement']:.2%} (at least {proof['least_agreement']:.1%})"),
+    ]
+    console(sys.stdout).print(fact_table(rows))
+
+
 def print_evaluation(result: Dict[str, Any]) -> None:
     """The evaluation as tables on stdout."""
     out = console(sys.stdout)
@@ -93,7 +116,7 @@ def _weights(result: Dict[str, Any]) -> Tuple[str, str]:
     updates = result["weight_updates"]
     if updates is None:
         return "weights", result["checkpoint"]
-    return "checkpoint", f"{result['checkpoint']} ({updates} weight updates)"
+    return "checkpoint", f"{result['checkpoint']} ({counted(updates, 'weight update')})"
 
 
 def _samples_seen(seen: int, data: Dict[str, Any]) -> str:
@@ -116,7 +139,7 @@ def _classes(result: Dict[str, Any]) -> Group:
     if len(classes) > MOST_CLASSES:
         known = [row for row in classes if row["accuracy"] is not None]
         shown = sorted(known, key=lambda row: (row["accuracy"], row["class"]))[:WORST]
-        title = f"the {len(shown)} of {len(classes)} classes with the lowest accuracy"
+        title = f"the {len(shown)} of {counted(len(classes), 'class')} with the lowest accuracy"
         if len(known) < len(classes):
             title += f" ({len(classes) - len(known)} have no samples)"
     else:
@@ -298,7 +321,7 @@ def _worst_images(result: Dict[str, Any]) -> Group:
         if scored:
             cells += [_share(row["rand"]), _share(row["info"])]
         table.add_row(*(Text(cell) for cell in cells))
-    return titled(f"the worst {len(shown)} of {len(rows)} images", table)
+    return titled(f"the worst {len(shown)} of {counted(len(rows), 'image')}", table)
 
 
 class WorstSheet(PanelSheet):
@@ -384,10 +407,10 @@ def draw_evaluation(result: Dict[str, Any], path: Path, suffix: str) -> None:
     _reliability(right, result)
     measured, data = result["measured"], result["dataset"]
     figure.suptitle(
-        f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {measured['samples']} samples"
+        f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {counted(measured['samples'], 'sample')}"
         if result["task"] == "classification"
         else f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of the pixels of "
-        f"{measured['samples']} samples"
+        f"{counted(measured['samples'], 'sample')}"
     )
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the tables have the names.

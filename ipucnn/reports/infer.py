@@ -13,6 +13,7 @@ import numpy as np
 
 from ipucnn.reports.console import console, plain_table
 from ipucnn.reports.sheets import PanelSheet
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.runs.infer import Masks, Page
@@ -138,7 +139,7 @@ def speed_line(done: Masks) -> str:
     """How fast it went, and with which tiles."""
     tiles = ", ".join(f"{size}x{size}" for size in done.tile_sizes)
     return (
-        f"{done.num_pages} images in {done.wall_s:.1f} s: {done.images_per_s:.3g} images/s, measured on "
+        f"{counted(done.num_pages, 'image')} in {done.wall_s:.1f} s: {done.images_per_s:.3g} images/s, measured on "
         f"{done.device.upper()}, tiles of {tiles}"
     )
 

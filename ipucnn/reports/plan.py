@@ -18,7 +18,8 @@ from ipucnn.planning.search.optimisations import NOT_MODELLED, Optimisation, Out
 from ipucnn.planning.search.planner import Candidate
 from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
-from ipucnn.reports.console import console, plain_table, titled
+from ipucnn.reports.console import console, plain_table, print_table, wrapped
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,10 +72,11 @@ def _summary(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     settings = plan.settings
-    replicas = f" in {settings.num_replicas} replicas" if settings.num_replicas > 1 else ""
-    stages = f"{plan.num_stages} stages" if plan.num_stages > 1 else "one stage"
+    replicas = f" in {counted(settings.num_replicas, 'replica')}" if settings.num_replicas > 1 else ""
+    stages = f"{counted(plan.num_stages, 'stage')}" if plan.num_stages > 1 else "one stage"
     table = _table(
-        f"{plan.model}: {stages} on {plan.occupied_ipus} IPU(s){replicas}, {plan.system.title}", header=False
+        f"{plan.model}: {stages} on {counted(plan.occupied_ipus, 'IPU')}{replicas}, {plan.system.title}",
+        header=False,
     )
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -137,8 +139,8 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:
         ),
         (
             "settings",
-            f"{how}precision {settings.precision}{half}, input {shape}, {plan.num_classes} classes, available memory "
-            f"proportion {proportion(settings.available_memory_proportion)}",
+            f"{how}precision {settings.precision}{half}, input {shape}, {counted(plan.num_classes, 'class')}, "
+            f"available memory proportion {proportion(settings.available_memory_proportion)}",
         ),
     ]
 
@@ -172,12 +174,12 @@ def batch(plan: PipelinePlan) -> str:
     settings = plan.settings
     if not settings.training:
         return (
-            f"micro-batch {settings.micro_batch_size} x {settings.num_replicas} replica(s), and "
-            f"{settings.gradient_accumulation_count} micro-batch(es) of each in an execution"
+            f"micro-batch {settings.micro_batch_size} x {counted(settings.num_replicas, 'replica')}, and "
+            f"{counted(settings.gradient_accumulation_count, 'micro-batch')} of each in an execution"
         )
     return (
-        f"global batch {settings.global_batch_size} = micro-batch {settings.micro_batch_size} x "
-        f"{settings.gradient_accumulation_count} accumulated x {settings.num_replicas} replica(s)"
+        f"global batch {settings.global_batch_size:,} = micro-batch {settings.micro_batch_size} x "
+        f"{settings.gradient_accumulation_count} accumulated x {counted(settings.num_replicas, 'replica')}"
     )
 
 
@@ -194,7 +196,7 @@ def _stages(plan: PipelinePlan, out: Console) -> None:
     table.add_column("", justify="right")
     if plan.settings.mapping != tuple(range(plan.num_stages)):
         table.add_column("IPU", justify="right")
-    table.add_column("opens at", overflow="fold", min_width=12)
+    table.add_column("opens at", overflow="fold")
     if wide:
         table.add_column("ends with", overflow="fold")
     for name in ("layers", "MACs", "params", "forward"):
@@ -227,7 +229,7 @@ def _stages(plan: PipelinePlan, out: Console) -> None:
             )
             cells.append(str(len(stage.skips)) if stage.skips else "")
         table.add_row(*cells)
-    out.print(table)
+    print_table(out, table)
 
 
 def _memory(plan: PipelinePlan, out: Console) -> None:
@@ -244,12 +246,12 @@ def _memory(plan: PipelinePlan, out: Console) -> None:
         bar.append(f" {units.percent(ipu.predicted_fill):>5} ")
         bar.append(ipu.verdict, style=_VERDICTS[ipu.verdict])
         out.print(bar, no_wrap=True)
-    legend = Text(" " * (label + 1))
-    for name, (letter, colour) in _CATEGORIES.items():
-        if any(ipu.predicted_memory_bytes.get(name, 0) > 0 for ipu in plan.ipus):
-            legend.append(f"{letter} ", style=colour)
-            legend.append(f"{name.replace('_', ' ')}  ")
-    out.print(legend)
+    legend = [
+        Text.assemble((letter, colour), f" {name.replace('_', ' ')}")
+        for name, (letter, colour) in _CATEGORIES.items()
+        if any(ipu.predicted_memory_bytes.get(name, 0) > 0 for ipu in plan.ipus)
+    ]
+    out.print(wrapped(legend, "  ", out.width, label + 1))
     out.print()
 
 
@@ -292,12 +294,12 @@ def _timeline(plan: PipelinePlan, out: Console) -> None:
     if any(stage.predicted_recompute_s for stage in plan.stages):
         keys.append("~ recompute")
     keys += ["= backward"] if plan.settings.training else []
-    text = ", ".join([*keys, ". idle", "numbers: micro-batches"])
+    words = ", ".join([*keys, ". idle", "numbers: micro-batches"])
     if told.omitted_ticks:
         half = "half-" if plan.settings.schedule == "Interleaved" else ""
         drain = "" if plan.settings.schedule == "Sequential" else ", and the drain,"
-        text += f"; {told.omitted_ticks} more {half}ticks alike{drain} follow"
-    out.print(Text(" " * (label + 1) + text))
+        words += f"; {told.omitted_ticks} more {half}ticks alike{drain} follow"
+    out.print(wrapped([Text(word) for word in words.split()], " ", out.width, label + 1))
     out.print()
 
 
@@ -364,7 +366,7 @@ def _comparison(plan: PipelinePlan, out: Console) -> None:
             other.predicted_fill,
             other.verdict,
         )
-    out.print(table)
+    print_table(out, table)
     out.print(Text("x best: over the tick of the best splits that need no more memory"))
     if band_of_rows(plan):
         out.print(Text(band_of_rows(plan)))
@@ -408,7 +410,7 @@ def _pareto(plan: PipelinePlan, out: Console) -> None:
             f"{entry.predicted_images_per_s:,.0f}",
             Text(units.percent(entry.predicted_fill), style=_VERDICTS[entry.verdict]),
         )
-    out.print(table)
+    print_table(out, table, keys=4)
     left = len(plan.pareto) - len(_shown(plan.pareto))
     more = f"; {left} more with --json" if left > 0 else ""
     segments = "; Sequential stages are recomputation segments of one IPU" if of_training else ""
@@ -442,20 +444,18 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
     from rich.text import Text
 
     options = plan.run_options()
+    why = ""
     if is_network_file(plan.model):
-        out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
-        out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
-        return
-    if plan.order:
-        out.print(
-            Text("no session runs layers in another order than the network's own; its stages:", style="bold")
-        )
+        why = "the layers that open the next stage, for a program of your own:"
+    elif plan.order:
+        why = "no session runs layers in another order than the network's own; its stages:"
+    if why:
+        out.print(Text(why, style="bold"))
         out.print(Text(" ".join(plan.splits) or "none: it is one stage"), soft_wrap=True)
         return
     what = "train with it" if plan.settings.training else "measure it"
-    out.print(
-        Text(f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):", style="bold")
-    )
+    told = f"to {what} (or --save plan.yml, and ipucnn {plan.command} --plan plan.yml):"
+    out.print(Text(told, style="bold"))
     out.print(Text(command_line(plan)), soft_wrap=True)
     out.print()
     out.print(Text("as YAML:", style="bold"))
@@ -536,9 +536,9 @@ def print_optimisations(
     size = "x".join(map(str, request.options.input_shape[:2]))
     table = plain_table(padding=(0, 1, 0, 0))
     table.add_column("", justify="right", no_wrap=True)
-    table.add_column("optimisation", overflow="fold", min_width=17)
-    table.add_column("here", overflow="fold", max_width=12)
-    table.add_column("instead", overflow="fold", max_width=14)
+    table.add_column("optimisation", overflow="fold")
+    table.add_column("here", overflow="fold")
+    table.add_column("instead", overflow="fold")
     table.add_column("fullest IPU", justify="right", no_wrap=True)
     table.add_column("images/s", justify="right", no_wrap=True)
     row = (_fill(base), _images(base))
@@ -547,10 +547,11 @@ def print_optimisations(
         cells = [Text(one.name, style="bold"), Text(one.here), Text(one.instead), *_outcome(one, base)]
         table.add_row(str(one.number), *cells)
     title = (
-        f"{request.record.name} at {size}, {settings.num_stages} stages on {settings.num_ipus} IPU(s), "
-        f"{request.system.title}: what one optimisation alone brings, predicted"
+        f"{request.record.name} at {size}, {counted(settings.num_stages, 'stage')} on "
+        f"{counted(settings.num_ipus, 'IPU')}, {request.system.title}: what one optimisation alone brings, predicted"
     )
-    out.print(titled(title, table))
+    table.title = title
+    print_table(out, table, keys=2)
     out.print(
         Text(
             "differences from the first row: points of an IPU's memory, percent; ?: uncertain whether it fits"
@@ -604,7 +605,7 @@ def print_calibration(profile: SystemProfile) -> None:
 
     out = console(sys.stdout)
     table = plain_table(padding=(0, 1, 0, 0))
-    table.add_column("measured in", overflow="fold", min_width=12)
+    table.add_column("measured in", overflow="fold")
     table.add_column("network", overflow="fold")
     for name in ("measured", "predicted", "with profile"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -614,11 +615,12 @@ def print_calibration(profile: SystemProfile) -> None:
             for images in (row.shipped_images_per_s, row.calibrated_images_per_s)
         ]
         table.add_row(Text(row.source), Text(row.model), f"{row.images_per_s:,.0f}", *cells)
-    out.print(titled("images/s, measured and predicted; predicted ones with their error", table))
+    table.title = "images/s, measured and predicted; predicted ones with their error"
+    print_table(out, table, keys=2)
     out.print(Text("; ".join(describe(profile))))
     out.print(
         Text(
             f"geometric mean error: {profile.error_before:.3f} as shipped, {profile.error_after:.3f} with the profile, "
-            f"of the {len(profile.rows)} measurement(s) that it was fitted to"
+            f"of the {counted(len(profile.rows), 'measurement')} that it was fitted to"
         )
     )

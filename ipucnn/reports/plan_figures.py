@@ -14,6 +14,7 @@ from ipucnn.planning.cost.memory import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE
 from ipucnn.planning.cost.schedule import Phase, Span, Timeline, timeline
 from ipucnn.planning.pipeline_plan import IpuPlan, ParetoRow, PipelinePlan, ProfileLayer
 from ipucnn.reports import units
+from ipucnn.text import counted
 
 WIDTH = 1080.0
 # Stages take the style sheet's colours in turn.
@@ -261,7 +262,7 @@ def timeline_figure(plan: PipelinePlan) -> Markup:
     return svg(
         "timeline",
         "Predicted pipeline timeline",
-        f"{plan.settings.schedule} schedule, {num} stage(s), {count} micro-batch(es): {phases}; "
+        f"{plan.settings.schedule} schedule, {counted(num, 'stage')}, {counted(count, 'micro-batch')}: {phases}; "
         f"{told.omitted_ticks} full ones are left out. Numbers in the bars are micro-batches.",
         bottom + 40,
         parts,
@@ -377,7 +378,7 @@ def profile_figure(plan: PipelinePlan) -> Markup:
     return svg(
         "profile",
         "Predicted time of each layer, with the cuts",
-        f"{len(layers)} layers in canonical order; cuts before: {', '.join(plan.splits) or 'none'}.",
+        f"{counted(len(layers), 'layer')} in canonical order; cuts before: {', '.join(plan.splits) or 'none'}.",
         below + 28,
         parts,
     )
@@ -530,8 +531,8 @@ def _scatter(
 
 def _describe(row: ParetoRow) -> str:
     return (
-        f"{row.num_stages} stage(s), {row.schedule}, micro-batch {row.micro_batch_size} x "
-        f"{row.gradient_accumulation_count}, {row.num_replicas} replica(s), {row.num_ipus} IPU(s), "
+        f"{counted(row.num_stages, 'stage')}, {row.schedule}, micro-batch {row.micro_batch_size} x "
+        f"{row.gradient_accumulation_count}, {counted(row.num_replicas, 'replica')}, {counted(row.num_ipus, 'IPU')}, "
         f"{units.images(row.predicted_images_per_s)} images/s and {units.percent(row.predicted_fill)} of memory "
         "predicted"
     )

@@ -21,8 +21,10 @@ from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
 from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
     from ipucnn.planning.what_if import Choice
@@ -70,6 +72,17 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
     Args:
         choices: what its reader can choose from; without them the page has no script.
     """
+    environment = page_environment()
+    environment.globals.update(band_of_rows=band_of_rows)
+    environment.filters["proportion"] = proportion
+    environment.filters["verdict_class"] = verdict_class
+    # Macros of the template see what is global, not what is given to it.
+    environment.globals.update(plan=plan, page=_page(plan, choices))
+    return str(environment.get_template(TEMPLATE).render())
+
+
+def page_environment() -> Environment:
+    """What renders the templates of this folder: text is escaped, and what no page may contain is replaced."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from ipucnn.reports.plan_figures import clean
@@ -86,12 +99,8 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(units=units, band_of_rows=band_of_rows)
-    environment.filters["proportion"] = proportion
-    environment.filters["verdict_class"] = verdict_class
-    # Macros of the template see what is global, not what is given to it.
-    environment.globals.update(plan=plan, page=_page(plan, choices))
-    return environment.get_template(TEMPLATE).render()
+    environment.globals.update(units=units)
+    return environment
 
 
 def verdict_class(verdict: str) -> str:
@@ -172,7 +181,11 @@ _COUNT = "{count}"
 
 def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
     settings, prediction = one.settings, one.prediction
-    how = f"{settings.num_stages} stages, {settings.schedule}" if settings.num_stages > 1 else "one stage"
+    how = (
+        f"{counted(settings.num_stages, 'stage')}, {settings.schedule}"
+        if settings.num_stages > 1
+        else "one stage"
+    )
     if settings.training:
         how += f", recomputation {'on' if settings.recomputation else 'off'}"
     if settings.half_partials and settings.precision != "32.32":
@@ -189,7 +202,8 @@ def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
     per_batch = settings.micro_batch_size * settings.num_replicas if settings.training else 1
     return {
         "best": one.best,
-        "about": f"{how}, {settings.num_replicas} replica(s) of {settings.num_ipus_per_replica} IPU(s), "
+        "about": f"{how}, {counted(settings.num_replicas, 'replica')} of "
+        f"{counted(settings.num_ipus_per_replica, 'IPU')}, "
         f"availableMemoryProportion {proportion(settings.available_memory_proportion)}",
         "ipus": settings.occupied_ipus,
         "precision": settings.precision,
@@ -238,11 +252,11 @@ def _subtitle(plan: PipelinePlan) -> str:
     shape = "x".join(str(size) for size in plan.input_shape)
     passes = "training" if settings.training else "inference"
     parts = [
-        f"{passes}, input {shape}, {plan.num_classes} classes, {settings.precision}",
+        f"{passes}, input {shape}, {counted(plan.num_classes, 'class')}, {settings.precision}",
         batch(plan),
         f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}",
         f"availableMemoryProportion {proportion(settings.available_memory_proportion)}",
-        f"{settings.num_ipus} of {plan.system.num_ipus} IPUs ({plan.system.ipu})",
+        f"{settings.num_ipus} of {counted(plan.system.num_ipus, 'IPU')} ({plan.system.ipu})",
     ]
     return (
         "; ".join(parts) + ". Everything on this page is predicted by a model, nothing was measured on IPUs."
@@ -315,7 +329,8 @@ def _timeline_caption(plan: PipelinePlan) -> str:
     if settings.training:
         after = f" The optimizer and the all-reduce follow, {units.milliseconds(plan.predicted_update_s)}."
     return (
-        f"One {'weight update' if settings.training else 'execution'} of {settings.gradient_accumulation_count} "
-        f"micro-batch(es), counted in {TICK_NAMES[settings.schedule]}, with predicted durations. All IPUs advance "
-        f"together and wait for the slowest.{after}"
+        f"One {'weight update' if settings.training else 'execution'} of "
+        f"{counted(settings.gradient_accumulation_count, 'micro-batch')}, counted in "
+        f"{TICK_NAMES[settings.schedule]}, with predicted durations. "
+        f"All IPUs advance together and wait for the slowest.{after}"
     )

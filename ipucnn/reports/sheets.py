@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from ipucnn.text import to_ascii
+from ipucnn.text import counted, to_ascii
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -85,7 +85,7 @@ class ContactSheet:
         sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), WHITE)
         draw, font = ImageDraw.Draw(sheet), load_font()
         if head:
-            text = f"{len(self._tiles)} of {self._given} images"
+            text = f"{len(self._tiles)} of {counted(self._given, 'image')}"
             draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
         for i, (result, thumbnail) in enumerate(self._tiles):
             left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
@@ -223,7 +223,12 @@ class PanelSheet:
         draw = ImageDraw.Draw(sheet)
         top = MARGIN // 2
         if len(self._rows) < self._total:
-            draw.text((MARGIN, top), f"{len(self._rows)} of {self._total} images", fill=BLACK, font=letters)
+            draw.text(
+                (MARGIN, top),
+                f"{len(self._rows)} of {counted(self._total, 'image')}",
+                fill=BLACK,
+                font=letters,
+            )
             top += LINE
         if self.legend:
             self._draw_legend(draw, top, letters)

@@ -16,7 +16,7 @@ from ipucnn.reports.console import (
     fact_table,
     plain_table,
 )
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import Row, SuiteResult
@@ -232,7 +232,7 @@ def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
             "rows",
             f"{len(done)} of {len(result.rows)} measured, each in a process of its own; seed {result.seed}",
         ),
-        ("device", f"{machine.cpu}, {machine.num_cores} core(s); TensorFlow {machine.tensorflow}"),
+        ("device", f"{machine.cpu}, {counted(machine.num_cores, 'core')}; TensorFlow {machine.tensorflow}"),
     ]
     data = dict.fromkeys(f"{row.data_kind} ({row.data_name})" for row in done)
     rows += [("data", ", ".join(data))] if data else []
@@ -245,10 +245,10 @@ def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
     totals = result.totals
     if totals.measured_s is not None:
         missing = totals.num_rows - totals.num_measured
-        count = f"{_counted(totals.num_measured, 'training row')}" + (
-            f" ({_counted(missing, 'more has', 'more have')} no result)" if missing else ""
+        count = f"{counted(totals.num_measured, 'training row')}" + (
+            f" ({missing} more {'has' if missing == 1 else 'have'} no result)" if missing else ""
         )
-        what = f"one epoch of {totals.epoch_images} images on each of {count}, one after the other"
+        what = f"one epoch of {counted(totals.epoch_images or 0, 'image')} on each of {count}, one after the other"
         rows.append(("total epoch time", f"measured {units.duration(totals.measured_s)}: {what}"))
     both = speedup.totals
     if totals.measured_s is not None and both["second_s"] is not None:
@@ -280,10 +280,6 @@ def facts(result: SuiteResult, speedup: Speedups) -> List[Tuple[str, str]]:
         rows.append(("note", f"{which}: {text}"))
     rows += [("failed", f"{row.id}: {row.error}") for row in result.rows if row.status == "failed"]
     return rows
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _some(names: List[str], count: int = 2) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.config.resolve import RUN_ORIGIN
@@ -13,13 +16,15 @@ from ipucnn.reports.console import (
     BAR,
     ELAPSED,
     LEFT,
+    LOADING,
     ProgressBar,
     console,
     fact_table,
     note,
     plain_table,
+    waiting,
 )
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -42,17 +47,19 @@ _FIGURES = (
 def program_line(program: Program) -> str:
     """The batch arithmetic of a Program in one line."""
     parts = [
-        f"global batch {program.global_batch_size} = micro-batch {program.micro_batch_size} x "
-        f"{program.gradient_accumulation_count} accumulated x {program.num_replicas} replica(s)",
-        f"{program.weight_updates_per_epoch} weight updates per epoch x {program.num_epochs} epoch(s)",
-        f"{program.num_executions} execution(s) of {program.weight_updates_per_execution}"
+        f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size} x "
+        f"{program.gradient_accumulation_count} accumulated x {counted(program.num_replicas, 'replica')}",
+        f"{program.weight_updates_per_epoch} weight updates per epoch x {counted(program.num_epochs, 'epoch')}",
+        f"{counted(program.num_executions, 'execution')} of {program.weight_updates_per_execution}"
         + (f", a log after every {program.executions_per_log}" if program.executions_per_log > 1 else ""),
     ]
     if program.num_stages > 1:
         opened = ", ".join(program.pipeline_splits) or "layers that the planner chooses"
-        parts.append(f"{program.num_stages} stages ({program.pipeline_schedule}) opened by {opened}")
+        parts.append(
+            f"{counted(program.num_stages, 'stage')} ({program.pipeline_schedule}) opened by {opened}"
+        )
     if program.num_ipus > 1:
-        parts.append(f"{program.num_ipus} IPUs")
+        parts.append(f"{counted(program.num_ipus, 'IPU')}")
     recipe = (
         (program.clip_gradient_norm, "gradients clipped to a norm of {:g}"),
         (program.ema_decay, "weights averaged with a decay of {:g}"),
@@ -130,13 +137,17 @@ class RunDisplay:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._progress: Optional[TrainProgress] = None
+        # Until the first event, and until training begins.
+        self._waiting = waiting(LOADING)
 
     def __enter__(self) -> RunDisplay:
         if not self.run.is_silent:
             _introduce(self.run)
+            self._waiting.__enter__()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._waiting.__exit__()
         if self._progress is not None:
             # Its last line may still wait to be printed.
             self._progress.flush()
@@ -160,7 +171,7 @@ class RunDisplay:
         elif isinstance(event, recorder.Started):
             if run.fresh_weights:
                 weights = run.resolved.config.weights
-                note(f"starting from {weights}, with a new head for {run.info.num_classes} classes")
+                note(f"starting from {weights}, with a new head for {counted(run.info.num_classes, 'class')}")
             if event.program.splits_from not in ("", "given"):
                 opened = ", ".join(event.program.pipeline_splits)
                 note(f"stages opened by {opened} ({event.program.splits_from})")
@@ -202,7 +213,7 @@ class RunDisplay:
         if as_json:
             print(json.dumps({**report, "run_dir": folder, "knn_accuracy": neighbours}, indent=2))
         else:
-            print_report(report, folder, neighbours)
+            print_report(report, folder, neighbours, run.folder.size_bytes)
 
 
 def show_dry_run(run: TrainingRun, as_json: bool) -> None:
@@ -220,7 +231,7 @@ def show_dry_run(run: TrainingRun, as_json: bool) -> None:
     report = run.plan_of_run()
     if path is not None:
         warmup = config.lr_warmup_params
-        ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epoch(s)" if warmup else ""
+        ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""
         stairs = ", constant within an epoch" if config.lr_staircase else ""
         title = f"{run.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
         figure = draw_schedule(run.schedule, run.program, title)
@@ -306,14 +317,16 @@ def _introduce(run: TrainingRun) -> None:
     note(f"{network}; {program_line(run.program)}")
 
 
-def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> List[Tuple[str, str]]:
+def report_rows(
+    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+) -> List[Tuple[str, str]]:
     """The end report as (name, value) rows."""
     rows: List[Tuple[str, str]] = []
     data, measured, compiled = report["dataset"], report["measured"], report["compilation"]
     rows.append(
         (
             "data set",
-            f"{data['name']}, {data['location']}: {data['train']} train, {data['evaluation']} evaluation",
+            f"{data['name']}, {data['location']}: {data['train']:,} train, {data['evaluation']:,} evaluation",
         )
     )
     validation = report["validation"]
@@ -348,6 +361,17 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
                 f"{units.rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
             )
         )
+        sharing = measured.get("sharing")
+        if sharing:
+            share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
+            received = units.size(sharing["received_bytes"])
+            rows.append(
+                (
+                    "workers",
+                    f"{sharing['workers']}; {share:.0%} of the time for adding gradients up ({sharing['reduction']}), "
+                    f"{received} for each worker and weight update",
+                )
+            )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
         rows.append(("with compilation", f"{units.rate(total)} images/s"))
         if measured.get("peak_memory_bytes"):
@@ -370,10 +394,10 @@ def report_rows(report: Dict[str, Any], folder: str, neighbours: Optional[float]
             "model",
             f"{units.count(compiled['num_parameters'])} parameters, "
             f"{units.count(compiled['macs_per_sample'])} MACs per sample, "
-            f"{compiled['fused_micro_batches']} micro-batch(es) computed as one",
+            f"{counted(compiled['fused_micro_batches'], 'micro-batch')} computed as one",
         )
     )
-    rows.append(("saved in", folder))
+    rows.append(("saved in", folder if size_bytes is None else f"{folder} ({units.size(size_bytes)})"))
     return rows
 
 
@@ -392,21 +416,31 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
     ]
 
 
-def print_report(report: Dict[str, Any], folder: str, neighbours: Optional[float]) -> None:
-    """The end report on stdout, and the command that evaluates the result.
+def print_report(
+    report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+) -> None:
+    """The end report on stdout, and the commands that evaluate the result and show its curves.
 
     Args:
         report: what ``report.json`` holds.
         folder: the run's.
         neighbours: accuracy of the three nearest neighbours on the same data, None where it is not known.
+        size_bytes: what the folder takes on its disk.
     """
     from rich.text import Text
 
+    from ipucnn.runs.folder import TENSORBOARD
+
     out = console(sys.stdout)
-    rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours)]
+    rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
+    lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
+    if find_spec("tensorboard") is None:
+        lines[0] += "   (after: pip install tensorboard)"
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)
+        lines.insert(0, f"evaluate it: ipucnn evaluate {shlex.quote(folder)}")
+    for line in lines:
+        out.print(Text(printable(line)), soft_wrap=True)
 
 
 def print_compiled(report: Dict[str, Any]) -> None:
@@ -428,7 +462,7 @@ def print_compiled(report: Dict[str, Any]) -> None:
 def _compile_time(compiled: Dict[str, Any]) -> str:
     """On the host, what was traced; on IPUs, what the compiler's stages took, or that a cache spared them."""
     if compiled["device"]["kind"] != "ipu":
-        size = f"{compiled['num_graph_operations']} graph operations, {compiled['num_layers']} layers"
+        size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
     elif compiled["cached"]:
         size = "the first execution; its program was compiled before"
     else:
@@ -465,7 +499,9 @@ def print_folds(report: Dict[str, Any], folder: str, class_names: Sequence[str])
     from rich.text import Text
 
     out = console(sys.stdout)
-    title = printable(f"{report['model']} on {report['dataset']}, {report['kfold']} folds, measured")
+    title = printable(
+        f"{report['model']} on {report['dataset']}, {counted(report['kfold'], 'fold')}, measured"
+    )
     table = plain_table(title=title)
     columns = [c for c in _FIGURES if c[0] in report["mean"]]
     table.add_column("fold")

@@ -8,12 +8,12 @@ _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: Optional[float]) -> str:
-    """Four significant digits, without an exponent from 0.001 on: 15370, 151.3, 0.1234; nothing where it is unknown."""
+    """Four significant digits, without an exponent from 0.001 on: 15,370, 151.3, 0.1234; nothing where unknown."""
     if value is None:
         return ""
     if value >= 1000:
         digits = max(0, len(str(int(value))) - 4)
-        return f"{round(value, -digits):.0f}"
+        return f"{round(value, -digits):,.0f}"
     return f"{value:.4g}"
 
 
@@ -28,12 +28,18 @@ def count(value: float) -> str:
 
 
 def size(num_bytes: Optional[float]) -> str:
-    """Three digits in GiB or TiB, whole MiB below a GiB; nothing where it is unknown."""
+    """Three digits in KiB, GiB or TiB, whole MiB between them; nothing where it is unknown."""
     if num_bytes is None:
         return ""
     if num_bytes >= 1000 * 2**30:
         return f"{num_bytes / 2**40:.3g} TiB"
-    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.3g} GiB"
+    return (
+        f"{num_bytes / 2**20:.0f} MiB"
+        if num_bytes >= 2**20 or not num_bytes
+        else f"{num_bytes / 2**10:.3g} KiB"
+    )
 
 
 def mebibytes(num_bytes: float) -> str:
@@ -84,4 +90,4 @@ def images(images_per_s: float) -> str:
 
 def rate(images_per_s: float) -> str:
     """Measured images a second: whole ones, with two decimals below ten, because large tiles take seconds."""
-    return f"{images_per_s:.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"
+    return f"{images_per_s:,.0f}" if images_per_s >= 9.995 or not images_per_s else f"{images_per_s:.2f}"

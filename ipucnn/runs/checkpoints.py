@@ -58,6 +58,11 @@ def position(state: TrainState, run: RunState) -> Dict[str, Any]:
     }
 
 
+def is_whole(meta: Mapping[str, Any]) -> bool:
+    """Whether a run can go on from a checkpoint; the best one has weights alone, to save space."""
+    return {"position", "run"} <= set(meta)
+
+
 def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[str, np.ndarray]:
     """The variables' values, if all of them are finite.
 
@@ -85,6 +90,11 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     Raises:
         DataError: it is of another model or optimizer.
     """
+    if not is_whole(checkpoint.meta):
+        raise DataError(
+            f"{what} cannot be continued: it has weights alone, and does not say where its run stood",
+            "start from its weights with: --weights " + what,
+        )
     running = {name for name in checkpoint.slots if name.endswith(RUNNING)}
     if running:
         kept = {name[: -len(RUNNING)]: checkpoint.slots[name] for name in running}
@@ -106,11 +116,6 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
             )
     for name, slot in state.slots.items():
         slot.assign(checkpoint.slots[name])
-    if not {"position", "run"} <= set(checkpoint.meta):
-        raise DataError(
-            f"{what} cannot be continued: it does not say where its run stood",
-            "start from its weights alone with: --weights " + what,
-        )
     at, run = checkpoint.meta["position"], checkpoint.meta["run"]
     state.weight_updates = checkpoint.meta["weight_updates"]
     state.losses, state.hits = list(at["losses"]), list(at["hits"])

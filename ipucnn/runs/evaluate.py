@@ -25,7 +25,7 @@ from ipucnn.runs.images.segmentation import (
     foreground_probability,
 )
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.metrics import SegmentScores
 
@@ -188,7 +188,7 @@ def _evaluate_classes(
     wall_s = time.perf_counter() - started
     size = len(trained.source.eval)
     if seen != size:
-        raise RuntimeError(f"{seen} samples were evaluated, and the data set has {size}")
+        raise RuntimeError(f"{counted(seen, 'sample')} were evaluated, and the data set has {size}")
     if predictions is not None and rows is not None:
         _write_predictions(predictions, rows, trained.source.eval, _class_names(trained))
     return session.device.kind, wall_s
@@ -203,7 +203,8 @@ def _memory_errors(batch: int) -> Iterator[None]:
         yield
     except (MemoryError, tf.errors.ResourceExhaustedError) as error:
         raise ConfigurationError(
-            f"batches of {batch} images do not fit into memory", "lower --validation-micro-batch-size"
+            f"batches of {counted(batch, 'image')} do not fit into memory",
+            "lower --validation-micro-batch-size",
         ) from error
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from ipucnn import json_fields
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES, read_record_if_whole
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.filesystem import (
     append_text,
     entries,
@@ -27,6 +28,7 @@ from ipucnn.filesystem import (
     remove_file,
     remove_folder,
     remove_temporaries,
+    used_bytes,
     write_atomically,
     write_text,
 )
@@ -40,12 +42,14 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 PREDICTIONS = "predictions.png"
 # The log of --mlperf-logging.
 MLPERF = "mlperf.log"
+# The run as a page, of the commands that have it drawn.
+PAGE = "report.html"
 # WANDB is the folder of that library's own files, which --wandb makes.
 CHECKPOINTS, TENSORBOARD, WANDB = "checkpoints", "tensorboard", "wandb"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF)
+RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF, PAGE)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -125,6 +129,8 @@ class RunFolder:
         self.path = path
         self._locks: List[int] = []
         self._is_claimed = False
+        # What this process noted of itself in ``environment.json``; None before it did.
+        self._token: Optional[str] = None
         # Of a folder that held nothing before: which of its folders are new.  None of any other.
         self._made: Optional[List[Path]] = None
         self.checkpoints = (
@@ -215,7 +221,8 @@ class RunFolder:
         if made is None:
             return
         # The error that ended the run is the one to tell, whatever the file system says now.
-        with contextlib.suppress(OSError, DataError):
+        with contextlib.suppress(OSError, DataError, WorkersError):
+            self._check_writer()
             if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)):
                 return
             for path in (*(self.path / name for name in RUN_FILES), *self._curves()):
@@ -276,13 +283,34 @@ class RunFolder:
         write_text(self.path / PROGRAM, program.to_json())
         write_text(self.path / METRICS, "".join(history))
         remove_file(self.path / REPORT)
+        remove_file(self.path / PAGE)
 
     def _remove_temporaries(self) -> None:
         remove_temporaries(self.path, lambda name: name in RUN_FILES)
         remove_temporaries(self.checkpoints, is_checkpoint_name)
 
+    def _check_writer(self) -> None:
+        """Refuses to write a run that another process goes on with.
+
+        A lock keeps others out, but not on every network: a process that was stopped, and is let go on after the run
+        was continued on another machine, would write over what that one has.
+
+        Raises:
+            WorkersError: another process noted itself in ``environment.json`` after this one.
+        """
+        if self._token is None:
+            return
+        processes = read_record_if_whole(self.path / ENVIRONMENT)
+        last = processes[-1] if isinstance(processes, list) and processes else None
+        if isinstance(last, dict) and last.get("writer", self._token) != self._token:
+            raise WorkersError(
+                f"another process goes on with the run in {self.path}, and this one writes nothing more",
+                "leave the run to that process; this one was stopped, or cut off, for a while",
+            )
+
     def append(self, name: str, line: str) -> None:
         """Adds a line to ``metrics.jsonl`` or ``timings.jsonl``."""
+        self._check_writer()
         append_text(self.path / name, line)
 
     def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
@@ -290,7 +318,8 @@ class RunFolder:
         path = self.path / ENVIRONMENT
         before = read_record_if_whole(path)
         known = [entry for entry in before if isinstance(entry, dict)] if isinstance(before, list) else []
-        processes = [*known, facts]
+        self._token = secrets.token_hex(8)
+        processes = [*known, {**facts, "writer": self._token}]
         write_text(path, json.dumps(processes, indent=2) + "\n")
         return processes
 
@@ -301,8 +330,14 @@ class RunFolder:
             return None
         return report
 
+    @property
+    def size_bytes(self) -> int:
+        """What the run takes on its disk, checkpoints elsewhere included."""
+        return used_bytes(self.path, self.checkpoints)
+
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
+        self._check_writer()
         for name in names:
             if is_checkpoint_name(name):
                 remove_file(self.checkpoints / name)
@@ -311,6 +346,7 @@ class RunFolder:
 
     def write_report(self, report: Dict[str, Any]) -> None:
         """Writes ``report.json``."""
+        self._check_writer()
         write_text(self.path / REPORT, json.dumps(report, indent=2) + "\n")
 
     def read_config(self) -> RunConfig:
@@ -336,8 +372,12 @@ class RunFolder:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""
         from ipucnn.training.checkpoints import save_checkpoint
 
+        def save(temporary: Path) -> None:
+            save_checkpoint(temporary, weights, slots, meta)
+            self._check_writer()
+
         path = self.checkpoints / name
-        write_atomically(path, lambda temporary: save_checkpoint(temporary, weights, slots, meta))
+        write_atomically(path, save)
         return path
 
     def link_checkpoint(self, source: Path, name: str) -> Path:
@@ -348,7 +388,42 @@ class RunFolder:
                 os.link(source, temporary)
             except OSError:
                 shutil.copyfile(source, temporary)
+            self._check_writer()
 
         path = self.checkpoints / name
         write_atomically(path, link)
         return path
+
+
+class SilentFolder(RunFolder):
+    """What a worker has that leaves writing to the first one: nothing is written, or taken away."""
+
+    def lock(self) -> None:
+        """There is nothing to lock."""
+
+    def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
+        """Makes nothing."""
+
+    def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
+        """Changes nothing."""
+
+    def append(self, name: str, line: str) -> None:
+        """Writes nothing."""
+
+    def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Notes nothing; this process alone is known."""
+        return [facts]
+
+    def clean(self, names: Iterable[str]) -> None:
+        """Deletes nothing."""
+
+    def write_report(self, report: Dict[str, Any]) -> None:
+        """Writes nothing."""
+
+    def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
+        """Writes nothing; where the first worker writes it."""
+        return self.checkpoints / name
+
+    def link_checkpoint(self, source: Path, name: str) -> Path:
+        """Writes nothing."""
+        return self.checkpoints / name

@@ -43,7 +43,7 @@ from ipucnn.runs.images.segmentation import (
     foreground_probability,
 )
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
-from ipucnn.text import printable, shown_value
+from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.evaluation import log_softmax
 
 CONTACT_SHEET = "contact-sheet.png"
@@ -351,7 +351,7 @@ def infer_masks(
     check_views(views)
     if trained.source.info.num_classes != 2:
         raise DataError(
-            f"{named.target} has {trained.source.info.num_classes} classes, and a mask has two",
+            f"{named.target} has {counted(trained.source.info.num_classes, 'class')}, and a mask has two",
             "train with two classes",
         )
     _say_problems("segment", problems, paths, subset, say)

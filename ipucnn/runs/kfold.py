@@ -39,6 +39,8 @@ from ipucnn.runs.folder import CONFIG, FOLDS, TIMINGS, RunFolder
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.start import ELSEWHERE, check_new, claim_default, latest_run_dir
 from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host.workers import require_one
+from ipucnn.sessions.poplar.popdist import find_instances
 
 SCHEMA_VERSION = 1
 MOST_TIMINGS_BYTES = 2**28
@@ -81,7 +83,7 @@ class FoldFinished:
 
 
 class CrossValidation:
-    """Runs the folds of a configuration one after the other.
+    """Runs the folds of a configuration one after the other; under ``poprun`` the first instance writes.
 
     Args:
         resolved: the configuration, with ``kfold``; with ``fold`` only that one is run.
@@ -95,7 +97,13 @@ class CrossValidation:
     def __init__(
         self, resolved: Resolved, verbose: bool = False, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        run_setup.refuse_instances("train --kfold")
+        self._instances = find_instances()
+        if self._instances.count > 1 and resolved.config.run_dir is None:
+            raise ConfigurationError(
+                f"--kfold in {self._instances.count} instances of poprun needs a folder that all of them mean",
+                "add --run-dir DIR",
+            )
+        require_one("train --kfold", resolved.config)
         if resolved.config.checkpoint_dir is not None or resolved.config.checkpoint_input_dir is not None:
             raise ConfigurationError(
                 "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
@@ -123,7 +131,9 @@ class CrossValidation:
         self.folds: Tuple[int, ...] = (only,) if only is not None else tuple(range(1, self.num_folds + 1))
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         self._verbose = verbose
-        self._check_folders(resolved.config)
+        if self._instances.is_writer:
+            # The writer may have made folders already where another instance looks later.
+            self._check_folders(resolved.config)
         former = self._read_former()
         self._rows = self._rows_of(former)
         # The first run refuses what all would: nothing is written before it has been prepared.
@@ -359,6 +369,8 @@ class CrossValidation:
 
     def _write_root(self) -> None:
         """``config.yml`` of the whole: what repeats it, all folds.  A fold that joins others leaves theirs."""
+        if not self._instances.is_writer:
+            return
         make_folder(self.root, "run folder", ELSEWHERE)
         if self._joins and is_file(self.root / CONFIG, "run folder"):
             return
@@ -374,7 +386,8 @@ class CrossValidation:
         self._release()
 
     def _write_folds(self) -> None:
-        write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
+        if self._instances.is_writer:
+            write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
 
 
 def fold_path(root: Path, fold: int) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_bytes, shown
-from ipucnn.machine import cpu_name, num_cores
+from ipucnn.machine import cpu_name, operation_threads
 from ipucnn.text import shown_value
 
 # Environment variables that change what TensorFlow computes or where.
@@ -149,7 +149,7 @@ def environment() -> Dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "cpu": cpu_name(),
-        "threads": num_cores(),
+        "threads": operation_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
         "command": " ".join(map(shlex.quote, sys.argv)),
     }

@@ -6,7 +6,7 @@ Everything that is done here is done in such an order that every checkpoint is a
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
@@ -18,12 +18,12 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import is_file
 from ipucnn.interrupts import Interrupted, InterruptGuard
-from ipucnn.machine import peak_memory_bytes
+from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder
+from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, RunFolder, SilentFolder
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trackers import Curves, MlperfLog, WeightsAndBiases
@@ -40,9 +40,13 @@ from ipucnn.sessions.session import (
     ValidationDue,
     is_checkpoint_due,
 )
+from ipucnn.text import counted
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
+
+# Of the time of weight updates, what collectives of workers may take without a warning.
+LARGEST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,8 @@ class Recorder:
         self._timer = timer
         self._settled_at = -1
         self._saved_at = -1
+        # The numbered checkpoints that are kept; None until they are looked for.
+        self._numbered: Optional[List[str]] = None
         self._statistics = "running"
         self._reason = reason_to_end(state.history, self._config)
         self._told: List[Union[Curves, WeightsAndBiases]] = []
@@ -192,7 +198,8 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         folder, config = self._folder.path, self._config
-        self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
+        if not isinstance(self._folder, SilentFolder):
+            self._told.append(Curves(folder / TENSORBOARD, self._training.first_weight_update))
         if config.wandb and self._training.is_writer:
             self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
         if config.mlperf_logging and self._training.is_writer:
@@ -265,6 +272,8 @@ class Recorder:
     def note_process(self, is_continued: bool) -> List[str]:
         """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
         self._environment = environment()
+        if self._session.sharing is not None:
+            self._environment["workers"] = self._session.sharing.workers
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         first = self._training.first_weight_update
         self._processes = self._folder.add_environment(
@@ -301,6 +310,7 @@ class Recorder:
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._folder.link_checkpoint(numbered, LAST))
+            self._delete_older()
         if self._session.any_instance(self._guard.is_set):
             self._interrupt()
 
@@ -347,7 +357,7 @@ class Recorder:
             self._mlperf.start("eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(training.setup, batch)
+        batches = run_setup.evaluation_batches(training.setup, batch, self._session.evaluation_shard)
         try:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
@@ -387,7 +397,7 @@ class Recorder:
         self._plot(event.weight_updates, points)
         yield Validated(event.weight_updates, metrics, is_best, wall_s)
         if is_best and self._config.checkpoints and self._config.training:
-            yield CheckpointSaved(self._save(BEST))
+            yield CheckpointSaved(self._save(BEST, is_whole=False))
 
     def validate_each(self, paths: Sequence[Path]) -> Iterator[RunEvent]:
         """Validates checkpoints, in the order given."""
@@ -427,8 +437,35 @@ class Recorder:
                     session.evaluated = {**averages, **found}
         self._settled_at = position
 
-    def _save(self, name: str) -> Path:
-        """Writes a checkpoint."""
+    def _delete_older(self) -> None:
+        """Deletes the numbered checkpoints of this run that are older than those to keep.
+
+        Where a process was killed before it deleted them, the next one finds and deletes them.
+        """
+        keep = self._config.keep_checkpoints
+        if keep is None:
+            return
+        updates = self._session.state.weight_updates
+        newest = checkpoints.checkpoint_name(updates)
+        if self._numbered is None:
+            named = self._checkpoint_names(updates)
+            self._numbered = [name for name in named if name not in (BEST, LAST)]
+        elif self._saved_at == updates and newest not in self._numbered[-1:]:
+            self._numbered.append(newest)
+        older, self._numbered = self._numbered[:-keep], self._numbered[-keep:]
+        self._folder.clean(older)
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the best validation is that of the last weight update."""
+        rows = [row for row in map(json.loads, self._state.history) if row["event"] == "validation"]
+        if not rows or rows[-1]["weight_updates"] != self._session.state.weight_updates:
+            return False
+        figures = [row[_figure(row)] for row in rows]
+        return int(np.argmax(figures)) == len(figures) - 1
+
+    def _save(self, name: str, is_whole: bool = True) -> Path:
+        """Writes a checkpoint; one that is not whole has weights alone, and nothing to go on from."""
         training, state, info = self._training, self._session.state, self._training.info
         meta = {
             "model": self._config.model_name,
@@ -444,11 +481,19 @@ class Recorder:
             "data_sha256": training.data_sha256,
             "seed": training.setup.seed,
             "program": training.program.to_dict(),
-            **checkpoints.position(state, self._state),
+            **(
+                checkpoints.position(state, self._state)
+                if is_whole
+                else {"weight_updates": state.weight_updates}
+            ),
         }
+        if training.compilation.device.kind != "ipu":
+            meta["threads"] = operation_threads()
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
+        if not is_whole:
+            return self._folder.write_checkpoint(name, weights, {}, meta)
         running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.evaluated}
         slots = checkpoints.arrays({**state.slots, **running}, rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
@@ -457,9 +502,11 @@ class Recorder:
         """Saves and ends; of several instances all end where one of them got a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
         of = self._training.program.num_weight_updates
-        updates = f"{self._session.state.weight_updates} of {of} weight updates"
+        updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
+        if isinstance(self._folder, SilentFolder):
+            raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
         self._settle_statistics()
         path = self._save(LAST)
         raise Interrupted(
@@ -474,7 +521,13 @@ class Recorder:
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
             self._settle_statistics()
             yield CheckpointSaved(self._save(LAST))
+        if config.training and config.checkpoints:
+            self._delete_older()
+            if self._is_best:
+                # One file under both names, which takes no more room than one.
+                self._folder.link_checkpoint(self._folder.checkpoints / LAST, BEST)
         self.report = self._make_report()
+        yield from self._warn_of_collectives()
         self._folder.write_report(self.report)
         if config.clean_dir:
             self._folder.clean(self.report["checkpoints"])
@@ -485,6 +538,21 @@ class Recorder:
                 f"interrupted when everything was done and saved in {self._folder.path}",
                 None,
             )
+
+    def _warn_of_collectives(self) -> Iterator[Notes]:
+        """Says so where much of the time went into adding gradients up over workers."""
+        sharing, train_s = self._session.sharing, self._timer.busy_s
+        if sharing is None or sharing.collective_s <= LARGEST_SHARE * train_s:
+            return
+        advice = "a larger --gradient-accumulation-count or --fused-micro-batches"
+        if sharing.reduction == "ordered":
+            advice += ", or --reduction ring, which gives other last digits"
+        yield Notes(
+            [
+                f"warning: {sharing.collective_s / train_s:.0%} of the time went into gathering gradients of "
+                f"{sharing.workers} workers, or waiting for them; less does with {advice}"
+            ]
+        )
 
     def _make_report(self) -> Dict[str, Any]:
         """``report.json``: what the run came to, and what its figures are of.
@@ -517,6 +585,7 @@ class Recorder:
                 "train_s": timer.busy_s,
                 "wall_s": time.perf_counter() - timer.started,
                 "peak_memory_bytes": peak_memory_bytes(),
+                "sharing": None if session.sharing is None else asdict(session.sharing),
                 "first_weight_update": training.first_weight_update,
             },
             "ended_early": self._reason if self._is_early else None,
@@ -591,7 +660,9 @@ def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
         return f"{name} {figures[-1]:.4f} reached the target of {target:g}"
     since_best = len(figures) - 1 - int(np.argmax(figures))
     if patience is not None and since_best >= patience:
-        return f"none of the last {since_best} validations was better than {name} {max(figures):.4f}"
+        return (
+            f"none of the last {counted(since_best, 'validation')} was better than {name} {max(figures):.4f}"
+        )
     return None
 
 

@@ -5,6 +5,7 @@ damaged data set is told of at once.  At the end stands what is refused before d
 and what no device here can do.
 """
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, TypeVar
 
@@ -18,8 +19,10 @@ from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.sessions.factory import runs_on_ipus
+from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, find_workers
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.session import Session
+from ipucnn.text import counted
 from ipucnn.training.program import Layout, Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -385,8 +388,11 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
     return batches.take(count), count, size
 
 
-def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
+def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (1, 0)) -> "TfDataset":
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
+
+    Args:
+        shard: (count, index): every ``count``-th batch from number ``index`` on.
 
     Raises:
         ConfigurationError: one batch alone is too much for the host's memory.
@@ -405,6 +411,7 @@ def evaluation_batches(setup: Setup, batch_size: int) -> "TfDataset":
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
         tile_step=setup.record.size_step,
+        shard=shard,
     )
 
 
@@ -418,9 +425,9 @@ def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
     needed_bytes = batch_size * sample_bytes
     if memory_bytes and needed_bytes > memory_bytes:
         raise ConfigurationError(
-            f"batches of {batch_size} images need {needed_bytes / 2**30:.4g} GiB, and the machine has "
+            f"batches of {counted(batch_size, 'image')} need {needed_bytes / 2**30:.4g} GiB, and the machine has "
             f"{memory_bytes / 2**30:.4g} GiB",
-            f"lower {flag}; at the very most {memory_bytes // sample_bytes} images fit",
+            f"lower {flag}; at the very most {counted(memory_bytes // sample_bytes, 'image')} fit",
         )
 
 
@@ -503,6 +510,12 @@ def _own_checkpoints(config: RunConfig, layout: Layout) -> Lack:
     return None if config.checkpoint_dir else ("without a folder for them", "add --checkpoint-dir DIR")
 
 
+def _workers(config: RunConfig, layout: Layout) -> Lack:
+    if find_workers(config, os.environ) is not None:
+        return None
+    return "for one worker", "start several: with `ipucnn launch`, srun, TF_CONFIG or --hosts"
+
+
 def _training(config: RunConfig, layout: Layout) -> Lack:
     return None if config.training else ("with --no-training", "")
 
@@ -543,6 +556,10 @@ RULES: Tuple[Rule, ...] = (
     Rule("wandb_run_name", _wandb, ipu_only=False),
     Rule("wandb_tags", _wandb, ipu_only=False),
     Rule("ckpt_all_instances", _own_checkpoints, ipu_only=False),
+    *(
+        Rule(name, _workers, ipu_only=False)
+        for name in ("reduction", "start_timeout", "require_same_bytes", "trusted_network")
+    ),
     Rule("fused_preprocessing", _preprocessing),
     Rule("offload_activations", _pipeline),
     Rule("offload_gradient_accumulation_buffers", _pipeline),
@@ -601,31 +618,58 @@ def check_compile_only(config: RunConfig) -> None:
         )
 
 
-def refuse_instances(command: str) -> None:
-    """Refuses ``poprun`` for a command that runs in one process.
+def check_instances(instances: Instances, config: RunConfig, draws: bool = True) -> None:
+    """Refuses instances that would not work together: away from each other, or with seeds of their own.
+
+    Args:
+        draws: random numbers are drawn that must be the same in all of them, for weights or the data's order.
 
     Raises:
-        ConfigurationError: ``poprun`` started this process.
+        ConfigurationError: no seed is given, or the device is no IPU; of workers, that it is one.
     """
-    if find_instances().is_distributed:
-        raise ConfigurationError(
-            f"poprun started this, and `ipucnn {command}` is one process: only `ipucnn train` runs under it",
-            f"type it without poprun: ipucnn {command} ...",
-        )
-
-
-def check_instances(instances: Instances, config: RunConfig) -> None:
-    """Refuses instances that would train different networks: with seeds of their own, or away from each other.
-
-    Raises:
-        ConfigurationError: no seed is given, or the device is no IPU.
-    """
+    if isinstance(instances, Workers):
+        if runs_on_ipus(config.device):
+            raise ConfigurationError(
+                f"{instances.source} names {instances.count} workers, which are of the host session, and this is an "
+                "IPU's",
+                "use --device cpu, or start instances for IPUs with poprun",
+            )
+        if config.seed is None:
+            raise ConfigurationError(
+                f"{instances.count} workers need the same seed, and none is given", "add --seed 1"
+            )
+        return
     if instances.count > 1 and not runs_on_ipus(config.device):
         raise ConfigurationError(
-            f"poprun started {instances.count} instances, and only IPUs are trained together",
+            f"poprun started {counted(instances.count, 'instance')}, and only IPUs work together",
             "start it without poprun: one process has all replicas on a CPU or GPU",
         )
-    if instances.count > 1 and config.seed is None:
+    if instances.count > 1 and draws and config.seed is None:
         raise ConfigurationError(
             f"{instances.count} instances of poprun need the same seed, and none is given", "add --seed 1"
+        )
+
+
+def check_workers(instances: Instances, config: RunConfig, program: Program) -> None:
+    """Refuses workers that cannot share a weight update, before TensorFlow is imported.
+
+    Args:
+        instances: the group of processes.
+        config: of the run.
+        program: with the number of fused micro-batches, if it is known.
+
+    Raises:
+        ConfigurationError: with the numbers of workers that can.
+    """
+    count = instances.count if isinstance(instances, Workers) else 1
+    if program.fused_micro_batches:
+        chunks = program.num_micro_batches // program.fused_micro_batches
+        check_share(chunks, count)
+        check_share(chunks, config.max_workers)
+    elif max(count, config.max_workers) > 1:
+        check_sharing(
+            program.num_micro_batches // program.dbn_replica_group_size,
+            program.dbn_replica_group_size,
+            count,
+            config.max_workers,
         )

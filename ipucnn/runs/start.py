@@ -28,6 +28,7 @@ from ipucnn.filesystem import (
     reason_of,
     temporary_of,
 )
+from ipucnn.runs.checkpoints import is_whole
 from ipucnn.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -40,7 +41,7 @@ from ipucnn.runs.folder import (
     RunFolder,
     is_checkpoint_name,
 )
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
@@ -267,19 +268,27 @@ def has_checkpoints(folder: Path) -> bool:
     return any(is_checkpoint_name(path.name) for path in entries(folder, "checkpoint folder"))
 
 
-def _weight_updates(path: Path) -> float:
-    """After how many weight updates a file was written; infinity for a damaged one, which is then reported first."""
+def _rank(path: Path) -> Tuple[bool, float]:
+    """Whether a run can go on from a file, and after how many weight updates it was written.
+
+    Infinity for a damaged one, which is then reported first.
+    """
     try:
-        return float(read_meta(path)["weight_updates"])
+        meta = read_meta(path)
+        return is_whole(meta), float(meta["weight_updates"])
     except DataError:
-        return float("inf")
+        return True, float("inf")
 
 
 def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], List[str]]:
-    """The newest good checkpoint of a folder, if any, and why newer ones were passed over."""
+    """The newest good checkpoint of a folder, if any, and why newer ones were passed over.
+
+    Those that have weights alone come after all others.
+    """
     names = [path for path in entries(folder, "checkpoint folder") if is_checkpoint_name(path.name)]
     bad: List[str] = []
-    for path in sorted(names, key=lambda p: (-_weight_updates(p), p.name != LAST, p.name)):
+    ranks = {path: _rank(path) for path in names}
+    for path in sorted(names, key=lambda p: (not ranks[p][0], -ranks[p][1], p.name != LAST, p.name)):
         try:
             return (path, load_checkpoint(path)), bad
         except DataError as error:
@@ -414,7 +423,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
             f"no checkpoint of {path} is readable; {skipped[0]}",
             f"start it again with --overwrite --run-dir {path}",
         )
-    if found is None:
+    if found is None or not is_whole(found[1].meta):
         return replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
     return _going_on(start, found, skipped)
 
@@ -483,7 +492,7 @@ def check_same_run(
     done = int(start.checkpoint.meta["weight_updates"])
     if done > program.num_weight_updates:
         raise ConfigurationError(
-            f"--num-epochs {config.num_epochs} are {program.num_weight_updates} weight updates, and "
+            f"--num-epochs {config.num_epochs} are {counted(program.num_weight_updates, 'weight update')}, and "
             f"{start.checkpoint_path} has {done}",
             "give more epochs",
         )

@@ -9,18 +9,19 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import RESUMABLE, Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import check_output, exists, expand, is_written_to
+from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
+from ipucnn.machine import fix_threads, num_cores, operation_threads
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
     check_named_splits,
@@ -31,10 +32,12 @@ from ipucnn.planning.splits import (
 )
 from ipucnn.runs import checkpoints, trackers
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.folder import METRICS, RunFolder
+from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.sessions.host.cluster import Cluster, join
+from ipucnn.sessions.host.workers import Workers, find_group
+from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
     CompilationReport,
     Session,
@@ -42,6 +45,7 @@ from ipucnn.sessions.session import (
     ValidationDue,
     recomputes_statistics,
 )
+from ipucnn.text import counted
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 from ipucnn.training.schedules import largest_rate
@@ -65,7 +69,7 @@ class TrainingRun:
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
-        self.instances = find_instances()
+        self.instances = find_group(resolved.config)
         if not self.instances.is_writer:
             # The writer may have made the folder already; this instance leaves it alone.
             resolved = replace(
@@ -92,7 +96,7 @@ class TrainingRun:
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(
-            config, self.info.num_train, seed=self.seed, num_instances=self.instances.count
+            config, self.info.num_train, seed=self.seed, num_instances=self.instances.num_shares
         )
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
@@ -104,6 +108,7 @@ class TrainingRun:
             # How many micro-batches are computed as one decides about rounding: a continued run keeps it.
             fused = int((self._saved_program() or {}).get("fused_micro_batches", 0))
             self.program = self.program.with_fused(fused)
+        run_setup.check_workers(self.instances, config, self.program)
         self.data_sha256 = fingerprint(self.setup.source)
         self._check_same_run()
         self.state = checkpoints.RunState([])
@@ -166,7 +171,7 @@ class TrainingRun:
         if self.start.report is None:
             self._check_network()
         p, config, settings = self.program, self.setup.config, self.optimizer
-        device = f"{p.num_ipus} IPU(s)"
+        device = f"{counted(p.num_ipus, 'IPU')}"
         if not runs_on_ipus(config.device):
             found = create_session(config.device, verbose=self.verbose, config=config).device
             device = f"{found.kind.upper()}: {found.name}"
@@ -247,9 +252,9 @@ class TrainingRun:
         if self.program.samples_discarded_per_epoch:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
-                f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
+                f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
-                f"updates x {self.program.global_batch_size} samples"
+                f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
@@ -277,9 +282,34 @@ class TrainingRun:
             )
         return lines
 
+    def _join(self) -> Optional[Cluster]:
+        """The other workers, who wait for this one; None if it is alone.
+
+        Raises:
+            UserError: they did not come, or would not train the same network.
+        """
+        config, checkpoint = self.setup.config, self.start.checkpoint
+        threads, cluster = config.threads, None
+        if threads is None and checkpoint is not None:
+            # They decide the order of sums, wherever the run goes on.
+            threads = checkpoint.meta.get("threads")
+        if isinstance(self.instances, Workers):
+            run: Dict[str, Any] = {
+                spec.flag: spec.yaml_value(getattr(config, spec.name))
+                for spec in SPECS
+                if spec.name not in RESUMABLE or spec.name in ("num_epochs", "max_workers")
+            }
+            run["data"] = self.data_sha256
+            run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
+            cluster, threads = join(self.instances, config, run, threads or num_cores())
+        fix_threads(threads)
+        return cluster
+
     def dataset(self, first_update: int, samples_per_element: int) -> "TfDataset":
         """Training batches from a weight update on, for the session: of several instances this one's part."""
         shard = (self.instances.count, self.instances.index)
+        if isinstance(self.instances, Workers) and self.setup.config.synthetic_data == "ipu":
+            shard = (1, 0)  # one batch, over and over, whoever computes it
         return run_setup.training_batches(
             self.setup, self.program, first_update, samples_per_element, shard=shard
         )
@@ -298,7 +328,15 @@ class TrainingRun:
             return
         try:
             with InterruptGuard(hint=self._continue_hint()) as guard:
-                yield from self._events(guard)
+                cluster = self._join()
+                try:
+                    yield from self._events(guard, cluster)
+                except BaseException as error:
+                    if cluster is not None:
+                        cluster.close(error)
+                    raise
+                if cluster is not None:
+                    cluster.close()
         except BaseException:
             if len(self.state.history) == self._former_rows:
                 # Out of memory, no free IPUs, a signal before the first weight update: there is nothing to keep,
@@ -314,11 +352,11 @@ class TrainingRun:
             return None
         return f"continue it with: ipucnn train --resume --run-dir {self.folder.path}"
 
-    def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
+    def _events(self, guard: InterruptGuard, cluster: Optional[Cluster]) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session
 
         config = self.setup.config
-        session = create_session(config.device, verbose=self.verbose, config=config)
+        session = create_session(config.device, verbose=self.verbose, config=config, cluster=cluster)
         self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.training.losses import make_loss
@@ -351,8 +389,10 @@ class TrainingRun:
         guard.defer()
         self._open_folder(session.state)
         recorder = Recorder(self._settled(compilation), session, self.state, guard, timer)
-        notes = recorder.note_process(is_continued=self.start.checkpoint is not None)
+        notes = self._notes_of_workers(cluster)
+        notes += recorder.note_process(is_continued=self.start.checkpoint is not None)
         notes += [f"warning: {note}; passed over" for note in skipped]
+        notes += self._room_wanted(session.state)
         if notes:
             yield Notes(notes)
         yield Started(self.program, compilation, self.folder.path, self.info)
@@ -369,11 +409,54 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0, 0))
             yield from recorder.finish()
             self.final_report = recorder.report
-            if self.setup.record.task == "segmentation" and config.training:
+            if self.setup.record.task == "segmentation" and config.training and self.instances.is_writer:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
                 with session.as_evaluated():
                     self.pictures = predicted_pictures(self.setup, session)
+
+    def _room_wanted(self, state: TrainState) -> List[str]:
+        """A warning if the checkpoints will take more than a tenth of what is free on their disk."""
+        config, program = self.setup.config, self.program
+        if not (config.training and config.checkpoints) or not self.instances.is_writer:
+            return []
+
+        def size(variables: Iterable["TfVariable"]) -> int:
+            # From their shapes: what instances train together is read by all of them or none.
+            kinds = ((v, getattr(v.dtype, "as_numpy_dtype", v.dtype)) for v in variables)
+            return sum(int(np.prod(v.shape)) * np.dtype(kind).itemsize for v, kind in kinds)
+
+        weights = size(state.weights.values())
+        first, last = self.first_weight_update, program.num_weight_updates
+        due = len(checkpoints.written_names(program, first + 1, last)) - 2
+        # One more while it is written, before an older one is deleted.
+        whole = max(1, due if config.keep_checkpoints is None else min(due, config.keep_checkpoints + 1))
+        needed = whole * (weights + size(state.slots.values())) + weights
+        free = free_bytes(self.folder.checkpoints)
+        if needed * 10 <= free:
+            return []
+        fewer = "; --keep-checkpoints 2 keeps fewer" if config.keep_checkpoints is None and due > 2 else ""
+        return [
+            f"warning: the checkpoints of this run will take up to {needed / 2**20:,.0f} MiB, and "
+            f"{free / 2**20:,.0f} MiB are free in {self.folder.checkpoints}{fewer}"
+        ]
+
+    def _notes_of_workers(self, cluster: Optional[Cluster]) -> List[str]:
+        """Who trains, and how a weight update is shared; nothing for one worker."""
+        if cluster is None:
+            return []
+        p = self.program
+        chunks = p.num_micro_batches // p.fused_micro_batches
+        return [
+            f"{cluster.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} "
+            f"chunks of {counted(p.fused_micro_batches, 'micro-batch')}, {chunks // cluster.count} for each worker",
+            f"TensorFlow's servers ({', '.join(cluster.addresses)}) listen on every network of their machines, without "
+            "authentication",
+            *(
+                f"warning: {line}; the result may differ in bytes from one worker's"
+                for line in cluster.warnings
+            ),
+        ]
 
     def _settled(self, compilation: CompilationReport) -> Training:
         """What the recorder works on, once nothing of it changes any more."""
@@ -509,11 +592,15 @@ def _schedule_picture(config: RunConfig) -> Optional[Path]:
 def _own_folder(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
     """The run folder for the instance that writes; for the others one that goes away with them.
 
+    Of the host's workers the others have the same as the first, and it alone needs room for it: they write nothing.
+
     With ``--ckpt-all-instances`` the checkpoints of the others stay, in ``instance-1``, ... of ``--checkpoint-dir``:
     each may be on a host of its own, whose disk the first instance does not see.
     """
     if instances.is_writer:
         return folder
+    if isinstance(instances, Workers):
+        return SilentFolder(folder.path, config.checkpoint_dir)
     path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
     atexit.register(shutil.rmtree, str(path), ignore_errors=True)
     own = None

@@ -1,4 +1,4 @@
-"""Networks that have weights already, for ``evaluate`` and ``infer``: of a run, of a Keras file, or of ImageNet.
+"""Networks that have weights already, for ``evaluate``, ``infer`` and ``export``: of a run, a Keras file, or ImageNet.
 
 What the command line names is found out, and all that can be is checked, without TensorFlow.
 """
@@ -30,6 +30,9 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import open_run
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
+from ipucnn.sessions.host.workers import require_one
+from ipucnn.sessions.poplar.popdist import find_instances
+from ipucnn.text import counted
 from ipucnn.training.checkpoints import read_meta
 
 IMAGENET = "imagenet"
@@ -42,7 +45,7 @@ class Named:
     """What a command line names as a network and its weights.
 
     Attributes:
-        command: evaluate or infer.
+        command: evaluate, infer or export.
         target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
         flags: options given on the command line.
         which: ``--checkpoint``, which of a run's.
@@ -96,6 +99,8 @@ def facts_only(info: DatasetInfo) -> DataSource:
 def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     """Finds out what the command line names, and checks all that can be checked without TensorFlow.
 
+    Under ``poprun`` all instances open the same.
+
     Args:
         named: by the command line.
         reads_data: whether the samples of a data set are needed.
@@ -103,8 +108,14 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     Raises:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
+    trained = _open(named, reads_data)
+    require_one(named.command, trained.config)
+    run_setup.check_instances(find_instances(), trained.config, draws=False)
+    return trained
+
+
+def _open(named: Named, reads_data: bool) -> TrainedSetup:
     command, target, which = named.command, named.target, named.which
-    run_setup.refuse_instances(command)
     path = expand(target, "RUN")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):
@@ -176,7 +187,7 @@ def _here(command: str, resolved: Resolved) -> Resolved:
     from ipucnn.sessions.factory import check_device
 
     config = resolved.config
-    if command == "infer":
+    if command in ("infer", "export"):
         # A few images; how many replicas trained does not matter, and there may be fewer IPUs here.
         config = replace(config, num_replicas=1, validation_num_replicas=None)
     check_device(config.device)
@@ -222,7 +233,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         _check_classes(
             setup,
             run.num_classes,
-            f"{run.path} has {run.num_classes} classes",
+            f"{run.path} has {counted(run.num_classes, 'class')}",
             f"take {facts.name}, which it was trained on",
         )
     else:
@@ -328,7 +339,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         _check_classes(
             setup,
             NUM_CLASSES,
-            f"ImageNet weights have {NUM_CLASSES} classes",
+            f"ImageNet weights have {counted(NUM_CLASSES, 'class')}",
             "give ImageNet's images: --dataset imagefolder --dataset-path DIR",
         )
     else:

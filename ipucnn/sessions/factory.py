@@ -1,12 +1,15 @@
 """The one place that knows what hardware is here."""
 
-from typing import Callable, List, Optional
+from typing import TYPE_CHECKING, Callable, List, Optional
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.session import DeviceInfo, Session
+
+if TYPE_CHECKING:
+    from ipucnn.sessions.host.cluster import Cluster
 
 DEVICES = ("auto", "ipu", "gpu", "cpu")
 
@@ -51,7 +54,11 @@ def runs_on_ipus(device: str) -> bool:
 
 
 def create_session(
-    device: str = "auto", *, verbose: bool = False, config: Optional[RunConfig] = None
+    device: str = "auto",
+    *,
+    verbose: bool = False,
+    config: Optional[RunConfig] = None,
+    cluster: Optional["Cluster"] = None,
 ) -> Session:
     """The session for a device.
 
@@ -59,6 +66,7 @@ def create_session(
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: let TensorFlow print what it prints.
         config: with the options that sessions act on; None: all defaults.
+        cluster: the workers that train together on the host; None: this process is alone.
 
     Raises:
         MissingError: the device is not here.
@@ -71,11 +79,16 @@ def create_session(
 
     if runs_on_ipus(device):
         return _poplar_session(config, lambda: import_tensorflow(verbose))
-    import_tensorflow(verbose)
+    import_tensorflow(verbose, cluster.start_collectives if cluster is not None else None)
     from ipucnn.sessions.host.session import HostSession
 
     cores = num_cores()
     gpus = [] if device == "cpu" else visible_gpus()
+    if gpus and cluster is not None:
+        raise ConfigurationError(
+            f"{cluster.count} workers compute on CPUs, and TensorFlow sees a GPU here",
+            "add --device cpu, or train with one worker on the GPU",
+        )
     if device == "gpu" and not gpus:
         raise MissingError("--device gpu: TensorFlow sees no GPU here", "use --device cpu")
     if len(gpus) > 1:
@@ -85,8 +98,10 @@ def create_session(
         )
     if gpus:
         info = DeviceInfo("gpu", gpus[0], cores, host_memory_bytes())
-        return HostSession(info, gpus[0], config)
-    return HostSession(DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes()), "/CPU:0", config)
+        return HostSession(info, gpus[0], config, cluster)
+    info = DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes())
+    place = "/CPU:0" if cluster is None or not cluster.place else f"{cluster.place}/device:CPU:0"
+    return HostSession(info, place, config, cluster)
 
 
 def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:

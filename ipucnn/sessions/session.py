@@ -5,6 +5,7 @@ The training loop stands here, once; a session gives it what runs the next weigh
 
 import contextlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,7 +23,7 @@ from typing import (
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
+from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariable
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.optimizers import AVERAGE, LOSS_SCALE, OptimizerSettings
@@ -156,6 +157,23 @@ class TrainState:
     earlier_hits: List[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """How several workers shared the weight updates that were timed.
+
+    Attributes:
+        workers: how many.
+        reduction: how gradients were added: ordered or ring.
+        received_bytes: that each worker got in a weight update, its own part included.
+        collective_s: seconds of worker 0 in collectives, waiting for other workers included.
+    """
+
+    workers: int
+    reduction: str
+    received_bytes: int
+    collective_s: float
+
+
 class NotFiniteError(UserError):
     """The loss or the weights became NaN or infinite."""
 
@@ -218,9 +236,8 @@ class Session:
         compilation: the latest report, with what only the first execution told.
         evaluated: what evaluation and checkpoints have in place of the weights of that name: averages, see
             :meth:`take_averages`, and what :meth:`measure_statistics` found last.
-        would_fit: what to suggest where a program does not fit on IPUs, from how many times the memory there is was
-            needed; see ``planning.search.smallest_change``; set before :meth:`compile`, :meth:`compile_prediction` and
-            :meth:`prepare_evaluation`.
+        would_fit: what to suggest where a program does not fit on IPUs, see ``planning.search.smallest_change``; set
+            before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
     """
 
     device: DeviceInfo
@@ -235,7 +252,7 @@ class Session:
     first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
     evaluated: Mapping[str, np.ndarray] = {}
-    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+    would_fit: Optional[MemoryAdvice] = None
 
     def take_preprocessing(self, affine: "ChannelAffine") -> bool:
         """Whether the session brings images from pixels 0 to 255 to the network's range itself.
@@ -370,6 +387,20 @@ class Session:
         """Whether a flag is set on any of the instances that train together, so that they act alike."""
         return flag
 
+    def of_first_instance(self, value: float) -> float:
+        """What the first of the instances that work together has, so that they all decide alike."""
+        return value
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How several workers of the host shared the work; None where there is one."""
+        return None
+
+    @property
+    def evaluation_shard(self) -> Tuple[int, int]:
+        """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
+        return 1, 0
+
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
@@ -493,6 +524,10 @@ class Session:
     ) -> Dict[str, float]:
         """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
 
+        Args:
+            dataset: the part of it that :attr:`evaluation_shard` says; the metrics are over all of it.
+            stop: whether to end before the end; see below.
+
         Raises:
             Stopped: ``stop``, asked between batches, said so.
         """
@@ -506,6 +541,17 @@ class Session:
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
+
+    def export_for_serving(self, model: "KerasModel", folder: Path, batch: int, output_name: str) -> None:
+        """Writes a SavedModel that is compiled for this device.
+
+        Args:
+            model: with its weights.
+            folder: does not exist yet.
+            batch: samples of each call.
+            output_name: of the logits.
+        """
+        raise NotImplementedError
 
     def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
         """Logits of every element of a data set of images (or part of one), one array per element."""

@@ -10,6 +10,7 @@ from typing import Callable, List, Optional
 
 from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import counted
 
 Warn = Callable[[str], None]
 
@@ -117,7 +118,7 @@ def make_batching(
             f"--gradient-accumulation-count {gradient_accumulation_count} and --global-batch-size "
             f"{global_batch_size} are both given, but one follows from the other",
             f"drop one: {gradient_accumulation_count} accumulated micro-batches of {micro_batch_size} on "
-            f"{num_replicas} replica(s) make a global batch of {implied}",
+            f"{counted(num_replicas, 'replica')} are a global batch of {implied}",
         )
     if gradient_accumulation_count is not None:
         if gradient_accumulation_count % base:
@@ -136,7 +137,7 @@ def make_batching(
         because = f"; {rule}" if base > 1 else ""
         warn(
             f"global batch size {global_batch_size} is not a multiple of micro-batch {micro_batch_size} x "
-            f"{num_replicas} replica(s){because}: using {batching.global_batch_size} "
+            f"{counted(num_replicas, 'replica')}{because}: using {batching.global_batch_size} "
             f"(gradient accumulation count {count})"
         )
     return _bounded(batching)
@@ -151,8 +152,9 @@ def _bounded(batching: Batching) -> Batching:
     size = batching.global_batch_size
     if size > MAX_COUNT:
         raise ConfigurationError(
-            f"the global batch of {size} samples (micro-batch {batching.micro_batch_size} x accumulation "
-            f"{batching.gradient_accumulation_count} x {batching.num_replicas} replica(s)) is above {MAX_COUNT}",
+            f"the global batch of {size:,} samples (micro-batch {batching.micro_batch_size} x accumulation "
+            f"{batching.gradient_accumulation_count} x "
+            f"{counted(batching.num_replicas, 'replica')}) is above {MAX_COUNT:,}",
             "lower --gradient-accumulation-count to "
             f"{max(1, MAX_COUNT // (batching.micro_batch_size * batching.num_replicas))} or less, "
             "or one of the others",
@@ -234,7 +236,7 @@ def make_epoch(
                 else "use a smaller --micro-batch-size, or fewer --num-replicas"
             )
             raise ConfigurationError(
-                f"the global batch of {size} samples ({batching.micro_batch_size} x "
+                f"the global batch of {size:,} samples ({batching.micro_batch_size} x "
                 f"{batching.gradient_accumulation_count} x {batching.num_replicas}) is larger than the "
                 f"training set of {num_samples}",
                 hint,
@@ -304,7 +306,7 @@ def weight_updates_per_log(
         if logs != logs_per_epoch:
             warn(
                 f"{_number(logs_per_epoch)} logs per epoch are not possible with {updates_per_epoch} weight "
-                f"updates per epoch: logging {logs} time(s) per epoch"
+                f"updates per epoch: logging {counted(logs, 'time')} per epoch"
             )
         return updates
     logs_in_run = logs_per_epoch * num_epochs
@@ -318,7 +320,7 @@ def weight_updates_per_log(
     if logs != logs_in_run:
         warn(
             f"{_number(logs_per_epoch)} logs per epoch are not possible with {total} weight updates in "
-            f"{num_epochs} epochs: logging {logs} time(s) in the run"
+            f"{num_epochs} epochs: logging {counted(logs, 'time')} in the run"
         )
     return updates
 
@@ -367,7 +369,7 @@ def replicas_for_ipus(ipus: int, ipus_per_replica: int) -> int:
     if ipus < 1 or ipus % ipus_per_replica:
         legal = nearest_multiples(max(ipus, 1), ipus_per_replica)
         raise ConfigurationError(
-            f"--ipus {ipus} is not a multiple of the {ipus_per_replica} IPU(s) that one replica takes",
+            f"--ipus {ipus} is not a multiple of the {counted(ipus_per_replica, 'IPU')} that one replica takes",
             f"use --ipus {_join(legal)}",
         )
     return ipus // ipus_per_replica
@@ -390,7 +392,8 @@ def check_distributed_batch_norm(group_size: int, num_replicas: int, ipus_per_re
     if num_replicas % group_size:
         hint = f"use --dbn-replica-group-size {_join([1] + legal)}"
         raise ConfigurationError(
-            f"--dbn-replica-group-size {group_size} does not divide the {num_replicas} replica(s)", hint
+            f"--dbn-replica-group-size {group_size} does not divide the {counted(num_replicas, 'replica')}",
+            hint,
         )
     if ipus_per_replica > 1:
         raise ConfigurationError(

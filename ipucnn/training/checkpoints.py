@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Container, Dict, Iterator, Mapping, Tuple
 import numpy as np
 
 from ipucnn import json_fields
+from ipucnn.config import bounds
 from ipucnn.documents import load_record
 from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular, shown
@@ -99,6 +100,7 @@ META: json_fields.Fields = {
         lambda value: list_of(is_number)(value) and all(number > 0 for number in value),
     ),
     "data_sha256": ("a text", is_text),
+    "threads": ("a number of threads", lambda value: is_count(value) and 0 < value <= bounds.MAX_THREADS),
     "program": ("a mapping with counts", _is_program),
     "position": (
         "losses, hits and events_done of the execution under way",

@@ -1,7 +1,7 @@
 """Metrics as sums that add up over batches: nothing is averaged before all samples are in."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -69,8 +69,8 @@ class MetricTotals:
 
     totals: Dict[str, float] = field(default_factory=dict)
 
-    def add(self, sums: "Dict[str, Tensor]") -> None:
-        """Adds what :func:`batch_sums` returned."""
+    def add(self, sums: "Mapping[str, Union[float, Tensor]]") -> None:
+        """Adds what :func:`batch_sums` returned, or its values."""
         for key, value in sums.items():
             self.totals[key] = self.totals.get(key, 0.0) + float(np.asarray(value))
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import counted
 from ipucnn.training import batching as arithmetic
 from ipucnn.training.batching import Batching, Warn
 
@@ -160,21 +161,22 @@ def _stages(config: RunConfig) -> int:
         stages = len(config.device_mapping)
         if splits and splits + 1 != stages:
             raise ConfigurationError(
-                f"--device-mapping names {stages} stage(s), but {splits} pipeline split(s) make {splits + 1}",
+                f"--device-mapping names {counted(stages, 'stage')}, but there are {splits + 1} with "
+                f"{counted(splits, 'pipeline split')}",
                 f"give {splits + 1} numbers in --device-mapping",
             )
         if wanted not in (None, max(config.device_mapping) + 1):
             raise ConfigurationError(
                 f"--ipus-per-replica {wanted} does not suit --device-mapping, which uses "
-                f"{max(config.device_mapping) + 1} IPU(s)",
+                f"{counted(max(config.device_mapping) + 1, 'IPU')}",
                 f"use --ipus-per-replica {max(config.device_mapping) + 1}, or drop it",
             )
         return stages
     if splits:
         if wanted not in (None, splits + 1):
             raise ConfigurationError(
-                f"--ipus-per-replica {wanted} does not suit {splits} pipeline split(s), which make "
-                f"{splits + 1} stages",
+                f"--ipus-per-replica {wanted} does not suit {splits + 1} stages, opened by "
+                f"{counted(splits, 'pipeline split')}",
                 f"use --ipus-per-replica {splits + 1}, or drop --pipeline-splits to have them chosen",
             )
         return splits + 1
@@ -218,7 +220,7 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
     if num_stages > 1 and len(shares) == 2 * num_stages:
         return tuple(zip(shares[0::2], shares[1::2]))
     raise ConfigurationError(
-        f"--available-memory-proportion has {len(shares)} values for {num_stages} stage(s)",
+        f"--available-memory-proportion has {len(shares)} values for {counted(num_stages, 'stage')}",
         f"give 1, {num_stages} (per stage) or {2 * num_stages} (convolutions and matrix products of each stage)"
         if num_stages > 1
         else "give one value",
@@ -309,7 +311,7 @@ def make_layout(config: RunConfig) -> Layout:
         filled = arithmetic.replicas_for_ipus(config.ipus, ipus_per_replica)
         if replicas not in (1, filled):
             raise ConfigurationError(
-                f"--ipus {config.ipus} makes {filled} replica(s) of {ipus_per_replica} IPU(s), but "
+                f"--ipus {config.ipus} makes {counted(filled, 'replica')} of {counted(ipus_per_replica, 'IPU')}, but "
                 f"--num-replicas is {replicas}",
                 f"drop one of them, or use --ipus {replicas * ipus_per_replica}",
             )
@@ -336,7 +338,7 @@ def validation_replicas(
 
     Args:
         num_replicas: of training, in all processes.
-        num_instances: processes of ``poprun``; each evaluates the whole data set on its own IPUs.
+        num_instances: processes of ``poprun``, which share the samples; each has IPUs of its own.
     """
     if config.pipeline_validation_model:
         return num_replicas // num_instances

@@ -20,6 +20,7 @@ from ipucnn.sessions.poplar import surroundings as around
 from . import modules
 from .extension import extend
 from .machine import Machine, ProcessAborted
+from .sources import rule
 from .surroundings import surroundings
 
 __all__ = ["Machine", "ProcessAborted", "installed"]
@@ -58,18 +59,27 @@ def _functional() -> Any:
     return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
 
+@rule("kernels poprand/random.cc StatelessRandomUniformOp")
 def _poprand(stateless_uniform: Any) -> Any:
-    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator.
-
-    graphcore/tensorflow r2.6/sdk-release-3.4 tensorflow/compiler/plugin/poplar/kernels/poprand/random.cc,
-    StatelessRandomUniformOp.
-    """
+    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator."""
 
     import tensorflow as tf
 
     def draw(shape: Any, seed: Any, **others: Any) -> Any:
         if tf.distribute.has_strategy():  # what is traced for IPUs
-            seed = tf.convert_to_tensor(seed) + 0x5EED
+            seed = tf.convert_to_tensor(seed)
+            if seed.shape != (2,):
+                raise tf.errors.InvalidArgumentError(
+                    None, None, f"seed must have shape [2], not {seed.shape}"
+                )
+            if seed.dtype != tf.int32 or others.get("dtype", tf.float32) not in (tf.float32, tf.float16):
+                raise tf.errors.InvalidArgumentError(
+                    None,
+                    None,
+                    "Detected unsupported operations when trying to compile graph cluster_0[] on XLA_IPU_JIT: "
+                    "StatelessRandomUniform (No registered 'StatelessRandomUniform' OpKernel for XLA_IPU_JIT)",
+                )
+            seed = seed + 0x5EED
         return stateless_uniform(shape, seed=seed, **others)
 
     return draw

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from .facts import FACTS, like
 from .machine import ProcessAborted
+from .sources import rule
 
 ENUMS = {
     name: (enum.IntEnum if name == "PipelineSchedule" else enum.Enum)(name, members)  # type: ignore[misc]
@@ -18,6 +19,7 @@ _PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict}
 _IPUS = ("auto_select_ipus", "select_ipus")
 
 
+@rule("ipu gradient_accumulation.py GradientAccumulationReductionMethod.parse")
 def _parse(cls: Any, value: Any) -> Any:
     """A member from itself or its name in any case."""
     if isinstance(value, cls):
@@ -38,6 +40,7 @@ def _default(fact: Dict[str, Any]) -> Any:
     return type(value)(value) if isinstance(value, (list, dict)) else value
 
 
+@rule("ipu config.py AttributeMetadata.check_type")
 def _check_type(name: str, value: Any) -> None:
     fact = FACTS["leaves"][name]
     if name in _IPUS:
@@ -57,6 +60,7 @@ class Category:
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_prefix", prefix)
 
+    @rule("ipu config.py _ConfigBase.__getattr__")
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -67,6 +71,10 @@ class Category:
             return Category(self._values, full + ".")
         raise ValueError(f"IPUConfig has no attribute {full}")
 
+    @rule(
+        "ipu config.py _ConfigBase.__setattr__",
+        "ipu config.py _ConfigBase._set_value_of_existing_user_attribute",
+    )
     def __setattr__(self, name: str, value: Any) -> None:
         full = self._prefix + name
         if full in FACTS["categories"]:
@@ -99,6 +107,7 @@ def make_functions(machine: Any) -> Dict[str, Any]:
     """The functions of ``ipu.config``."""
 
     @like("ipu.config.configure_ipu_system")
+    @rule("ipu config.py configure_ipu_system")
     def configure_ipu_system(config: Any, device: Any, reset_configuration: Any) -> None:
         if not isinstance(config, Category) or config._prefix:
             raise TypeError("config must be an IPUConfig")
@@ -115,6 +124,10 @@ def make_functions(machine: Any) -> Dict[str, Any]:
     }
 
 
+@rule(
+    "ipu config.py _poplar_options_to_protobuf",
+    "driver config.proto IpuOptions",
+)
 def check_options(options: Dict[Any, Any]) -> None:
     """Poplar options are strings; protobuf refuses anything else."""
     for key, value in options.items():
@@ -122,6 +135,10 @@ def check_options(options: Dict[Any, Any]) -> None:
             raise TypeError(f"{key!r}: {value!r} has type {type(value).__name__}, but expected one of: str")
 
 
+@rule(
+    "poplibs lib/poplin/ConvOptions.cpp ConvOptions::parseConvOptions",
+    "driver tools/poplar_util.cc PoplarExceptionToTensorflowStatus",
+)
 def check_option_words(kind: str, options: Dict[str, str]) -> None:
     """What Poplar finds when it plans an operation: unknown keys, and values that are none."""
     known = FACTS["poplar_options"].get(kind)
@@ -139,6 +156,11 @@ def check_option_words(kind: str, options: Dict[str, str]) -> None:
             )
 
 
+@rule(
+    "ipu config.py IPUConfig._to_protobuf",
+    "ipu config.py _IPUDeviceConnectionConfig._to_protobuf",
+    "ipu config.py configure_ipu_system",
+)
 def configure(machine: Any, leaves: Dict[str, Any]) -> None:
     """What ``configure_ipu_system`` checks and the driver finds out."""
     machine.flags  # noqa: B018 - the first access of the driver parses them
@@ -179,6 +201,7 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
     machine.note("configure_ipu_system", leaves=values)
 
 
+@rule("driver config.proto IpuOptions")
 def _check_widths(values: Dict[str, Any]) -> None:
     """Protobuf refuses integers that its fields do not hold: int64, int32 for IPUs (driver/config.proto).
 
@@ -194,6 +217,7 @@ def _check_widths(values: Dict[str, Any]) -> None:
                 raise ValueError(f"{name}: Value out of range: {value}")
 
 
+@rule("ipu config.py IPUConfig._to_protobuf")
 def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
     """("select", id) or ("auto", number of IPUs) of /device:IPU:0, /device:IPU:1, ...
 
@@ -219,6 +243,7 @@ def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
     ]
 
 
+@rule("driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget")
 def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> int:
     """IPUs of /device:IPU:0."""
     kind, value = devices[0]
@@ -230,6 +255,7 @@ def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> 
     return _ipus_of(value, machine)
 
 
+@rule("driver poplar_executor.cc PoplarExecutor::AttachToPoplarDevice")
 def _ipus_of(device_id: int, machine: Any) -> int:
     """IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ..."""
     first, size = 0, 1
@@ -240,6 +266,10 @@ def _ipus_of(device_id: int, machine: Any) -> int:
     raise tf.errors.InvalidArgumentError(None, None, "No device matches the requested configuration")
 
 
+@rule(
+    "driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget",
+    "driver poplar_executor.cc PoplarExecutor::AttachToPoplarDevice",
+)
 def _find_device(machine: Any, ipus: int, connection: str) -> None:
     if not machine.num_ipus:
         raise tf.errors.InvalidArgumentError(

@@ -7,7 +7,7 @@ is applied once.  Everything that IPUs would run is traced in the strategy's ``r
 import hashlib
 import json
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,7 @@ from . import rules
 from .facts import FACTS
 from .feeding import Data, unpack
 from .replicas import KERAS_3, Asked, Replicas, combine, variable_of
+from .sources import rule
 
 # Arguments of fit that the double would have to do something about.
 _LACKING = ("validation_split", "validation_data", "class_weight")
@@ -30,6 +31,7 @@ class Engine:
         self._machine = extension.machine
         self._ready: Dict[Any, int] = {}
         self._functions: Dict[str, Any] = {}
+        self._written: Set[int] = set()
         self._built = False
         self._replicas = Replicas(self._machine, self._model)
 
@@ -38,12 +40,26 @@ class Engine:
         self._ready, self._functions, self._built = {}, {}, False
 
     def _run(self, name: str, make: Any, *args: Any) -> Any:
-        """Runs a function in a replica's context, traced on its first call."""
+        """Runs a function in a replica's context, traced on its first call; without a device it is traced only."""
         if name not in self._functions:
             self._functions[name] = tf.function(self._placed(make()), autograph=False)
-        strategy = self._extension.strategy
+        function, strategy = self._functions[name], self._extension.strategy
         with strategy.scope():
-            return strategy.run(self._functions[name], args=args)
+            if not self._machine.is_precompiling:
+                return strategy.run(function, args=args)
+            traced = strategy.extended.call_for_each_replica(lambda: function.get_concrete_function(*args))
+        self._written.update(_written(traced.graph))
+        return tf.nest.map_structure(
+            lambda out: None if out is None else tf.zeros(out.shape, out.dtype), traced.structured_outputs
+        )
+
+    @rule("driver poplar_executor.cc PoplarExecutor::PrecompileOutputAllocation::PopulateBuffer")
+    def _fill_with_zeros(self) -> None:
+        """Without a device: a variable that the program writes is one of its outputs, and outputs are zeros."""
+        for handle in self._written:
+            variable = self._machine.placed.get(handle)
+            if variable is not None:
+                variable.assign(tf.zeros(variable.shape, variable.dtype))
 
     def _placed(self, function: Any) -> Any:
         """The function, whose variables have to lie on the IPUs."""
@@ -65,6 +81,11 @@ class Engine:
             return 1
         return int(steps.numpy()) if hasattr(steps, "numpy") else int(steps)
 
+    @rule(
+        "extensions extensions_base.py KerasExtensionBase._check_mode",
+        "extensions extensions_base.py KerasExtensionBase._verify_and_get_gradient_accumulation_steps_per_replica",
+        "driver poplar_executable.cc PoplarExecutable::ExecuteAsyncOnStream",
+    )
     def _compile(self, kind: str, steps: int, spec: Any) -> int:
         """Checks and "compiles" a program; returns its replicas."""
         machine, extension = self._machine, self._extension
@@ -104,14 +125,6 @@ class Engine:
                 "Trying to run an executable on a device that was configured for compilation only.",
             )
         return replicas
-
-    def _is_precompiling(self) -> bool:
-        """Nothing is attached: what would have run on IPUs gives zeros.
-
-        "anything which is meant to be executed on the device will return all zeros" (Graphcore's documentation of
-        DeviceConnectionType); "output buffer will be populated with zeros" (poplar_executable.cc).
-        """
-        return bool(self._machine.config["leaves"]["device_connection.type"].name == "PRE_COMPILE")
 
     def _announce(self, key: Any) -> None:
         """The driver's progress bar on file descriptor 1, unless the program is in the executable cache."""
@@ -179,7 +192,7 @@ class Engine:
         model.compiled_metrics.update_state(y, outputs, w)
         return loss
 
-    def _gradients(self, elements: Any, accumulates: bool) -> Any:
+    def _gradients(self, elements: Any) -> Any:
         """Gradients of one micro-batch (of each of several replicas that share batch norm statistics)."""
         model, group = self._model, len(elements)
 
@@ -192,12 +205,12 @@ class Engine:
                 total = tf.add_n([self._losses(*unpack(e), part) for e, part in zip(elements, parts)])
                 total = total / tf.cast(group, total.dtype)
             gradients = tape.gradient(total, [variable_of(v) for v in model.trainable_weights])
-            _check_gradients(gradients, model.trainable_weights, accumulates)
+            _check_gradients(gradients, model.trainable_weights)
             return gradients
 
-        return self._run(f"train{group}{accumulates}", lambda: step, *elements)
+        return self._run(f"train{group}", lambda: step, *elements)
 
-    def _transformed(self, sums: List[Any], present: List[int]) -> List[Any]:
+    def _transformed(self, sums: List[Any]) -> List[Any]:
         """Each replica's gradients after the optimizer's hook that Keras calls before it sums them over replicas.
 
         A hook that reduces over replicas is asked twice, as metrics are.
@@ -205,22 +218,19 @@ class Engine:
         hook = getattr(self._model.optimizer, "_transform_unaggregated_gradients", None)
         if hook is None:
             return sums
-        trained = [list(self._model.trainable_weights)[i] for i in present]
+        trained = list(self._model.trainable_weights)
 
         def transform(*given: Any) -> List[Any]:
             return [g for g, _ in hook(list(zip(given, trained)))]
 
         self._machine.replicas = asked = Asked(self._machine)
         try:
-            found = [self._run("transform", lambda: transform, *[one[i] for i in present]) for one in sums]
+            found = [self._run("transform", lambda: transform, *one) for one in sums]
             if asked.close(len(sums)):
-                found = [
-                    self._run("transform", lambda: transform, *[one[i] for i in present]) for one in sums
-                ]
+                found = [self._run("transform", lambda: transform, *one) for one in sums]
         finally:
             self._machine.replicas = None
-        whole = [dict(zip(present, one)) for one in found]
-        return [[one.get(i) for i in range(len(sums[0]))] for one in whole]
+        return found
 
     def _apply(self, gradients: List[Any]) -> None:
         """One weight update: the optimizer in a graph, as in the SDK."""
@@ -230,8 +240,7 @@ class Engine:
         def apply(*given: Any) -> None:
             # Keras 2 would sum them over replicas here.
             summed = {} if KERAS_3 else {"experimental_aggregate_gradients": False}
-            pairs = [(g, v) for g, v in zip(given, trained) if g is not None]
-            model.optimizer.apply_gradients(pairs, **summed)
+            model.optimizer.apply_gradients(list(zip(given, trained)), **summed)
 
         self._machine.replicas = self._replicas
         try:
@@ -239,6 +248,10 @@ class Engine:
         finally:
             self._machine.replicas = None
 
+    @rule(
+        "extensions extensions_base.py KerasExtensionBase._make_single_ipu_train_function_with_gradient_accumulation",
+        "extensions extensions_base.py KerasExtensionBase._make_pipeline",
+    )
     def _execute(self, elements: Any, steps: int, count: int) -> None:
         extension, model, replicas = self._extension, self._model, self._replicas
         pipelined = bool(rules.stages_of(extension))
@@ -252,25 +265,26 @@ class Engine:
                 for first in range(0, count, group):
                     batch = [next(elements) for _ in range(group)]
                     replicas.load(first)
-                    before = _moving_variances(model) if group > 1 else []
-                    gradients = self._gradients(batch, accumulates > 1 or pipelined)
+                    before = _moving_variances(model, group)
+                    gradients = self._gradients(batch)
                     _unbias_as_a_replica(before, group, int(unpack(batch[0])[1].shape[0]))
                     for replica in range(first, first + group):
                         replicas.save(replica)
                         sums[replica] = _accumulate(sums[replica], gradients, method, n, accumulates)
-            present = [i for i, g in enumerate(sums[0]) if g is not None]
-            sums = self._transformed(sums, present)
             # Keras reduces with SUM, which IPUStrategy makes a cross_replica_sum.
-            total = replicas.sum_gradients([[one[i] for i in present] for one in sums])
-            whole = dict(zip(present, total))
+            total = replicas.sum_gradients(self._transformed(sums))
             replicas.load(0)
-            self._apply([whole.get(i) for i in range(len(sums[0]))])
+            self._apply(total)
             replicas.take_averaged()
         if pipelined:
             # The SDK warns that it does not update moving statistics correctly: here, not at all.
             for variable, value in zip(map(variable_of, model.non_trainable_weights), statistics):
                 variable.assign(value)
 
+    @rule(
+        "extensions extensions_base.py KerasExtensionBase._fit_delegate",
+        "keras keras/engine/data_adapter.py train_validation_split",
+    )
     def fit(
         self,
         *,
@@ -332,19 +346,20 @@ class Engine:
             self._replicas.open(replicas, training=True)
             for done in range(0, steps, per_execution):
                 handler.on_train_batch_begin(done)
-                if not self._is_precompiling():
-                    self._execute(elements, per_execution, replicas)
+                self._execute(elements, per_execution, replicas)
                 logs = self._results(replicas)
                 handler.on_train_batch_end(done + per_execution - 1, logs)
                 if model.stop_training:
                     break
             self._replicas.load(0)
+            self._fill_with_zeros()
             handler.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
         handler.on_train_end(logs)
         return model.history
 
+    @rule("extensions extensions_base.py KerasExtensionBase._get_last_batch_results")
     def _results(self, count: int) -> Dict[str, float]:
         """The last replica's metrics, or those of all reduced, if that was asked for and is no pipeline.
 
@@ -354,8 +369,6 @@ class Engine:
         asked = Asked(self._machine)
         self._machine.replicas = asked
         try:
-            if self._is_precompiling():
-                return dict.fromkeys(self._read(0), 0.0)
             for replica in range(count):
                 self._read(replica)
             asked.close(count)
@@ -386,6 +399,11 @@ class Engine:
         """``Model.evaluate``: not used by the session, which predicts."""
         raise NotImplementedError("the double lacks evaluate: predict, and compare on the host")
 
+    @rule(
+        "extensions extensions_base.py KerasExtensionBase._predict_delegate",
+        "extensions extensions_base.py KerasExtensionBase._get_all_batch_results",
+        "driver poplar_executor.cc PoplarExecutor::GetTensorsFromOutfeed",
+    )
     def predict(self, *, x: Any, batch_size: Any, steps: Any, callbacks: Any, **others: Any) -> Any:
         """``Model.predict`` on IPUs."""
         machine, model = self._machine, self._model
@@ -403,27 +421,26 @@ class Engine:
         def forward(element: Any) -> Any:
             return model(unpack(element)[0], training=False)
 
-        if self._is_precompiling():
-            zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
-            found = [tf.nest.map_structure(tf.zeros_like, self._run("predict", lambda: forward, zeros))]
-            found *= each * replicas
-        else:
-            elements = data.elements(machine)
-            found = [self._run("predict", lambda: forward, next(elements)) for _ in range(each * replicas)]
-            if machine.is_synthetic("outfeed"):
-                # graphcore/keras r2.6/sdk-release-3.4 keras/ipu/extensions/extensions_base.py, _predict_function:
-                # zeros of the batches of one replica.
-                found = [tf.nest.map_structure(tf.zeros_like, one) for one in found[:each]]
+        elements = data.elements(machine)
+        found = [self._run("predict", lambda: forward, next(elements)) for _ in range(each * replicas)]
+        if machine.is_precompiling:
+            # Every execution is followed by one dequeue, which finds one element of each replica.
+            found = found[: each // per_execution * replicas]
+        elif machine.is_synthetic("outfeed"):
+            # _get_all_batch_results: zeros of the batches of one replica.
+            found = [tf.nest.map_structure(tf.zeros_like, one) for one in found[:each]]
         if isinstance(found[0], (list, tuple)):
             return [np.concatenate([np.asarray(f[i]) for f in found]) for i in range(len(found[0]))]
         return np.concatenate([np.asarray(f) for f in found])
 
 
+@rule("keras keras/engine/training.py Model._assert_compile_was_called")
 def _require_compiled(model: Any) -> None:
     if getattr(model, "optimizer", None) is None:
         raise RuntimeError("You must compile your model before training/testing. Use model.compile()")
 
 
+@rule("extensions extensions_base.py _sanity_check_optimizer")
 def _check_optimizer(optimizer: Any) -> None:
     """``minimize`` of a class must be its parent's where gradients are accumulated."""
     if optimizer is None:
@@ -433,28 +450,47 @@ def _check_optimizer(optimizer: Any) -> None:
         raise ValueError("the optimizer overrides minimize and cannot accumulate gradients")
 
 
-def _check_gradients(gradients: List[Any], weights: List[Any], accumulates: bool) -> None:
-    """With accumulation Keras' ``get_gradients`` is asked, which wants all; else ``apply_gradients``, which skips."""
+@rule(
+    "extensions extensions_base.py _KerasOptimizerWrapper.compute_gradients",
+    "keras keras/optimizer_v2/optimizer_v2.py OptimizerV2.get_gradients",
+)
+def _check_gradients(gradients: List[Any], weights: List[Any]) -> None:
+    """Every weight has one, with accumulation and without."""
     missing = [w.name for g, w in zip(gradients, weights) if g is None]
-    if missing and accumulates:
-        raise ValueError(f"Variable {missing[0]} has `None` for gradient.")
-    if missing and len(missing) == len(gradients):
-        raise ValueError(f"No gradients provided for any variable: {missing}.")
     if missing:
-        tf.get_logger().warning("Gradients do not exist for variables %s", missing)
+        raise ValueError(f"Variable {missing[0]} has `None` for gradient.")
 
 
-def _moving_variances(model: Any) -> List[Any]:
-    """(layer, its moving variance) of each batch norm."""
+def _written(graph: Any) -> Set[int]:
+    """Handles of the variables that a traced function writes, itself or in a branch or loop, by ``id``."""
+    outer = {inner.name: id(handle) for handle, inner in graph.captures}
+    kinds = ("Assign", "ResourceApply", "ResourceScatter", "If", "While", "Case")
+    writes = [op for op in graph.get_operations() if op.type.startswith(kinds)]
+    return {outer[tensor.name] for op in writes for tensor in op.inputs if tensor.name in outer}
+
+
+def _is_stock_of_keras_3(layer: Any) -> bool:
+    return KERAS_3 and isinstance(layer, keras.layers.BatchNormalization)
+
+
+def _moving_variances(model: Any, group: int) -> List[Any]:
+    """(layer, its moving variance) of each batch norm whose variance is not what IPUs make of it."""
     found = [(layer, getattr(layer, "moving_variance", None)) for layer in model.layers]
-    return [(layer, variable_of(v).numpy()) for layer, v in found if v is not None]
+    return [
+        (layer, variable_of(v).numpy())
+        for layer, v in found
+        if v is not None and (group > 1 or _is_stock_of_keras_3(layer))
+    ]
 
 
+@rule(
+    "driver ops/custom_ops/popnn/norm.cc BatchNormTrainingOp",
+    "poplibs lib/popnn/norm.cc distributedBatchNormEstimates",
+)
 def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -> None:
-    """Distributed batch norm: the group's variance is made unbiased with the numbers of one replica.
+    """Moving variances: a group's is made unbiased with N/(N-1) of one replica's N.
 
-    graphcore/tensorflow r2.6/sdk-release-3.4 tensorflow/compiler/plugin/poplar/driver/ops/batch_norm_op.cc, and
-    graphcore/poplibs popnn/norm.cc, distributedBatchNormEstimates: N/(N-1) with the local N.
+    So is stock Keras 3's, which takes the biased one; the SDK has Keras 2.6 and its kernel's.
     """
     for layer, old in before:
         variable, momentum = variable_of(layer.moving_variance), layer.momentum
@@ -462,11 +498,14 @@ def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -
             continue  # nothing moved it: a layer whose statistics wait for the weight update
         numbers = micro_batch_size * int(np.prod([int(n) for n in layer.output.shape[1:-1]]))
         together = numbers * group
-        unbiased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)
-        local = unbiased * (together - 1) / together * numbers / max(numbers - 1, 1)
+        biased = (variable.numpy().astype(np.float64) - momentum * old) / (1 - momentum)
+        if not _is_stock_of_keras_3(layer):
+            biased *= (together - 1) / together
+        local = biased * numbers / max(numbers - 1, 1)
         variable.assign((momentum * old + (1 - momentum) * local).astype(old.dtype))
 
 
+@rule("ipu optimizers/gradient_accumulation_optimizer.py _compute_scales")
 def _accumulate(sums: Any, gradients: Any, method: str, n: int, count: int) -> Any:
     if count == 1:
         return gradients

@@ -8,6 +8,7 @@ from tensorflow import keras
 from .config import ENUMS, check_options
 from .engine import Engine
 from .facts import FACTS, checked, like, signature_of
+from .sources import rule
 
 
 class StageAssignment:
@@ -24,6 +25,7 @@ class StageAssignment:
 class PipelineStageOptions:
     """Poplar options of one stage: dictionaries of strings."""
 
+    @rule("ipu ops/pipelining_ops.py PipelineStageOptions.__init__")
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
             if value is not None and not isinstance(value, dict):
@@ -42,6 +44,7 @@ def make_stage_scope(machine: Any) -> Any:
         def __init__(self, stage: int) -> None:
             self._stage = stage
 
+        @rule("extensions functional_extensions.py PipelineStage.__enter__")
         def __enter__(self) -> Any:
             if self._stage < 0:
                 raise ValueError("a pipeline stage is at least 0")
@@ -82,6 +85,10 @@ def layer_calls(model: Any) -> List[Any]:
     return found
 
 
+@rule(
+    "extensions extensions_base.py KerasExtensionBase._set_pipelining_options_impl",
+    "extensions extensions_base.py KerasExtensionBase._set_gradient_accumulation_options_impl",
+)
 def _positive(name: str, value: Any) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -106,6 +113,12 @@ class Extension:
         self.assignment: Any = None
         self.engine = Engine(self)
 
+    @rule(
+        "extensions extensions_base.py KerasExtensionBase._set_pipelining_options_impl",
+        "extensions extensions_base.py KerasExtensionBase._set_gradient_accumulation_options_impl",
+        "extensions extensions_base.py KerasExtensionBase._set_infeed_queue_options_impl",
+        "extensions extensions_base.py KerasExtensionBase._set_outfeed_queue_options_impl",
+    )
     def _refuse(self, method: str, keywords: Dict[str, Any]) -> None:
         for name in keywords:
             if name in FACTS["forbidden_keywords"][method]:
@@ -151,6 +164,7 @@ class Extension:
             keywords=keywords,
         )
 
+    @rule("extensions extensions_base.py KerasExtensionBase._set_pipelining_options_impl")
     def set_pipelining_options(
         self,
         gradient_accumulation_steps_per_replica: Any,
@@ -198,6 +212,7 @@ class Extension:
             return [StageAssignment(layer, index) for layer, index, _ in layer_calls(self.model)]
         return self.assignment
 
+    @rule("extensions functional_extensions.py FunctionalExtension.set_pipeline_stage_assignment")
     def set_pipeline_stage_assignment(self, pipeline_stage_assignment: Any) -> None:
         calls = layer_calls(self.model)
         given = pipeline_stage_assignment

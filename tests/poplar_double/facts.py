@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+from .sources import own
+
 FACTS: Dict[str, Any] = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
 
 _KINDS = {
@@ -36,6 +38,7 @@ def signature_of(params: List[Dict[str, Any]], absent: List[str] = ()) -> inspec
     return inspect.Signature(made)
 
 
+@own("Python's own TypeError for arguments that a recorded signature does not have")
 def checked(signature: inspect.Signature, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function(**arguments)`` behind a recorded signature: TypeError for what Python itself would refuse."""
     variable = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]

@@ -3,13 +3,14 @@
 import os
 import shlex
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tensorflow as tf
 
 from .distribution import components
 from .exchange import make_exchange
 from .facts import FACTS
+from .sources import rule
 
 
 class ProcessAborted(BaseException):
@@ -31,6 +32,7 @@ class Machine:
         log: (name of the call, arguments) in order.
         programs: keys of what was compiled.
         user_ops: what a user's library computes, by the name of its function: (tensors, attributes) -> tensors.
+        unhashable_ops: those of them whose metadata says that a compiled program must not be kept.
         popdist_ready: ``popdist.init()`` was called.
         horovod_ready: ``distributed.init()`` was called, which SDK 3.0 has.
     """
@@ -49,6 +51,7 @@ class Machine:
     placed: Dict[int, Any] = field(default_factory=dict)
     replicas: Optional[Any] = None
     user_ops: Dict[str, Any] = field(default_factory=dict)
+    unhashable_ops: Set[str] = field(default_factory=set)
     popdist_ready: bool = False
     horovod_ready: bool = False
     _flags: Optional[Dict[str, str]] = None
@@ -67,9 +70,10 @@ class Machine:
         """Makes a variable on the IPUs, as the scope of a strategy does."""
         made = next_creator(**arguments)
         for part in components(made):
-            self.placed[id(part.handle)] = part.handle
+            self.placed[id(part.handle)] = part
         return made
 
+    @rule("tensorflow tensorflow/core/framework/resource_mgr.cc ValidateDevice")
     def check_placed(self, graph: Any) -> None:
         """What a program reads and writes has to lie on the IPUs.
 
@@ -89,6 +93,7 @@ class Machine:
         return self.strategies[-1] if self.strategies else None
 
     @property
+    @rule("driver tools/flags.cc PoplarXlaFlags::PoplarXlaFlags")
     def flags(self) -> Dict[str, str]:
         """TF_POPLAR_FLAGS, parsed once, on the first access of the driver.
 
@@ -119,6 +124,13 @@ class Machine:
         return "use_synthetic_data" in self.flags or feed in words
 
     @property
+    @rule("driver poplar_executor.cc PoplarExecutor::ExecuteEngineImpl")
+    def is_precompiling(self) -> bool:
+        """Programs are compiled for a device that is not attached; what would have run on it gives zeros."""
+        leaves = self.config["leaves"] if self.config is not None else {}
+        return bool(leaves) and leaves["device_connection.type"].name == "PRE_COMPILE"
+
+    @property
     def generator(self) -> Any:
         """The IPUs' random numbers: one generator, reset by ``reset_ipu_seed``."""
         if self._generator is None:
@@ -127,6 +139,7 @@ class Machine:
         return self._generator
 
     @property
+    @rule("driver poplar_compiler.cc CompileEngine")
     def device_ipus(self) -> int:
         """IPUs of /device:IPU:0.
 

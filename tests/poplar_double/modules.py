@@ -11,6 +11,7 @@ from . import addons, config, extension, instances, ops
 from .distribution import PopDistExtended
 from .facts import FACTS, checked_method, like
 from .replicas import KERAS_3
+from .sources import own, rule
 
 
 def _module(name: str, **members: Any) -> types.ModuleType:
@@ -40,6 +41,7 @@ def _strategies(machine: Any) -> Any:
             finally:
                 machine.strategies.pop()
 
+        @rule("ipu ipu_strategy.py IPUStrategyV1.run")
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if tf.executing_eagerly() and not hasattr(fn, "get_concrete_function"):
                 raise ValueError("IPUStrategy.run takes a tf.function")
@@ -62,14 +64,6 @@ def _strategies(machine: Any) -> Any:
             self.extends = extends
             machine.generator  # noqa: B018 - as above
 
-        @contextlib.contextmanager
-        def scope(self) -> Iterator[Any]:
-            if not (machine.popdist_ready or machine.horovod_ready):
-                # The first instance broadcasts what every variable starts from.
-                raise tf.errors.InternalError(None, None, "popdist has not been initialised: popdist.init()")
-            with super().scope():
-                yield self
-
         @checked_method("ipu.distributed.popdist_strategy.PopDistStrategy", "update_ipu_config")
         def update_ipu_config(self, config: Any) -> None:
             machine.note("update_ipu_config")
@@ -81,12 +75,13 @@ def _strategies(machine: Any) -> Any:
         return IPUStrategyV1(options["enable_keras_extensions"])
 
     @like("ipu.distributed.popdist_strategy.PopDistStrategy")
+    @own("popdist is closed source: outside of poprun there is nothing to join")
+    @rule("ipu distributed/popdist_strategy.py PopDistStrategy.__init__")
     def popdist_strategy(**options: Any) -> Any:
         if not instances.is_distributed():
             raise RuntimeError("PopDistStrategy outside of poprun")
         machine.note("PopDistStrategy", **options)
-        if machine.sdk not in ("2.6", "3.0"):
-            machine.popdist_ready = True  # popdist_strategy.py of 3.4: __init__ calls popdist.init()
+        machine.popdist_ready = True  # __init__ calls popdist.init(), in 3.0 as in 3.4
         if not options["add_ipu_cross_replica_reductions"]:
             raise NotImplementedError("the double reduces gradients over replicas")
         return PopDistStrategy(options["enable_keras_extensions"])
@@ -96,6 +91,7 @@ def _strategies(machine: Any) -> Any:
 
 def _utils(machine: Any) -> types.ModuleType:
     @like("ipu.utils.reset_ipu_seed")
+    @rule("ipu utils.py reset_ipu_seed")
     def reset_ipu_seed(seed: Any, device: Any, cpu_device: Any, experimental_identical_replicas: Any) -> None:
         machine.device_ipus  # noqa: B018 - raises before the system is configured
         if isinstance(seed, str):
@@ -110,6 +106,7 @@ def _utils(machine: Any) -> types.ModuleType:
         machine.generator.reset_from_seed(seed)
 
     @like("ipu.utils.get_num_of_ipus_in_device")
+    @rule("ipu utils.py get_num_of_ipus_in_device")
     def get_num_of_ipus_in_device(ipu_device: Any, device: Any) -> int:
         if not re.search(r"device:IPU:\d+$", ipu_device):
             raise tf.errors.InvalidArgumentError(None, None, f"Invalid device name {ipu_device}")
@@ -122,6 +119,7 @@ def _utils(machine: Any) -> types.ModuleType:
     )
 
 
+@own("the double's own table of modules against the recorded facts")
 def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Modules by the name they are imported as; ``keras.ipu`` is to be set on the Keras modules, too."""
     strategy, popdist_strategy = _strategies(machine)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from . import config, extension
 from .facts import FACTS, like
+from .sources import rule
 
 
 def _module(name: str, **members: Any) -> types.ModuleType:
@@ -44,6 +45,10 @@ def _cross_replica_ops(machine: Any) -> types.ModuleType:
 
 
 @like("ipu.ops.image_ops.normalise_image")
+@rule(
+    "ipu ops/image_ops.py normalise_image",
+    "kernels popops/normalise_image.cc NormaliseImageOp",
+)
 def normalise_image(image: Any, channel_offsets: Any, channel_scales: Any, scale: Any, name: Any) -> Any:
     """ops/image_ops.py, then what kernels/popops/normalise_image.cc checks while it compiles."""
     if image.dtype not in [tf.as_dtype(word) for word in FACTS["image_types"]]:
@@ -69,6 +74,7 @@ def normalise_image(image: Any, channel_offsets: Any, channel_scales: Any, scale
     return tf.pad(normalised, [[0, 0]] * (len(image.shape) - 1) + [[0, 1]])
 
 
+@rule("ipu ops/custom_ops.py precompiled_user_op")
 def _strings(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, (str, bytes)):
@@ -77,6 +83,7 @@ def _strings(**values: Any) -> None:
 
 def _custom_ops(machine: Any) -> types.ModuleType:
     @like("ipu.ops.custom_ops.precompiled_user_op")
+    @rule("ipu ops/custom_ops.py precompiled_user_op")
     def precompiled_user_op(
         inputs: Any,
         library_path: Any,
@@ -112,6 +119,11 @@ def _custom_ops(machine: Any) -> types.ModuleType:
     return _module("custom_ops", precompiled_user_op=precompiled_user_op)
 
 
+@rule(
+    "kernels poputil/user_operation.cc PoputilUserOp",
+    "driver ops/custom_ops/poputil/user_op.cc UserOpImpl",
+    "driver poplar_compiler.cc CheckUnsupportedPrecompileInstructions",
+)
 def _run_user_op(
     machine: Any, inputs: Any, library: Any, name: str, attributes: str, types_: Any, shapes: Any
 ) -> List[Any]:
@@ -127,6 +139,13 @@ def _run_user_op(
         raise _invalid(f"Couldn't read shared library: {library}")
     if name not in machine.user_ops:
         raise _invalid(f"Couldn't read {name} symbol from library")
+    if machine.is_precompiling and name in machine.unhashable_ops:
+        raise tf.errors.FailedPreconditionError(
+            None,
+            None,
+            "IPU devices have been configured for pre-compilation, however the program contains custom user operation "
+            f"{name} which cannot be safely pre-compiled.",
+        )
     machine.note("precompiled_user_op", name=name, attributes=attributes, inputs=[i.shape for i in inputs])
 
     @tf.custom_gradient

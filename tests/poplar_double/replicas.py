@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from .distribution import components
+from .sources import rule
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
@@ -48,6 +49,7 @@ class Replicas:
         if len(self._copies) > 1:
             self._copies[replica] = [v.numpy() for v in self._local]
 
+    @rule("keras keras/layers/normalization/batch_normalization.py BatchNormalizationBase")
     def round_halves(self) -> None:
         """The SDK's batch norm keeps its float16 parameters in float16, stock Keras in float32: here rounded."""
         for variable in self._halves:

@@ -1,6 +1,7 @@
 """``python -m poplar_double.run ARGUMENTS``: the command line with the double installed, in a process of its own.
 
 Several such processes with POPDIST_* and ``POPLAR_DOUBLE_EXCHANGE`` set are the instances of one ``poprun``.
+Arguments may be those of several commands, with ``+`` between them, run one after the other as long as they succeed.
 ``POPLAR_DOUBLE_SDK`` and ``POPLAR_DOUBLE_IPUS`` say which SDK and how many IPUs are there.
 """
 
@@ -10,16 +11,28 @@ from typing import List
 
 
 def main(arguments: List[str]) -> int:
-    """Runs one command; returns its exit code."""
+    """Runs the commands; returns the last one's exit code."""
     from ipucnn import cli
     from ipucnn.sessions.host.environment import set_variables
 
     set_variables()
     from poplar_double import installed
+    from poplar_double.exchange import FOLDER_VARIABLE
 
     sdk, ipus = os.environ.get("POPLAR_DOUBLE_SDK", "3.4"), os.environ.get("POPLAR_DOUBLE_IPUS", "16")
-    with installed(sdk=sdk, num_ipus=int(ipus)):
-        return int(cli.run(arguments))
+    exchange = os.environ.get(FOLDER_VARIABLE)
+    code = 0
+    for number in range(arguments.count("+") + 1):
+        end = arguments.index("+") if "+" in arguments else len(arguments)
+        command, arguments = arguments[:end], arguments[end + 1 :]
+        if exchange:
+            # As many commands, as many runs under poprun: each with an exchange of its own.
+            os.environ[FOLDER_VARIABLE] = os.path.join(exchange, str(number))
+        with installed(sdk=sdk, num_ipus=int(ipus)):
+            code = int(cli.run(command))
+        if code:
+            break
+    return code
 
 
 if __name__ == "__main__":

@@ -172,7 +172,6 @@ def calls(machine: Any) -> Group:
         ("convolutions.poplar_options", {"partialsType": "double"}, internal),
         ("matmuls.poplar_options", {"partialsType": "double"}, internal),
         ("compilation_poplar_options", {"opt.internalExchangeOptimisationTarget": "speed"}, internal),
-        ("norms.experimental.distributed_batch_norm_replica_group_size", 2, tf.errors.UnimplementedError),
     ]
     for leaf, value, error in system:
         setting(f"{leaf} = {value}", lambda s, n=leaf, v=value: _set(s.config, n, v), error)
@@ -182,9 +181,35 @@ def calls(machine: Any) -> Group:
         internal,
         stages=1,
     )
+    # Graphcore advises against it across IPUs, and refuses it nowhere.
+    group.allow("distributed batch norm in a pipeline on one IPU", lambda: _on_one_ipu(Setting(ipu)))
+    # What is to be kept in remote memory where there is none
+    for name, kind in (
+        ("offload_weight_update_variables", {}),
+        ("offload_weight_update_variables", {"stages": 1}),
+        ("offload_activations", {}),
+        ("offload_gradient_accumulation_buffers", {}),
+    ):
+        where = ", no pipeline" if kind else ""
+        setting(
+            f"{name} without remote memory{where}", lambda s, n=name: _offload(machine, s, n), failed, **kind
+        )
     for stages in (2, 1):
         group.allow(f"{stages} stage(s)", lambda n=stages: plain(ipu).fit() if n == 1 else Setting(ipu).fit())
     return group
+
+
+def _on_one_ipu(s: Setting) -> None:
+    _set(s.config, "norms.experimental.distributed_batch_norm_replica_group_size", 2)
+    s.arguments.update(
+        device_mapping=[0, 0], pipeline_schedule=s.ipu.pipelining_ops.PipelineSchedule.Sequential
+    )
+    s.fit()
+
+
+def _offload(machine: Any, s: Setting, name: str) -> None:
+    s.arguments[name] = True
+    s.before = lambda model: setattr(machine, "remote_memory", False)
 
 
 def _depth(s: Setting, count: int, schedule: Any) -> None:

@@ -95,7 +95,7 @@ def try_group(make: Callable[[Any], Group], sdk: str = "3.4", **variables: str) 
         group = make(machine)
         for case in group.legal + group.cases:
             machine.config, machine.popdist_ready, machine.horovod_ready = None, False, False
-            machine._flags, machine.stage = None, None
+            machine._flags, machine.stage, machine.remote_memory = None, None, True
             try:
                 case.run()
             except case.errors:

@@ -187,6 +187,18 @@ def user_operations(machine: Any) -> Group:
         tape.gradient(result, value)
 
     group.add("a gradient that the library lacks", gradient, _INVALID)
+
+    def ahead() -> None:
+        machine.user_ops["Unhashable"] = machine.user_ops["Double"]
+        machine.unhashable_ops.add("Unhashable")
+        config = ipu.config.IPUConfig()
+        config.device_connection.version = "ipu2"
+        config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
+        config.configure_ipu_system()
+        function(**{**legal, "op_name": "Double"})
+        function(**{**legal, "op_name": "Unhashable"})
+
+    group.add("compiled ahead, and not hashable", ahead, tf.errors.FailedPreconditionError)
     return group
 
 

@@ -85,6 +85,16 @@ def strategies(machine: Any) -> Group:
     group.allow("IPUStrategy", lambda: make().run(traced))
     group.signature("IPUStrategy", make, params_of("ipu.ipu_strategy.IPUStrategyV1"), {})
     group.add("run: no tf.function", lambda: make().run(lambda: 1), ValueError)
+    draw = tf.random.stateless_uniform
+    stateless = [
+        ("three seeds", [1, 2, 3], tf.int32, tf.float32),
+        ("64-bit seeds", [1, 2], tf.int64, tf.float32),
+    ]
+    for name, seed, kind, result in [*stateless, ("64-bit numbers", [1, 2], tf.int32, tf.float64)]:
+        drawn = tf.function(
+            lambda s=seed, k=kind, r=result: draw([4], tf.constant(s, k), dtype=r), autograph=False
+        )
+        group.add(f"stateless_uniform: {name}", lambda f=drawn: make().run(f), tf.errors.InvalidArgumentError)
     without = lambda: make(enable_keras_extensions=False)  # noqa: E731
     group.add("without the methods", lambda: plain(ipu, strategy=without).fit(), AttributeError)
     group.add("PopDistStrategy without poprun", PopDistStrategy, RuntimeError)

@@ -25,7 +25,7 @@ from ipucnn.benchmarking.suites.result import (
     to_csv,
     totals,
 )
-from ipucnn.diagnosis.look import signal_name
+from ipucnn.diagnosis.programs import signal_name
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (

@@ -17,7 +17,7 @@ from ipucnn.datasets.segmentation.masks import as_grey, mask_values, pixels_of, 
 from ipucnn.datasets.sources.imagefolder import EXTENSIONS, find_eval
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
 CLASS_NAMES = ("background", "foreground")
@@ -84,7 +84,7 @@ def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
     for what, alone in (("image", set(images) - set(masks)), ("mask", set(masks) - set(images))):
         if alone:
             some = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
-            passed_over.append(f"{folder}: {len(alone)} {what}(s) without partner were passed over: {some}")
+            passed_over.append(f"{folder}: passed over {counted(len(alone), what)} without a partner: {some}")
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
         image, mask = read_image(images[name], max_pixels), read_mask(masks[name], max_pixels)

@@ -21,6 +21,9 @@ from ipucnn.planning.graphs.stock_layers import Arithmetic, BadLayer, Shape, ari
 from ipucnn.text import shown_value
 
 HINT = f"give a network that Keras 3 saved as NAME{NETWORK_FILES[0]}, or a layer graph of --save-graph"
+_JSON_HINT = (
+    "docs/planner.md has the fields of a layer graph; a new one: ipucnn plan-splits MODEL --save-graph"
+)
 _MAX_NAME = 200
 _NESTED = ("Functional", "Sequential", "Model")
 _FUNCTIONAL_HINT = "save a functional or sequential model with one input and one output"
@@ -36,7 +39,11 @@ def read_network(path: Path) -> LayerGraph:
     if path.suffix.lower() == NETWORK_FILES[0]:
         graph = _read_keras(path, name)
     else:
-        graph = LayerGraph.from_json(read_text(path, MAX_RECORD_BYTES, "network", DataError, HINT), name)
+        text = read_text(path, MAX_RECORD_BYTES, "network", DataError, HINT)
+        try:
+            graph = LayerGraph.from_json(text, name)
+        except DataError as error:
+            raise DataError(_naming(name, error.message), f"{_JSON_HINT} {name}") from None
     for layer in graph.layers:
         if not 0 < len(layer.name) <= _MAX_NAME or not layer.name.isprintable():
             raise DataError(
@@ -51,13 +58,18 @@ def unknown_layers(graph: LayerGraph) -> Tuple[str, ...]:
     return tuple(layer.name for layer in graph.layers if layer.op_class == OTHER)
 
 
+def _naming(name: str, message: str) -> str:
+    """A message that names the file, if it did not already."""
+    return message if name in message else f"{name}: {message}"
+
+
 def _read_keras(path: Path, name: str) -> LayerGraph:
     saved = read_configuration(path, HINT)
     try:
         return _Network(path, name, saved).graph()
-    except ConfigurationError as error:
+    except (ConfigurationError, DataError) as error:
         # What is wrong is wrong with the file, not with what was typed.
-        raise DataError(error.message, error.hint) from None
+        raise DataError(_naming(name, error.message), error.hint) from None
     except BadLayer as error:
         raise DataError(f"{name}: {error}", HINT) from None
 

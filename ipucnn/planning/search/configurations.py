@@ -10,18 +10,18 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.memory import program_memory
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
+from ipucnn.planning.search.no_fit import infeasible_search
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
     Candidate,
     Planner,
     candidates,
-    infeasible_search,
 )
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
+from ipucnn.text import counted
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -282,17 +282,12 @@ def _faster(
     faster: List[Candidate] = []
 
     def bound(settings: PlanSettings, counts: Sequence[Tuple[int, int]]) -> float:
-        """Images per second of any splits: full ticks and the weight update alone, and what the host can feed.
+        """Images per second of any splits.
 
         Where the host is what limits, the bound is a little less than that: what reaches it is as fast as can be.
         """
-        tick = planner.least_tick_s(settings)
         return max(
-            min(
-                own.global_batch_size
-                / (own.gradient_accumulation_count * tick + planner.least_update_s(own)),
-                planner.host_images_per_s(own) * (1 - SAME_SPEED),
-            )
+            min(planner.fastest_images_per_s(own), planner.host_images_per_s(own) * (1 - SAME_SPEED))
             for own in (
                 replace(settings, num_replicas=r, gradient_accumulation_count=count) for r, count in counts
             )
@@ -319,23 +314,17 @@ def _faster(
                 1 - SAME_SPEED
             ):
                 continue
-            below_s = max(_tick_for(planner, own, r, count, best * (1 - SAME_SPEED)) for r, count in counts)
+            below_s = max(
+                planner.tick_below_s(
+                    replace(own, num_replicas=r, gradient_accumulation_count=count), best * (1 - SAME_SPEED)
+                )
+                for r, count in counts
+            )
             candidate = planner.faster(own, limit, below_s)
             if candidate is not None:
                 faster += [_with_replicas(planner, candidate, r, count) for r, count in counts]
                 best = max(best, *(other.prediction.images_per_s for other in faster[-len(counts) :]))
     return faster
-
-
-def _tick_for(
-    planner: Planner, settings: PlanSettings, replicas: int, count: int, images_per_s: float
-) -> float:
-    """Tick, without its fixed part, above which splits are slower than that."""
-    if images_per_s <= 0:
-        return float("inf")
-    own = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
-    seconds = own.global_batch_size / images_per_s - planner.least_update_s(own)
-    return seconds / count - DEFAULT_CONSTANTS.fixed_s(planner.system)
 
 
 def _is_dominated(
@@ -452,12 +441,12 @@ def _no_batch(space: SearchSpace) -> ConfigurationError:
     if space.global_batch_size is None:
         return ConfigurationError(
             f"--gradient-accumulation-count {space.gradient_accumulation_count}: no schedule allows it with "
-            f"{space.num_ipus} IPU(s)",
+            f"{counted(space.num_ipus, 'IPU')}",
             "leave it out, or give --stages",
         )
     legal = [d for d in divisors(space.global_batch_size) if d <= max(MICRO_BATCHES)]
     return ConfigurationError(
         f"{space.global_batch_from} {space.global_batch_size} is not a multiple of micro-batch ({sizes}) x replicas "
-        f"in any configuration of {space.num_ipus} IPU(s)",
+        f"in any configuration of {counted(space.num_ipus, 'IPU')}",
         "use --micro-batch-size " + " or ".join(map(str, legal[-2:])) + ", or another --global-batch-size",
     )

@@ -24,6 +24,7 @@ from ipucnn.planning.search import minmax
 from ipucnn.planning.search.planner import Candidate, Planner
 from ipucnn.planning.search.tables import StageTables, item_starts
 from ipucnn.planning.settings import PlanSettings
+from ipucnn.text import counted
 
 # Down-sets up to which the search over all of them is tried.
 MOST_DOWN_SETS = 50_000
@@ -275,7 +276,13 @@ class Chains:
         return (self.below_s - self.transfers_s) * (1 + 1e-9)
 
     def least(
-        self, x: float, y: float, t: List[float], swap: bool = False, goal: int = minmax.LOAD
+        self,
+        x: float,
+        y: float,
+        t: List[float],
+        swap: bool = False,
+        goal: int = minmax.LOAD,
+        both: float = np.inf,
     ) -> Optional[Tuple[float, Tuple[int, ...]]]:
         """As ``minmax``'s, over chains of down-sets."""
         k = self.num_stages
@@ -485,7 +492,8 @@ def check_any_order(settings: PlanSettings) -> None:
     """
     if settings.schedule == "Sequential" or settings.num_stages == 1:
         raise ConfigurationError(
-            f"--orders: {settings.num_stages} {settings.schedule} stage(s) are planned in the network's own order",
+            f"--orders: a {settings.schedule} pipeline of {counted(settings.num_stages, 'stage')} is planned in the "
+            "network's own order",
             "add --schedule Grouped or Interleaved, and --stages 2 or more; or drop --orders",
         )
     if settings.has_own_proportions:

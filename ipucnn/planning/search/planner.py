@@ -1,4 +1,4 @@
-"""The best splits under given settings, other splits under the same model, and what is in the way where none fits.
+"""The best splits under given settings, and other splits under the same model.
 
 What splits may take of an IPU's memory: those that surely fit (``FITS_BELOW``) go before all others, whatever their
 speed; if there are none, those below the whole memory, and then those that the model is not sure to exclude
@@ -11,25 +11,21 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.errors import InfeasibleError
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, Ticks, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.pipeline_plan import NoFit
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.exact import (
     Solution,
     faster_split,
     fastest_split,
     some_split_fits,
-    why_infeasible,
 )
 from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
-from ipucnn.training.batching import next_power_of_two
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
@@ -232,8 +228,9 @@ class Planner:
         own_ipus = first.num_ipus_per_replica == first.num_stages
         if first.schedule == "Sequential" or not own_ipus or first.num_stages > len(self.starts):
             return True
-        seconds = first.global_batch_size / images_per_s - self.least_update_s(first)
-        below_s = seconds / first.gradient_accumulation_count - DEFAULT_CONSTANTS.micro_batch_s
+        below_s = self.tick_below_s(first, images_per_s)
+        if below_s <= 0:
+            return False
         found = minmax.search(
             self._fastest_tables(group, limit), first.num_stages, first.schedule, _FEW_EVALUATIONS, below_s
         )
@@ -253,12 +250,15 @@ class Planner:
         for candidate in ranked:
             solution, proved = candidate.solution, candidate
             if not solution.optimal:
-                # If its tick were as short as the bound on it, all of it would be faster by no more than that.
-                most = candidate.prediction.images_per_s * solution.objective_s / solution.lower_bound_s
-                if best is not None and most <= best.prediction.images_per_s:
+                # Only splits that make it as fast as the best so far are looked for.
+                below_s = np.inf
+                if best is not None:
+                    below_s = self.tick_below_s(candidate.settings, best.prediction.images_per_s)
+                if solution.lower_bound_s >= below_s:
                     continue
-                again = self.best(candidate.settings, limit)
-                assert again is not None  # these settings fit
+                again = self.faster(candidate.settings, limit, below_s)
+                if again is None:
+                    continue
                 proved = again
             if best is None or _rank(proved) > _rank(best):
                 best = proved
@@ -329,9 +329,41 @@ class Planner:
         return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits: full ticks alone, and what the host can feed."""
-        speed = settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
+        """A bound on the throughput of any splits, and what the host can feed."""
+        tick_s = self.least_tick_s(settings) - DEFAULT_CONSTANTS.fixed_s(self.system)
+        full, edges_s = self._least_edges_s(settings)
+        speed = settings.global_batch_size / (full * tick_s + edges_s)
         return min(speed, self.host_images_per_s(settings))
+
+    def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
+        """The tick, without its fixed part, above which no splits are as fast as that; it may be negative."""
+        if images_per_s <= 0:
+            return float("inf")
+        full, edges_s = self._least_edges_s(settings)
+        if full == 0:
+            return float("inf")
+        # A little more, for rounding.
+        return (settings.global_batch_size / images_per_s - edges_s) / full * (1 + 1e-9)
+
+    def _least_edges_s(self, settings: PlanSettings) -> Tuple[int, float]:
+        """How many ticks of a weight update are full ones, and what everything else takes at least.
+
+        While the pipeline fills and drains, every stage goes forward and backward as often as it does not in full
+        ticks, which takes at least the time of the stage with the most work; that has an even share of all at least.
+        """
+        count, stages = settings.gradient_accumulation_count, settings.num_stages
+        fixed_s = DEFAULT_CONSTANTS.fixed_s(self.system)
+        rest_s = self.least_update_s(settings)
+        if settings.schedule == "Sequential":
+            return count, count * fixed_s + rest_s
+        ticks = Ticks(settings.schedule, stages, count, settings.training)
+        full = (ticks.full_end - ticks.full_start) // ticks.period
+        forward_s, backward_s = self.least_seconds(settings)
+        again = settings.training and settings.recomputation and stages > 1
+        # The last stage is not recomputed, but its forward pass is no more than the most work of a stage.
+        work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
+        most_s = max(work_s / (stages + again), float((forward_s + backward_s).max()))
+        return full, (count - full) * most_s + ticks.num_ticks // ticks.period * fixed_s + rest_s
 
     def host_images_per_s(self, settings: PlanSettings) -> float:
         """What the host can feed."""
@@ -431,154 +463,3 @@ class Planner:
 def _rank(candidate: Candidate) -> Tuple[float, float]:
     """More throughput first, then less memory."""
     return candidate.prediction.images_per_s, -candidate.predicted_fill
-
-
-# --- where nothing fits
-
-
-def why_no_fit(
-    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float, max_ipus: int
-) -> NoFit:
-    """The certificate of the choice that takes the least memory, and the nearest settings that fit.
-
-    Args:
-        choices: as for ``Planner.best_of``; none of them fits within ``limit``.
-        max_ipus: of a replica, up to which more are tried.
-    """
-    settings = choices[-1][-1]
-    segments = settings.segments_on_one_ipu
-    most = max(16, 2 * settings.num_stages) if segments else max_ipus
-    layer, ranges = _certificate(planner, settings, limit, most)
-    fewest = None
-    if not segments:
-        possible = (k for k in range(settings.num_stages + 1, most + 1) if _fits(planner, choices, k, limit))
-        fewest = next(possible, None)
-    return NoFit(
-        memory_limit=limit,
-        num_stages=settings.num_stages,
-        layer=layer,
-        ranges=ranges,
-        fewest_stages=fewest,
-        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
-        max_ipus=most,
-        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
-    )
-
-
-def _certificate(
-    planner: Planner, settings: PlanSettings, limit: float, max_stages: int
-) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
-    """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
-    found = why_infeasible(planner.tables(settings, limit), settings.num_stages, max_stages)
-    layers = planner.graph.layers
-    ends = [*planner.starts[1:], len(layers)]
-
-    def name(item: int) -> str:
-        # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
-        return layers[max(1, planner.starts[item])].name
-
-    ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
-    return None if found.item is None else name(found.item), ranges
-
-
-def _fits(planner: Planner, choices: Sequence[Sequence[PlanSettings]], num_stages: int, limit: float) -> bool:
-    """Whether a choice fits with another number of stages, each on an IPU of its own."""
-    for group in choices:
-        for settings in group:
-            # From one stage on to several, recomputation begins to mean something.
-            for again in (
-                {settings.recomputation, True} if settings.num_stages == 1 else (settings.recomputation,)
-            ):
-                mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
-                own = settings.restaged(num_stages, device_mapping=mapping, recomputation=again)
-                if planner.fits(own, limit):
-                    return True
-    return False
-
-
-def _largest_micro_batch(
-    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float
-) -> Optional[int]:
-    """The largest micro-batch below the one asked for with which a choice fits; memory grows with it."""
-
-    def fits(size: int) -> bool:
-        return any(planner.fits(replace(s, micro_batch_size=size), limit) for group in choices for s in group)
-
-    low, high = 0, choices[0][0].micro_batch_size
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low or None
-
-
-def infeasible(model: str, why: NoFit, settings: PlanSettings, system_title: str) -> InfeasibleError:
-    """The error for a plan that can't be made."""
-    place = f"{why.num_stages} stage(s) on {settings.num_ipus_per_replica} IPU(s)"
-    message = (
-        f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
-    )
-    message += _in_the_way(why.layer, why.ranges)
-    ways = ways_to_fit(why)
-    if ways is not None:
-        return InfeasibleError(message, ways)
-    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
-    return InfeasibleError(message, tried + _smaller(settings))
-
-
-def ways_to_fit(why: NoFit) -> Optional[str]:
-    """The hint that names settings that fit; None if none were found."""
-    ways = []
-    if why.fewest_stages is not None:
-        ways.append(f"--stages {why.fewest_stages} ({why.fewest_ipus} IPUs)")
-    if why.largest_micro_batch_size is not None:
-        ways.append(f"--micro-batch-size {why.largest_micro_batch_size}")
-    return "this would fit: " + ", or ".join(ways) if ways else None
-
-
-def infeasible_search(
-    planner: Planner,
-    least: PlanSettings,
-    limit: float,
-    *,
-    num_ipus: int,
-    fewest_ipus: Optional[int],
-    largest_micro_batch_size: Optional[int],
-) -> InfeasibleError:
-    """The error for a search in which nothing fits.
-
-    Args:
-        least: of what was tried, the settings that take the least memory.
-        fewest_ipus, largest_micro_batch_size: with which the same search finds something; None where it finds nothing
-            with any that were tried.
-    """
-    message = (
-        f"{planner.graph.model} fits on {num_ipus} IPU(s) of {planner.system.title} in no configuration with "
-        f"micro-batches of {least.micro_batch_size} or more"
-    )
-    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
-    obstacle = _in_the_way(*_certificate(planner, least, limit, max(16, 2 * least.num_stages)))
-    ways = []
-    if fewest_ipus is not None:
-        ways.append(f"--ipus {fewest_ipus}")
-    if largest_micro_batch_size is not None:
-        ways.append(f"--micro-batch-size {largest_micro_batch_size}")
-    hint = "this would fit: " + ", or ".join(ways) if ways else _smaller(least)
-    return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
-
-
-def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
-    if layer is not None:
-        return f": layer '{layer}' alone takes more than an IPU's memory in whatever stage"
-    if not ranges:
-        return ""
-    first, last = ranges[0]
-    more = f", and {len(ranges) - 1} more such range(s)" if len(ranges) > 1 else ""
-    return f": layers '{first}' to '{last}' fit in no stage together{more}"
-
-
-def _smaller(settings: PlanSettings) -> str:
-    precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
-    return "use a smaller --image-size" + precision

@@ -6,7 +6,7 @@ Runs get a question (:func:`would_fit`) to ask when it happens, and not before.
 from dataclasses import dataclass, replace
 from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ipucnn.aliases import KerasModel
+from ipucnn.aliases import KerasModel, MemoryAdvice
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, smallest_system
@@ -247,14 +247,22 @@ def _try(
     return found.splits, found.predicted_fill
 
 
-# --- the question of a run
+def _held(
+    graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System, option: str
+) -> str:
+    """What the fullest IPU holds with an option off; the planner knows no other offloading, all else is on the IPU."""
+    if option == "optimizer_state_offloading":
+        settings = replace(settings, optimizer_state_offloading=False)
+    fullest = max(program_memory(graph, splits, settings, system.ipu), key=lambda memory: memory.fill)
+    held, there = (f"{value / 2**20:.0f} MiB" for value in (fullest.total_bytes, fullest.capacity_bytes))
+    verdict = "" if fullest.fill < FITS_BELOW else ", which does not fit"
+    return f"the fullest IPU is then predicted to hold {held} of its {there}{verdict}"
 
-Ask = Callable[[Optional[float]], Optional[str]]
-"""Memory needed over memory there is (None: unknown) -> a hint, or None where nothing tried is predicted to fit or the
-planner does not know the network."""
+
+# --- the question of a run: no answer where nothing tried is predicted to fit, or the planner does not know the network
 
 
-def would_fit(model: "KerasModel", name: str, program: Program, config: RunConfig) -> Ask:
+def would_fit(model: "KerasModel", name: str, program: Program, config: RunConfig) -> MemoryAdvice:
     """The question to ask when memory runs out in training.
 
     Args:
@@ -266,7 +274,7 @@ def would_fit(model: "KerasModel", name: str, program: Program, config: RunConfi
     return _asking(model, name, lambda: program, config, training=True, renamed=None)
 
 
-def prediction_would_fit(model: "KerasModel", name: str, config: RunConfig, command: str) -> Ask:
+def prediction_would_fit(model: "KerasModel", name: str, config: RunConfig, command: str) -> MemoryAdvice:
     """The question to ask when memory runs out in evaluation or inference, which have no pipeline.
 
     Args:
@@ -312,7 +320,11 @@ def prediction_would_fit(model: "KerasModel", name: str, config: RunConfig, comm
     smaller = BY_NAME[size].flag if command in BY_NAME[size].commands else ""
     advice = f"use a smaller {smaller}, or --device cpu" if smaller else "use --device cpu"
     ask = _asking(model, name, program, one_stage, training=False, renamed=renamed)
-    return lambda overuse: ask(overuse) or advice
+
+    def asked(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
+        return ask(overuse, without) or advice
+
+    return asked
 
 
 def _asking(
@@ -323,7 +335,7 @@ def _asking(
     *,
     training: bool,
     renamed: Optional[Dict[str, str]],
-) -> Ask:
+) -> MemoryAdvice:
     """The question to ask about a program.
 
     Args:
@@ -331,13 +343,15 @@ def _asking(
         renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
     """
 
-    def ask(overuse: Optional[float]) -> Optional[str]:
+    def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
         only: Optional[Collection[str]] = renamed
         try:
             program = make()
             system = smallest_system(program.num_ipus)
             graph = keras_graph.graph_of(model, name)
             settings = plan_settings(config, program.layout, training)
+            if without is not None:
+                return _held(graph, program.pipeline_splits, settings, system, without)
             change = smallest_change(
                 graph, settings, program.pipeline_splits, system, overuse=overuse, only=only
             )

@@ -40,7 +40,7 @@ from ipucnn.datasets.segmentation.masks import as_grey, pixels_of
 from ipucnn.datasets.sources.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, absolute, shown
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -351,7 +351,7 @@ def _pages_of(image: "Image", path: str, origin: str, channels: int, max_pixels:
     if count > 1 and not (image.format == "TIFF" and is_volume_name(path)):
         ending = Path(path).suffix or "no ending"
         raise DataError(
-            f"{origin} has {count} pages, and its name says it is one picture ({ending})",
+            f"{origin} has {counted(count, 'page')}, and its name says it is one picture ({ending})",
             "give volumes as TIFF, named .tif or .tiff",
         )
     for number in range(count):

@@ -8,12 +8,12 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
-from ipucnn.errors import MissingError
-from ipucnn.machine import control_groups, free_bytes, swap_bytes
+from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.machine import control_groups, fixed_threads, free_bytes, num_cores, swap_bytes
 
 MEBI = 2**20
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
@@ -131,7 +131,7 @@ def _memory_there_is() -> Iterator[Tuple[str, int]]:
         yield "the control group of this process has", group.limit_bytes + swap
 
 
-def import_tensorflow(verbose: bool = False) -> Any:
+def import_tensorflow(verbose: bool = False, start: Optional[Callable[[], None]] = None) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
     - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
@@ -139,8 +139,14 @@ def import_tensorflow(verbose: bool = False) -> Any:
     - Operations are asked to be deterministic.
     - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
       ``verbose`` or the import fails.
+    - As many threads share an operation as :func:`ipucnn.machine.fix_threads` says.
+
+    Args:
+        verbose: let it speak.
+        start: what has to be done with TensorFlow before anything else is.
 
     Raises:
+        ConfigurationError: TensorFlow works with another number of threads already.
         MissingError: TensorFlow or Numba is not installed, or this process may not have the memory that it takes.
         Interruption: a signal came, whatever the libraries made of it.
     """
@@ -158,9 +164,11 @@ def import_tensorflow(verbose: bool = False) -> Any:
                 import_matplotlib()
         if verbose or "tensorflow" in sys.modules:
             import tensorflow as tf
+
+            _begin(tf, start)
         else:
             with _without_collections():
-                tf = _quiet_import()
+                tf = _quiet_import(start)
     except Exception as error:
         if interrupts.noted() is not None or not isinstance(error, ImportError):
             interrupts.check()
@@ -202,36 +210,62 @@ def import_matplotlib() -> Any:
     return matplotlib
 
 
-def _quiet_import() -> Any:
-    """Imports with file descriptor 2 turned aside: the messages come from C++, before any log level counts."""
+def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
+    """What must come before TensorFlow looks for devices."""
+    wanted = fixed_threads()
+    there = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
+    if wanted is not None and wanted != there:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(wanted)
+        except RuntimeError:
+            raise ConfigurationError(
+                f"--threads {wanted}: TensorFlow works with {there} in this process already",
+                "start a process of its own",
+            ) from None
+    if start is not None:
+        start()
+
+
+def _quiet_import(start: Optional[Callable[[], None]] = None) -> Any:
+    """Imports without the messages that come from C++, before any log level counts."""
+    with stderr_aside(shown_if_failed=True):
+        import tensorflow as tf
+        from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
+
+        _begin(tf, start)
+        # Looking for GPUs is what prints most on a machine without one; the first look is here.
+        tf.config.list_logical_devices()
+    return tf
+
+
+@contextlib.contextmanager
+def stderr_aside(shown_if_failed: bool) -> Iterator[None]:
+    """Turns file descriptor 2 aside, for what prints from C++.
+
+    Args:
+        shown_if_failed: what was printed is shown where an error ends the block.
+    """
     try:
         kept, saved = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115 - closed below
     except OSError:
         # No stderr, or no temporary folder that can be written.
-        import tensorflow as tf
-
-        return tf
+        yield
+        return
     with kept as aside:
         sys.stderr.flush()
         os.dup2(aside.fileno(), 2)
-        failed = True
+        failed = False
         try:
-            import tensorflow as tf
-            from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
-
-            # Looking for GPUs is what prints most on a machine without one; the first look is here.
-            tf.config.list_logical_devices()
-            failed = False
-        except (KeyboardInterrupt, SystemExit):
-            # A signal ended the import: what was printed is not the reason.
-            failed = False
+            yield
+        except Exception:
+            # A signal is none: what was printed is not its reason.
+            failed = True
             raise
         finally:
             sys.stderr.flush()
             os.dup2(saved, 2)
             os.close(saved)
-            if failed and interrupts.noted() is None:
+            if failed and shown_if_failed and interrupts.noted() is None:
                 aside.seek(0)
                 with contextlib.suppress(OSError):
                     os.write(2, aside.read())
-    return tf

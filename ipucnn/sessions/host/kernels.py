@@ -20,7 +20,7 @@ import numpy as np
 
 from ipucnn.compiled import import_numba
 from ipucnn.compiled import jit as _jit
-from ipucnn.machine import num_cores
+from ipucnn.machine import operation_threads
 
 numba = import_numba()
 
@@ -280,7 +280,7 @@ def _share(
     """
     global _pool
     parts, channels = counts
-    threads = max(1, min(num_cores(), numbers // THREAD_NUMBERS))
+    threads = max(1, min(operation_threads(), numbers // THREAD_NUMBERS))
     by_part = min(parts, threads)
     wanted = -(-threads // by_part)
     width = max(step, -(-max(THREAD_CHANNELS, -(-channels // wanted)) // step) * step)
@@ -292,7 +292,7 @@ def _share(
     if len(tasks) > 1:
         with _lock:
             if _pool is None:
-                _pool = ThreadPoolExecutor(max(1, num_cores() - 1), "kernels")
+                _pool = ThreadPoolExecutor(max(1, operation_threads() - 1), "kernels")
         others = [_pool.submit(function, *given, *task) for task in tasks[1:]]
         function(*given, *tasks[0])
         for other in others:
@@ -303,7 +303,7 @@ def _share(
 
 def share_all_cores(parts: int, channels: int, channel_groups: int) -> bool:
     """Whether a normalisation has work for all cores here; TensorFlow's kernels share the rows of a part, too."""
-    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= num_cores()
+    return parts * min(channel_groups, max(1, channels // THREAD_CHANNELS)) >= operation_threads()
 
 
 def _fold(x: np.ndarray, parts: int) -> int:

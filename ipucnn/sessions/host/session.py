@@ -12,22 +12,24 @@ import math
 import re
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn import interrupts
-from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable
+from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
 from ipucnn.models.names import is_moving_statistic
-from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
+from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
+from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
+from ipucnn.sessions.host.workers import check_share
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -35,20 +37,21 @@ from ipucnn.sessions.session import (
     MakeDataset,
     NotFiniteError,
     Session,
+    Sharing,
     Stopped,
     TrainedPart,
     TrainState,
 )
+from ipucnn.text import counted
 from ipucnn.training.batching import divisors
-from ipucnn.training.losses import LossFunction, class_numbers
+from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
-from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 # An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
 SLICE_S = 1.0
-SEED_MASK = 0x7FFFFFFF
 
 # How many micro-batches are computed as one: more samples per operation cost less overhead each, until the activations
 # leave the cache or the memory.  It changes nothing but the order of floating-point sums.
@@ -77,7 +80,12 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
 
 
 def choose_fused(
-    num_micro_batches: int, micro_batch_size: int, group_size: int, bytes_per_sample: int, memory_bytes: int
+    num_micro_batches: int,
+    micro_batch_size: int,
+    group_size: int,
+    bytes_per_sample: int,
+    memory_bytes: int,
+    num_sharing: int = 1,
 ) -> int:
     """The number of micro-batches to fuse: a divisor of those in a weight update.
 
@@ -87,346 +95,26 @@ def choose_fused(
         group_size: replicas of a distributed batch norm group; the result is a multiple of it.
         bytes_per_sample: see :func:`activation_bytes_per_sample`.
         memory_bytes: of the host, 0 if unknown.
+        num_sharing: workers that are to share the chunks evenly.
     """
     micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
     by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
     limit = by_speed
     if memory_bytes:
         limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes))
-    usable = [d for d in divisors(num_micro_batches) if d % group_size == 0]
+    usable = fusible(num_micro_batches, group_size, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
+
+
+def fusible(num_micro_batches: int, group_size: int, num_sharing: int) -> List[int]:
+    """The numbers of micro-batches that can be fused, so that ``num_sharing`` workers share the chunks evenly."""
+    groups = num_micro_batches // group_size
+    return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
 
 
 def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
     """How many micro-batches of so many bytes of layer outputs are computed as one at most, for they need memory."""
     return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))
-
-
-class Preprocessing:
-    """The last step of preprocessing, left to the device.
-
-    Args:
-        affine: what is done to each channel; None: the input pipeline did it.
-        transfer: type of the images on the way to the device.
-    """
-
-    def __init__(self, affine: Optional[ChannelAffine] = None, transfer: str = "float32") -> None:
-        self._affine, self.transfer = affine, transfer
-
-    def pack(self, images: Tensor) -> Tensor:
-        """Images as they travel: a byte for each value, if so."""
-        return tf.cast(tf.round(images), tf.uint8) if self.transfer == "uint8" else images
-
-    def unpack(self, images: Tensor) -> Tensor:
-        """What travelled, in the network's range."""
-        return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
-
-
-class UpdateLoop:
-    """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
-
-    Args:
-        model: functional Keras model with logits as output.
-        program: batch arithmetic, with ``fused_micro_batches`` chosen.
-        optimizer: over the weights that are kept and trainable.
-        loss: (logits, labels, micro-batches) -> one value per micro-batch.
-        weights: the model's.
-        arithmetic: what is computed in.
-        preprocessing: of the images that the iterator has.
-        on_cpu: whether it runs on a CPU.
-
-    Attributes:
-        scaler: finds the loss scale, if the program leaves it to it.
-    """
-
-    def __init__(
-        self,
-        model: KerasModel,
-        program: Program,
-        optimizer: Optimizer,
-        loss: LossFunction,
-        weights: Weights,
-        arithmetic: Arithmetic,
-        preprocessing: Preprocessing,
-        on_cpu: bool,
-    ) -> None:
-        self._unpack = preprocessing.unpack
-        self._program = program
-        self._optimizer = optimizer
-        self._loss = loss
-        self._weights = weights
-        self._arithmetic = arithmetic
-        self._trainable = [weights.read[name] for name in weights.trainable]
-        recomputes = program.recomputation and program.num_stages > 1
-        splits = program.pipeline_splits if recomputes else ()
-        self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
-        self._fused = program.fused_micro_batches
-        self._chunks = program.num_micro_batches // self._fused
-        self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
-        self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
-        if self.scaler is not None:
-            self._scale = self.scaler.factor
-        norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
-        moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
-            layer.name: (
-                weights.kept[f"{layer.name}/moving_mean"],
-                weights.kept[f"{layer.name}/moving_variance"],
-                layer.momentum,
-            )
-            for layer in norms
-        }
-        once = {layer.name for layer in norms if layer.moves_once}
-        self._norms = {name: variables for name, variables in moving.items() if name not in once}
-        # Those that move once per weight update, and the sums over its chunks for each group of replicas.
-        self._once = {name: variables for name, variables in moving.items() if name in once}
-        groups = program.num_replicas // program.dbn_replica_group_size
-        self._sums = {
-            name: tf.Variable(tf.zeros([groups, 2, mean.shape[0]]), trainable=False)
-            for name, (mean, _, _) in self._once.items()
-        }
-        self._function = tf.function(self._run, autograph=False)
-        self._concrete: Any = None
-        self.collect = tf.function(self._collect, autograph=False)
-
-    def trace(self, iterator: TfIterator) -> TfGraph:
-        """Traces the loop for any number of weight updates, once; returns its graph."""
-        if self._concrete is None:
-            self._concrete = self._function.get_concrete_function(
-                iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
-            )
-        return self._concrete.graph
-
-    def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
-        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on.
-
-        One concrete function: TensorFlow 2.6 would trace again for each new n.
-        """
-        self.trace(iterator)
-        return self._concrete(iterator, rates, first)
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the model has moving statistics that move with every micro-batch."""
-        return bool(self._norms)
-
-    def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
-        """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates.
-
-        The forward pass is that of training; no weight changes.
-        """
-        count = tf.cast(num_updates, tf.int64) * self._chunks
-        order = list(self._norms.items())
-        start = [[tf.zeros(v.shape) for v in moving[:2]] for _, moving in order]
-
-        def body(c: Tensor, sums: List[List[Tensor]]) -> Tuple[Tensor, List[List[Tensor]]]:
-            images = iterator.get_next()[0]
-            context = self._context(c)
-            self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
-            found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
-            added = [
-                [s + tf.reduce_mean(statistic, axis=0) for s, statistic in zip(pair, found[name])]
-                for (name, _), pair in zip(order, sums)
-            ]
-            return c + 1, added
-
-        _, sums = tf.while_loop(
-            lambda c, _: c < count, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
-        )
-        for (_, moving), pair in zip(order, sums):
-            for variable, total in zip(moving[:2], pair):
-                variable.assign(total / tf.cast(count, tf.float32))
-
-    def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
-        count = tf.shape(rates)[0]
-        losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
-        hits = tf.TensorArray(tf.float32, size=count, element_shape=[])
-
-        def body(i: Tensor, losses: Tensor, hits: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-            loss, hit = self._update(iterator, rates[i], first + tf.cast(i, tf.int64))
-            return i + 1, losses.write(i, loss), hits.write(i, hit)
-
-        _, losses, hits = tf.while_loop(
-            lambda i, *_: i < count, body, (tf.constant(0), losses, hits), parallel_iterations=1
-        )
-        return losses.stack(), hits.stack()
-
-    def _update(self, iterator: TfIterator, rate: Tensor, update: Tensor) -> Tuple[Tensor, Tensor]:
-        """One weight update; returns its mean loss and accuracy."""
-        total = float(self._program.num_micro_batches)
-        own = self._rounding_of_weights(update)
-        self._weights.copy(own)
-        if self._chunks == 1:
-            gradients, loss, hits = self._chunk(iterator, update, tf.constant(0, tf.int64))
-        else:
-            gradients, loss, hits = self._accumulate(iterator, update)
-        if not self._arithmetic.is_plain:
-            gradients = self._weights.round_gradients(gradients, self._rounding_of_gradients(update))
-        if self.scaler is not None:
-            gradients, beyond = self.scaler.unscaled(gradients)
-            self.scaler.look(beyond, update)
-        elif self._scale != 1.0:
-            gradients = [g / self._scale for g in gradients]
-        rounded = None
-        if self._arithmetic.precision == "16.16":
-            rounded = lambda values: own.all(values, "the weights and the optimizer's state")  # noqa: E731
-        self._optimizer.apply(gradients, rate, update, rounded)
-        return loss / total, hits / (total * self._program.micro_batch_size)
-
-    def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
-        running = self._program.gradient_accumulation_reduction_method == "running_mean"
-
-        def body(
-            c: Tensor, sums: List[Tensor], loss: Tensor, hits: Tensor
-        ) -> Tuple[Tensor, List[Tensor], Tensor, Tensor]:
-            gradients, chunk_loss, chunk_hits = self._chunk(iterator, update, c)
-            if running:
-                # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
-                n = tf.cast(c, tf.float32)
-                sums = [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
-            else:
-                sums = [s + g for s, g in zip(sums, gradients)]
-            return c + 1, sums, loss + chunk_loss, hits + chunk_hits
-
-        start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
-        zero = tf.constant(0.0)
-        _, sums, loss, hits = tf.while_loop(
-            lambda c, *_: c < self._chunks,
-            body,
-            (tf.constant(0, tf.int64), start, zero, zero),
-            parallel_iterations=1,
-        )
-        return sums, loss, hits
-
-    def _gradient_weight(self) -> float:
-        """What a micro-batch's loss counts for in the gradient of its chunk."""
-        method = self._program.gradient_accumulation_reduction_method
-        if method == "sum":  # the sum over accumulation steps of the mean over replicas
-            return 1.0 / self._program.num_replicas
-        if method == "running_mean":
-            return 1.0 / self._fused
-        return 1.0 / self._program.num_micro_batches
-
-    def _chunk(
-        self, iterator: TfIterator, update: Tensor, chunk: Tensor
-    ) -> Tuple[List[Tensor], Tensor, Tensor]:
-        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits."""
-        images, labels, *weights = iterator.get_next()
-        images = self._unpack(images)
-        if weights:
-            # Means over all samples of the weight update become means over those that count.
-            weights = [weights[0] * self._padding_scale(update)]
-        context = self._context(update * self._chunks + chunk)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._trainable)
-            logits = self._network(images, True, self._rounding_of_layers(update, chunk), context)
-            losses = self._loss(logits, labels, self._fused, *weights)
-            share = self._gradient_weight()
-            # In 16 bits the gradients of layers must be those of a micro-batch, and a share of them would underflow.
-            objective = tf.reduce_sum(losses) * (
-                self._scale if self._arithmetic.is_half else share * self._scale
-            )
-            if weights and self._program.gradient_accumulation_reduction_method == "sum":
-                objective = objective / self._padding_scale(update)
-        gradients = tape.gradient(
-            objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        if self._arithmetic.is_half:
-            gradients = [g * share for g in gradients]
-        self._move_statistics(context, chunk)
-        self._move_once(context, chunk)
-        truth = class_numbers(labels)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
-        pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
-        if weights:
-            right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
-        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels
-
-    def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
-        """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
-        if self._arithmetic.stochastic_rounding != "ON":
-            return Rounding(self._arithmetic)
-        micro_batches = chunk * self._fused + tf.range(self._fused, dtype=tf.int64)
-        return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
-
-    def _rounding_of_gradients(self, update: Tensor) -> Rounding:
-        """That of the weights' gradients, which differ from replica to replica."""
-        if self._arithmetic.stochastic_rounding != "ON":
-            return Rounding(self._arithmetic)
-        return self._rounding_of_weights(update)
-
-    def _rounding_of_weights(self, update: Tensor) -> Rounding:
-        """That of what all replicas have in common: weights and the optimizer's state."""
-        if self._arithmetic.stochastic_rounding == "OFF":
-            return Rounding(self._arithmetic)
-        none_of_them = tf.constant([self._program.num_micro_batches], tf.int64)
-        return Rounding(self._arithmetic, streams(self._program.seed, update, none_of_them))
-
-    def _padding_scale(self, update: Tensor) -> Tensor:
-        """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
-        p = self._program
-        is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
-        real = p.global_batch_size - p.samples_padded_per_epoch
-        return tf.where(is_last, p.global_batch_size / real, 1.0)
-
-    def _context(self, chunk: Tensor) -> ExecutionContext:
-        """The context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
-        number = (chunk * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
-        seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
-        return ExecutionContext(
-            num_groups=self._fused // self._program.dbn_replica_group_size,
-            seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
-            num_micro_batches=self._fused,
-        )
-
-    def _move_once(self, context: ExecutionContext, chunk: Tensor) -> None:
-        """Moving statistics that move once per weight update, in its last chunk.
-
-        Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
-        theirs, and the variance that of all their numbers around it.  What the means of one replica's micro-batches
-        differ by stays out of it, as in the public application (``batch_norm.py``).
-        """
-        p = self._program
-        in_chunk = self._fused // p.dbn_replica_group_size
-        groups = p.num_replicas // p.dbn_replica_group_size
-        replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
-        is_last = tf.equal(chunk, self._chunks - 1)
-        for layer, mean, variance, numbers in context.update_statistics:
-            total = self._sums[layer.name]
-            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
-            if self._chunks > 1:
-                sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
-                total.assign(sums)
-            means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
-            new_mean = tf.reduce_mean(means, axis=0)
-            new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
-            everywhere = numbers * float(p.num_replicas)
-            new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
-            moving_mean, moving_variance, momentum = self._once[layer.name]
-            for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
-                moved = moving * momentum + new * (1.0 - momentum)
-                moving.assign(tf.where(is_last, moved, moving))
-
-    def _move_statistics(self, context: ExecutionContext, chunk: Tensor) -> None:
-        """Moving statistics after this chunk, in closed form.
-
-        One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
-        statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
-        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
-        """
-        p = self._program
-        group = p.dbn_replica_group_size
-        groups = self._fused // group
-        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
-            group
-        )
-        step = tf.floor(position / float(p.num_replicas))
-        for layer, mean, variance in context.batch_statistics:
-            moving_mean, moving_variance, momentum = self._norms[layer.name]
-            count = float(p.gradient_accumulation_count)
-            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
-            decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
-            for moving, statistic in ((moving_mean, mean), (moving_variance, variance)):
-                moving.assign(moving * decay + tf.linalg.matvec(statistic, weight, transpose_a=True))
 
 
 class Evaluation:
@@ -461,10 +149,18 @@ class HostSession(Session):
         device: what is reported.
         place: TensorFlow's name of the device, for example ``/CPU:0``.
         config: the options of the run; None: all defaults.
+        cluster: the workers that train together; None: this one is alone.
     """
 
-    def __init__(self, device: DeviceInfo, place: str = "/CPU:0", config: Optional[RunConfig] = None) -> None:
+    def __init__(
+        self,
+        device: DeviceInfo,
+        place: str = "/CPU:0",
+        config: Optional[RunConfig] = None,
+        cluster: Optional[Cluster] = None,
+    ) -> None:
         self._config = RunConfig() if config is None else config
+        self._cluster = Cluster() if cluster is None else cluster
         self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
@@ -478,6 +174,8 @@ class HostSession(Session):
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
         self._large_batches: Optional[LargeBatches] = None
+        # Seconds in collectives before weight updates were timed: waiting for who compiled last.
+        self._waited_s = 0.0
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
@@ -509,25 +207,21 @@ class HostSession(Session):
 
             def loop_of(program: Program) -> UpdateLoop:
                 return UpdateLoop(
-                    model, program, opt, loss, weights, self._arithmetic, self._preprocessing, self._on_cpu
+                    model,
+                    program,
+                    opt,
+                    loss,
+                    weights,
+                    self._arithmetic,
+                    self._preprocessing,
+                    self._on_cpu,
+                    self._cluster,
+                    self._config.reduction == "ordered",
                 )
 
             if program.fused_micro_batches == 0:
-                per_sample = activation_bytes_per_sample(model)
-                memory = self.device.memory_bytes if self._on_cpu else 0
-                fused = choose_fused(
-                    program.num_micro_batches,
-                    program.micro_batch_size,
-                    program.dbn_replica_group_size,
-                    per_sample,
-                    memory,
-                )
-                if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-                    largest = program.num_micro_batches
-                    if memory:
-                        largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
-                    fused = self._measure_fused(program, fused, largest, loop_of, make_dataset)
-                program = program.with_fused(fused)
+                program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
+            check_share(program.num_micro_batches // program.fused_micro_batches, self._cluster.count)
             self.program = program
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
@@ -537,27 +231,54 @@ class HostSession(Session):
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
 
+    def _choose_fused(
+        self,
+        model: KerasModel,
+        program: Program,
+        loop_of: Callable[[Program], UpdateLoop],
+        make_dataset: Optional[MakeDataset],
+    ) -> int:
+        """How many micro-batches are computed as one, as worker 0 finds best."""
+        per_sample = activation_bytes_per_sample(model)
+        memory = self.device.memory_bytes if self._on_cpu else 0
+        sharing = max(self._config.max_workers, self._cluster.count)
+        fused = self._cluster.first(
+            "fused",
+            choose_fused(
+                program.num_micro_batches,
+                program.micro_batch_size,
+                program.dbn_replica_group_size,
+                per_sample,
+                memory,
+                sharing,
+            ),
+        )
+        if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
+            largest = program.num_micro_batches
+            if memory:
+                largest = fused_in_memory(per_sample * program.micro_batch_size, memory)
+            usable = fusible(program.num_micro_batches, program.dbn_replica_group_size, sharing)
+            # Up to four times more, and down to a quarter, are tried; where memory is not there Linux ends the process.
+            tried = [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
+            tried = self._cluster.first("tried", tried)
+            fused = self._measure_fused(program, fused, tried, loop_of, make_dataset)
+        return int(fused)
+
     def _measure_fused(
         self,
         program: Program,
         usual: int,
-        largest: int,
+        tried: Sequence[int],
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: MakeDataset,
     ) -> int:
-        """Of the numbers around the usual one that with which a weight update is fastest; the state stays as it is.
+        """Of some numbers that with which a weight update is fastest, on worker 0; the state stays as it is.
 
         Args:
-            usual: what would be taken otherwise; up to four times more, and down to a quarter, are tried.
-            largest: what memory is there for: where it is not, Linux ends the process.
+            usual: what is taken where none of them works.
+            tried: the numbers.
             loop_of: makes the loop of a program.
         """
-        group = program.dbn_replica_group_size
-        tried = [
-            d
-            for d in divisors(program.num_micro_batches)
-            if d % group == 0 and usual / 4 <= d <= max(usual, min(usual * 4, largest))
-        ]
         variables = [*self.state.weights.values(), *self.state.slots.values()]
         before = [variable.numpy() for variable in variables]
         seconds: Dict[int, float] = {}
@@ -570,12 +291,15 @@ class HostSession(Session):
                 try:
                     loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
                 except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
+                    if self._cluster.count > 1:
+                        raise  # the others wait for what this worker cannot compute
                     break  # too much memory, or too few images
                 if number > 0:  # the first one compiles
                     seconds[fused] = min(seconds.get(fused, math.inf), self._clock() - started)
         for variable, value in zip(variables, before):
             variable.assign(value)
-        return min(seconds, key=lambda fused: seconds[fused], default=usual)
+        fastest = min(seconds, key=lambda fused: seconds[fused], default=usual)
+        return int(self._cluster.first("fastest", fastest))
 
     @property
     def samples_per_element(self) -> int:
@@ -600,16 +324,44 @@ class HostSession(Session):
         def run(end: int) -> TrainedPart:
             nonlocal update_s
             count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
+            # A slice ends by the clock, and all workers have to end it alike.
+            count = self._cluster.first("slice", count)
             count = min(count, end - self.state.weight_updates)
             part = self._run(iterator, count)
             if update_s is None:
                 # The first update tells nothing, it compiles; the second runs alone and is timed.
                 update_s, self.first_update_s = SLICE_S, part.timed_s
+                self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
             update_s = part.timed_s / count
             return part
 
         return run
+
+    @property
+    def _collective_s(self) -> float:
+        return float(self._cluster.collective_s.numpy()) if self._cluster.count > 1 else 0.0
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How the workers shared the weight updates that were timed; None for one worker."""
+        if self._cluster.count == 1 or self._loop is None:
+            return None
+        return Sharing(
+            self._cluster.count,
+            self._config.reduction,
+            self._loop.received_bytes,
+            self._collective_s - self._waited_s,
+        )
+
+    def any_instance(self, flag: bool) -> bool:
+        """Whether it is set on any worker: all of them have to ask."""
+        return self._cluster.any_signal(flag)
+
+    @property
+    def evaluation_shard(self) -> Tuple[int, int]:
+        """(workers, which one this is): each evaluates every so-manieth batch."""
+        return self._cluster.count, self._cluster.rank
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """An iterator, which goes on where it stopped."""
@@ -632,7 +384,7 @@ class HostSession(Session):
         except tf.errors.ResourceExhaustedError:
             fused = self.program.fused_micro_batches
             raise InfeasibleError(
-                f"out of memory with {fused} fused micro-batch(es) of {self.program.micro_batch_size}",
+                f"out of memory with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}",
                 "use --fused-micro-batches 1"
                 if fused > 1
                 else "use a smaller --micro-batch-size or --image-size",
@@ -682,18 +434,28 @@ class HostSession(Session):
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """Sums over batches; every sample of weight 1 counts exactly once."""
+        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it."""
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
         with tf.device(self.place), _exceptions():
             self._settle()
-            for images, labels, weights in dataset:
+            batches = iter(dataset)
+            while True:
                 interrupts.check()
-                if stop is not None and stop():
+                batch = next(batches, None)
+                if stop is not None and self.any_instance(batch is not None and stop()):
                     raise Stopped
-                totals.add(self._evaluation.run(self._preprocessing.pack(images), labels, weights))
-        return totals.result()
+                sums = None
+                if batch is not None:
+                    found = self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:])
+                    sums = {name: float(value) for name, value in found.items()}
+                everyones = self._cluster.exchange("evaluate", sums)
+                for one in everyones:
+                    if one is not None:
+                        totals.add(one)
+                if None in everyones:
+                    return totals.result()
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element, computed as it is."""

@@ -31,12 +31,13 @@ from typing import (
 
 import numpy as np
 
-from ipucnn.aliases import SdkModule, Tensor
+from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config, proportions
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class Device:
         self.num_ipus = 0
         self.compiled: List[CompiledModule] = []
         self.preprocess: Optional[Preprocessing] = None
-        self.would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+        self.would_fit: Optional[MemoryAdvice] = None
         self._strategy: SdkModule = None
         self._fp_exceptions = False
 
@@ -334,6 +335,27 @@ class Device:
             together = self.api.sum_over_instances(own.astype(np.float32))
         return np.asarray(together, np.float64) / self.instances.count
 
+    def gather_over_instances(self, own: np.ndarray) -> np.ndarray:
+        """float32 [instances, ...]: what each instance of ``poprun`` has, of the same shape in all of them.
+
+        Every instance has to call this at the same places.
+        """
+        count, index = self.instances.count, self.instances.index
+        # A sum with zeros, which every version of the SDK has: of 3.0 to 3.4 only some gather.
+        rows = np.zeros((count, *own.shape), np.float32)
+        rows[index] = own
+        if count == 1:
+            return rows
+        with self._errors(training=False):
+            return np.asarray(self.api.sum_over_instances(rows), np.float32)
+
+    def of_first_instance(self, value: float) -> float:
+        """The first instance's value, to the last bit, on all of them."""
+        own: np.ndarray = np.array([value], np.float64)
+        # Collectives have 32 bits: byte by byte.
+        sent: np.ndarray = self.gather_over_instances(own.view(np.uint8).astype(np.float32))[0]
+        return float(sent.astype(np.uint8).view(np.float64)[0])
+
 
 def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
     """Refuses a named device of another size than the program's; ask once the system is configured.
@@ -353,6 +375,6 @@ def check_selected(api: Api, select_ipu: Optional[int], num_ipus: int) -> None:
     found = int(api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
     if found != num_ipus:
         raise ConfigurationError(
-            f"--select-ipu {select_ipu}: that device has {found} IPU(s), and {num_ipus} are needed",
+            f"--select-ipu {select_ipu}: that device has {counted(found, 'IPU')}, and {num_ipus} are needed",
             f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
         )

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Callable, Dict, Iterator, Optional, Tuple, Type
 
+from ipucnn.aliases import MemoryAdvice
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, MissingError, UserError
 
 __all__ = ["CASES", "Case", "ErrorContext", "poplar_errors", "recognise", "translate", "translate_output"]
@@ -25,14 +26,14 @@ class ErrorContext:
         training: the gradient accumulation count is the depth of a pipeline; else the steps per execution are.
         num_ipus: the program asked for; 0: unknown.
         fp_exceptions: floating-point exceptions are switched on.
-        would_fit: called with how many times the memory there is was needed (None where the message does not say);
-            returns what would fit, see ``planning.smallest_change``.  Called only when memory ran out.
+        would_fit: what is predicted of memory, see ``planning.smallest_change``.  Called only where it ran out, or
+            where there is none to offload to.
     """
 
     training: bool = True
     num_ipus: int = 0
     fp_exceptions: bool = False
-    would_fit: Optional[Callable[[Optional[float]], Optional[str]]] = None
+    would_fit: Optional[MemoryAdvice] = None
 
 
 @dataclass(frozen=True)
@@ -167,9 +168,22 @@ def _unsupported(match: Match, context: ErrorContext) -> UserError:
     operations = list(dict.fromkeys(re.findall(r"(\w+) \(No registered", match.text)))
     named = f" {', '.join(operations)}" if operations else ""
     return ConfigurationError(
-        f"IPUs do not know the TensorFlow operation(s){named}",
+        f"IPUs do not know all of the TensorFlow operations{named}",
         "use another layer or optimizer, or do this on the host: --device cpu",
     )
+
+
+def _no_remote_memory(what: str, change: str, option: str) -> Callable[[Match, ErrorContext], UserError]:
+    """Makes the error of an option that keeps something in memory that is not there."""
+
+    def make(match: Match, context: ErrorContext) -> UserError:
+        held = context.would_fit(None, without=option) if context.would_fit is not None else None
+        return ConfigurationError(
+            f"these IPUs have no remote memory, where {what} to be kept",
+            f"{change}: {held}" if held else f"{change}; `ipucnn plan-splits` says what the IPUs then hold",
+        )
+
+    return make
 
 
 def _says(kind: Type[UserError], message: str, hint: str) -> Callable[[Match, ErrorContext], UserError]:
@@ -233,30 +247,24 @@ CASES: Tuple[Case, ...] = (
         "no remote memory for the optimizer's state",
         ("FailedPreconditionError",),
         r"does not support remote memory and therefore weight update only variables",
-        _says(
-            ConfigurationError,
-            "these IPUs have no remote memory, where the optimizer's state was to be kept",
-            "add --no-optimizer-state-offloading; `ipucnn plan-splits` with it says what the IPUs then hold",
+        _no_remote_memory(
+            "the optimizer's state was", "add --no-optimizer-state-offloading", "optimizer_state_offloading"
         ),
     ),
     Case(
         "no remote memory for activations",
         ("FailedPreconditionError",),
         r"Activations? offloading has been enabled, however the current configuration",
-        _says(
-            ConfigurationError,
-            "these IPUs have no remote memory, where activations were to be kept",
-            "drop --offload-activations; `ipucnn plan-splits` says what the IPUs then hold",
-        ),
+        _no_remote_memory("activations were", "drop --offload-activations", "offload_activations"),
     ),
     Case(
         "no remote memory for accumulated gradients",
         ("FailedPreconditionError",),
         r"Gradient accumulation buffer offloading has been enabled, however",
-        _says(
-            ConfigurationError,
-            "these IPUs have no remote memory, where accumulated gradients were to be kept",
+        _no_remote_memory(
+            "accumulated gradients were",
             "drop --offload-gradient-accumulation-buffers",
+            "offload_gradient_accumulation_buffers",
         ),
     ),
     Case(

@@ -26,16 +26,18 @@ class Predictor:
     """Runs one network on batches.
 
     Several batches together are one execution, filled up to whole micro-batches of all replicas.  The last one is
-    filled up with zeros: a shorter one would have to be compiled.
+    filled up with zeros: a shorter one would have to be compiled.  Instances of ``poprun`` that are given the same
+    batches share the samples: each computes its part of them, and all get the logits of all.
 
     Args:
         device: where.
         build: makes the model for a micro-batch size; called inside the scope.
         micro_batch_size: samples.
         num_replicas: of this process.
-        synthetic: IPUs make up what they compute on, and give nothing back.
+        gives_zeros: IPUs make up what they compute on, or nothing is executed: whatever comes back is zeros.
         prepare: gives the model its pipelining options, or None without a pipeline.
         program: of the pipeline, or None.
+        shares: all instances are given the same batches, and share them; else each has batches of its own.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class Predictor:
         build: Callable[[int], DeviceModel],
         micro_batch_size: int,
         num_replicas: int,
-        synthetic: bool = False,
+        gives_zeros: bool = False,
         prepare: Optional[Callable[[KerasModel], None]] = None,
         program: Optional[Program] = None,
+        shares: bool = True,
     ) -> None:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
-        self._synthetic = synthetic
+        self._parts, self._part = (device.instances.count, device.instances.index) if shares else (1, 0)
+        self._gives_zeros = gives_zeros
         self._depth = _depth(program)
         self._steps = 0
         with device.scope():
@@ -74,7 +78,7 @@ class Predictor:
         for batch in batches:
             held.append(batch)
             waiting += len(batch[0])
-            if waiting >= self._largest * self._per_step:
+            if waiting >= self._largest * self._per_step * self._parts:
                 yield from zip(held, self._run([b[0] for b in held]))
                 held, waiting = [], 0
         if held:
@@ -89,28 +93,32 @@ class Predictor:
         self._choose_steps(len(images))
         capacity = self._steps * self._per_step
         found = []
-        for start in range(0, len(images), capacity):
-            part = images[start : start + capacity]
+        for start in range(0, len(images), capacity * self._parts):
+            # Where fewer are left than all instances take, some compute zeros alone: they all run the same program.
+            part = images[start + self._part * capacity :][:capacity]
             filled = np.zeros((capacity, *images.shape[1:]), dtype)
             filled[: len(part)] = part
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
-            if self._synthetic:
-                # The SDK makes zeros itself, those of one replica (keras/ipu/extensions/extensions_base.py of
-                # graphcore/keras r2.6/sdk-release-3.4); all replicas computed.
+            if self._gives_zeros:
+                # The SDK makes zeros itself: of made-up data those of one replica (_get_all_batch_results in
+                # keras/ipu/extensions/extensions_base.py of graphcore/keras r2.6/sdk-release-3.4), without a device
+                # those of one micro-batch of each (PoplarExecutor::GetTensorsFromOutfeed of graphcore/tensorflow).
                 logits = np.zeros((capacity, *logits.shape[1:]), np.float32)
             if len(logits) != capacity:
                 raise RuntimeError(
                     f"{capacity} images were sent to the IPUs, and {len(logits)} results came back"
                 )
-            found.append(logits[: len(part)])
+            if self._parts > 1:
+                logits = self._device.gather_over_instances(logits).reshape((-1, *logits.shape[1:]))
+            found.append(logits[: len(images) - start])
         ends: np.ndarray = np.cumsum([len(part) for part in parts])[:-1]
         return np.split(np.concatenate(found), ends)
 
     def _choose_steps(self, count: int) -> None:
         """Compiles for executions of the right size for ``count`` samples, if the present ones are far too small."""
-        needed = -(-count // self._per_step)
+        needed = -(-count // (self._per_step * self._parts))
         needed = min(-(-needed // self._depth) * self._depth, self._largest)
         if self._steps and needed < _WORTH_COMPILING * self._steps:
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Mapping, Optional
 
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import counted
 
 _PREFIX = "POPDIST_"
 _TOTAL = _PREFIX + "NUM_TOTAL_REPLICAS"
@@ -35,6 +36,16 @@ class Instances:
     def local_replicas(self) -> int:
         """Replicas of one instance."""
         return (self.total_replicas or 1) // self.count
+
+    @property
+    def local_ipus(self) -> int:
+        """IPUs of one instance, which ``poprun`` has chosen; 0 without it."""
+        return 0 if self.total_replicas is None else self.local_replicas * (self.ipus_per_replica or 1)
+
+    @property
+    def num_shares(self) -> int:
+        """Into how many parts the replicas are dealt; the host's workers share the work, and not the replicas."""
+        return self.count if self.is_distributed else 1
 
     @property
     def is_distributed(self) -> bool:
@@ -68,7 +79,7 @@ def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances
     if offset % local or not 0 <= offset < total or ipus < 1:
         raise ConfigurationError(
             f"POPDIST_REPLICA_INDEX_OFFSET {offset} and POPDIST_NUM_IPUS_PER_REPLICA {ipus} fit no instance of "
-            f"{local} replica(s) among {total}",
+            f"{counted(local, 'replica')} among {total}",
             _HINT,
         )
     return Instances(total // local, offset // local, ipus, total)

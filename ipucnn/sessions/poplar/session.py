@@ -31,7 +31,12 @@ from ipucnn.sessions.poplar.model import (
 )
 from ipucnn.sessions.poplar.surroundings import gives_nothing_back
 from ipucnn.sessions.poplar.training import TrainedNetwork
-from ipucnn.sessions.poplar.validation import check_num_ipus, check_program, evaluation_replicas
+from ipucnn.sessions.poplar.validation import (
+    check_evaluation,
+    check_num_ipus,
+    check_program,
+    evaluation_replicas,
+)
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -42,6 +47,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
+from ipucnn.text import counted
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import OptimizerSettings
@@ -78,6 +84,7 @@ class PoplarSession(Session):
         self._network: KerasModel = None
         self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
+        self._shares = True
         self._statistics: Optional[StatisticsNetwork] = None
         self._large_batches: Optional[LargeBatches] = None
         self._host_weights: Optional[Weights] = None
@@ -238,6 +245,10 @@ class PoplarSession(Session):
         """Whether it is set on any instance of ``poprun``: all of them have to ask."""
         return bool(self._device.mean_over_instances([float(flag)])[0] > 0)
 
+    def of_first_instance(self, value: float) -> float:
+        """The first instance's value: all of them have to ask."""
+        return self._device.of_first_instance(value)
+
     def _has_batch_norm(self) -> bool:
         """Whether the network in training has moving statistics."""
         return self._trained is not None and bool(self._trained.made.norms)
@@ -287,26 +298,35 @@ class PoplarSession(Session):
     # --- prediction ------------------------------------------------------------------------------------
 
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
-        """Builds the network for IPUs.  Poplar compiles it in the first call of :meth:`predict`."""
+        """Builds the network for IPUs.  Poplar compiles it in the first call of :meth:`predict`.
+
+        Instances of ``poprun`` then predict batches of their own.
+        """
         started = time.perf_counter()
+        self._shares = False
         self.prepare_evaluation(model, None)
         self.compilation = self._report(model, time.perf_counter() - started, 1)
         return self.compilation
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Takes as many IPUs as the configuration's replicas of validation need; there is no pipeline."""
-        config = self._config
+        """Takes the IPUs of this instance of ``poprun``, or as many as the configuration's replicas of validation need.
+
+        There is no pipeline.
+        """
+        config, instances = self._config, self._device.instances
         self._network, self._loss = model, loss
         self._device.would_fit = self.would_fit
-        replicas = config.validation_num_replicas or config.num_replicas
-        check_num_ipus(replicas, f"{replicas} replica(s) of evaluation", "--validation-num-replicas")
+        check_evaluation(instances, config)
+        replicas = instances.local_ipus or config.validation_num_replicas or config.num_replicas
+        check_num_ipus(replicas, f"{counted(replicas, 'replica')} of evaluation", "--validation-num-replicas")
         self._attach(replicas, None)
         self._predictor = Predictor(
             self._device,
             lambda size: self._build(PREDICTION, size, "prediction"),
             config.validation_micro_batch_size or config.micro_batch_size,
             replicas,
-            gives_nothing_back(),
+            self._gives_zeros(),
+            shares=self._shares,
         )
 
     def _validation(self) -> Predictor:
@@ -321,13 +341,17 @@ class PoplarSession(Session):
                 lambda size: self._build(PREDICTION, size, "validation"),
                 p.validation_micro_batch_size,
                 evaluation_replicas(p, self._config, self._device.instances.count),
-                gives_nothing_back(),
+                self._gives_zeros(),
                 prepare=self._pipeline_validation if pipelined else None,
                 program=p if pipelined else None,
             )
         if self._trained is not None:
             self._predictor.take_weights(self._trained.made.weights)
         return self._predictor
+
+    def _gives_zeros(self) -> bool:
+        """Whether what IPUs give back is zeros, and of fewer images than were sent."""
+        return gives_nothing_back() or self._config.compile_only
 
     def _pipeline_validation(self, model: KerasModel) -> None:
         p = self.program
@@ -340,7 +364,7 @@ class PoplarSession(Session):
     ) -> Dict[str, float]:
         """IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
 
-        Every instance evaluates the whole data set.
+        Instances share the samples, and each has the totals of all.
         """
 
         def unless_stopped() -> Iterator[Batch]:

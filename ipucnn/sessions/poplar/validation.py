@@ -3,6 +3,7 @@
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program, validation_replicas
 
@@ -45,7 +46,9 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
     """
     check_layout(instances, program, config)
     num_instances = instances.count
-    check_num_ipus(program.num_ipus // num_instances, f"{program.num_replicas // num_instances} replica(s)")
+    check_num_ipus(
+        program.num_ipus // num_instances, f"{counted(program.num_replicas // num_instances, 'replica')}"
+    )
     mapping = program.device_mapping
     if (
         program.pipeline_schedule == "Interleaved"
@@ -96,6 +99,30 @@ def _check_validation(program: Program, config: RunConfig, num_instances: int) -
         )
 
 
+def check_evaluation(instances: Instances, config: RunConfig) -> None:
+    """Refuses to evaluate on other IPUs than those of an instance of ``poprun``.
+
+    Raises:
+        ConfigurationError: naming both numbers.
+    """
+    if not instances.is_distributed:
+        return
+    wanted, there = config.validation_num_replicas, instances.local_ipus
+    if wanted is not None and wanted != there:
+        raise ConfigurationError(
+            f"--validation-num-replicas {wanted}: poprun gave each instance {counted(there, 'IPU')}",
+            f"use --validation-num-replicas {there}, or drop it",
+        )
+    _check_not_selected(config)
+
+
+def _check_not_selected(config: RunConfig) -> None:
+    if config.select_ipu is not None:
+        raise ConfigurationError(
+            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
+        )
+
+
 def check_layout(instances: Instances, program: Program, config: RunConfig) -> None:
     """Refuses a Program that is not what ``poprun`` was started for.
 
@@ -106,18 +133,16 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
         return
     if instances.total_replicas != program.num_replicas:
         raise ConfigurationError(
-            f"poprun has {instances.total_replicas} replica(s), the program {program.num_replicas}",
+            f"poprun has {counted(instances.total_replicas or 0, 'replica')}, the program {program.num_replicas}",
             f"use --num-replicas {instances.total_replicas}, or poprun --num-replicas {program.num_replicas}",
         )
     if instances.ipus_per_replica != program.ipus_per_replica:
         raise ConfigurationError(
-            f"poprun has {instances.ipus_per_replica} IPU(s) per replica, the program {program.ipus_per_replica}",
+            f"poprun has {counted(instances.ipus_per_replica or 0, 'IPU')} per replica, the program "
+            f"{program.ipus_per_replica}",
             f"use poprun --ipus-per-replica {program.ipus_per_replica}",
         )
-    if config.select_ipu is not None:
-        raise ConfigurationError(
-            f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance", "drop it"
-        )
+    _check_not_selected(config)
     if program.dbn_replica_group_size > 1 and instances.count > 1:
         raise ConfigurationError(
             "distributed batch norm over several instances: which replicas form a group depends on how the data is "

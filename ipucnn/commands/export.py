@@ -1,0 +1,99 @@
+"""``ipucnn export``: a trained network as a file for another program."""
+
+import json
+from typing import Any, Dict, Optional
+
+import typer
+
+from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH, own_option
+from ipucnn.config import spec
+from ipucnn.config.signature import with_run_options
+from ipucnn.errors import ConfigurationError
+from ipucnn.text import shown_value
+
+FORMAT = own_option(
+    "--format",
+    "FORMAT",
+    "What to write: saved-model, onnx, tflite, keras (Keras' own layers alone; HDF5 under Keras 2.6), "
+    "or ipu (a SavedModel that is compiled for IPUs, by the Poplar SDK).",
+    shown="none: it must be given",
+)
+BATCH = own_option(
+    "--batch", "N|dynamic", "Images of each call: always so many, or any number.", shown="dynamic"
+)
+OPSET = own_option("--opset", "N", "ONNX: version of the operations.", number=spec.OPSET, shown="15")
+HALF = typer.Option(
+    False, "--half", help="ONNX and TFLite: store the weights in 16 bits. Computing stays in 32 bits."
+)
+RAW = typer.Option(
+    False,
+    "--raw-uint8",
+    help="The network takes pixels of 0..255 (uint8) and brings them to its range itself.",
+)
+PROBABILITIES = typer.Option(
+    False, "--probabilities", help="The network gives probabilities in place of logits."
+)
+OUTPUT = own_option("--output", "DIR", "Folder to write.", shown="exports/NAME-FORMAT")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace an earlier export in the folder.")
+
+
+@with_run_options("export", from_run=True)
+def export(
+    flags: Dict[str, Any],
+    verbose: bool,
+    json_output: bool,
+    run: str = RUN,
+    form: Optional[str] = FORMAT,
+    checkpoint: Optional[str] = WHICH,
+    weights: Optional[str] = WEIGHTS,
+    batch: Optional[str] = BATCH,
+    opset: Optional[int] = OPSET,
+    half: bool = HALF,
+    raw_uint8: bool = RAW,
+    probabilities: bool = PROBABILITIES,
+    output: Optional[str] = OUTPUT,
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Write a trained network as a file for another program: SavedModel, ONNX, TFLite, Keras, or for IPUs.
+
+    The file is proved before it is kept: a process that cannot import ipucnn loads it in its own runtime and runs
+    evaluation samples through it, and what it gives must be what the run gives. Otherwise the exit code is 5, and no
+    file is left. Beside the network lie its labels, a description of its input, and a page about it.
+    """
+    from ipucnn.filesystem import expand
+    from ipucnn.reports.console import note
+    from ipucnn.reports.evaluate import print_export
+    from ipucnn.runs.export import ExportRequest, export_run
+    from ipucnn.runs.trained import Named
+
+    if form is None:
+        raise ConfigurationError(
+            "--format is missing: nothing says what to write", "choose one, for example --format onnx"
+        )
+    request = ExportRequest(
+        Named("export", run, flags, which=checkpoint, weights=weights),
+        form,
+        batch=_batch(batch),
+        opset=opset,
+        half=half,
+        raw_uint8=raw_uint8,
+        probabilities=probabilities,
+        output=None if output is None else expand(output, "--output"),
+        overwrite=overwrite,
+    )
+    record = export_run(request, verbose=verbose, say=note)
+    if json_output:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        print_export(record)
+
+
+def _batch(text: Optional[str]) -> Optional[int]:
+    """Images of each call, None for any number."""
+    if text is None or text.lower() == "dynamic":
+        return None
+    if not text.lstrip("+-").isdigit():
+        raise ConfigurationError(
+            f"--batch {shown_value(text)}: must be a whole number, or dynamic", "--batch 1"
+        )
+    return int(spec.EXPORT_BATCH.flag("--batch")(text))

@@ -1,0 +1,167 @@
+"""``ipucnn launch``: several workers of one training run on this machine."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Dict, List, Optional
+
+import typer
+
+from ipucnn import interrupts
+from ipucnn.config import spec
+from ipucnn.errors import ConfigurationError, WorkersError
+from ipucnn.sessions.host.cluster import GRACE_S, SILENCE_S
+from ipucnn.sessions.host.workers import SECRET_VARIABLE, TF_CONFIG
+from ipucnn.text import shown_value
+
+COMMAND = typer.Argument(
+    None, metavar="COMMAND...", help="What every worker runs: `train` with its options, after --."
+)
+WORKERS = typer.Option(
+    None,
+    "--workers",
+    "-n",
+    parser=spec.WORKERS.flag("--workers"),
+    metavar="N",
+    help="Workers to start.",
+    show_default="2",
+)
+# After a worker failed the others end by themselves; one that was stopped does not.
+_PATIENCE_S = GRACE_S + 10.0
+# As ``ipucnn`` starts, from the package that this process has, and never from the current folder.
+_PROGRAM = (
+    "import sys; del sys.path[0]; place = sys.argv.pop(1); place in sys.path or sys.path.append(place); "
+    "sys.argv[0] = 'ipucnn'; from ipucnn.__main__ import main; main()"
+)
+
+
+def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORKERS) -> None:
+    """Start several workers of one training run on this machine.
+
+    They share the work of each weight update, and give the same bytes as one worker with as many threads. Where each
+    machine has a worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first worker
+    prints comes out as it is, what the others print after their number. All end when one of them fails.
+    """
+    count = 2 if workers is None else workers
+    if not command or command[0] != "train":
+        what = "nothing" if not command else f"'{shown_value(command[0])}'"
+        raise ConfigurationError(
+            f"`ipucnn launch` starts workers of `ipucnn train`, and it was given {what}",
+            f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1",
+        )
+    if {"--hosts", "--rank"} & {word.partition("=")[0] for word in command}:
+        raise ConfigurationError(
+            "--hosts and --rank say who the workers are, and so does `ipucnn launch`",
+            "drop them, or start each worker by itself, with `ipucnn train`",
+        )
+    code = _Workers(command, count).run()
+    if code:
+        raise typer.Exit(code)
+
+
+def _free_ports(count: int) -> List[int]:
+    """Ports that nobody listens at now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class _Workers:
+    """The processes, and what they print."""
+
+    def __init__(self, command: List[str], count: int) -> None:
+        self._command = command
+        self._addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+        self._secret = secrets.token_hex(16)
+        self._processes: List[subprocess.Popen[bytes]] = []
+        self._readers: List[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def run(self) -> int:
+        """Runs them to their end; returns the exit code of the first that failed, else 0."""
+        try:
+            for rank in range(len(self._addresses)):
+                self._start(rank)
+            return self._wait()
+        finally:
+            for process in self._processes:
+                with suppress(OSError):
+                    process.kill()
+            for reader in self._readers:
+                reader.join(GRACE_S)
+
+    def _start(self, rank: int) -> None:
+        told = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
+        place = str(Path(__file__).resolve().parents[2])
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, place, *self._command],
+            env={**os.environ, TF_CONFIG: json.dumps(told), SECRET_VARIABLE: self._secret},
+            stdin=subprocess.DEVNULL,
+            stdout=None if rank == 0 else subprocess.PIPE,
+            stderr=None if rank == 0 else subprocess.PIPE,
+            # A signal of the terminal comes here alone, and is passed on once.
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                reader = threading.Thread(target=self._label, args=(rank, stream), daemon=True)
+                reader.start()
+                self._readers.append(reader)
+
+    def _label(self, rank: int, stream: IO[bytes]) -> None:
+        for line in stream:
+            with self._lock:
+                sys.stderr.write(f"[worker {rank}] {line.decode(errors='replace')}")
+                sys.stderr.flush()
+
+    def _wait(self) -> int:
+        first: Optional[int] = None
+        ends: Dict[int, int] = {}
+        failed_at: Optional[float] = None
+        passed_on = False
+        while len(ends) < len(self._processes):
+            try:
+                for rank, process in enumerate(self._processes):
+                    code = process.poll()
+                    if code is not None and rank not in ends:
+                        ends[rank] = code
+                        if code and first is None:
+                            first, failed_at = rank, time.monotonic()
+                if interrupts.noted() is not None and not passed_on:
+                    passed_on = True
+                    self._send(signal.Signals((interrupts.noted() or 0) - 128))
+                patience = SILENCE_S + _PATIENCE_S if passed_on else _PATIENCE_S
+                if failed_at is not None and time.monotonic() > failed_at + patience:
+                    self._send(signal.SIGKILL)
+                time.sleep(0.05)
+            except interrupts.Interruption:
+                passed_on = False  # a second signal is passed on, too
+        if first is None:
+            return 0
+        code = ends[first]
+        if code >= 0:
+            return code
+        raise WorkersError(
+            f"worker {first} was ended by {signal.Signals(-code).name}",
+            "type the same command with --resume, with any number of workers that fits",
+        )
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(OSError):
+                    process.send_signal(number)

@@ -1,0 +1,99 @@
+"""The machine's programs (gc-info, vipu, nvidia-smi, ...), run for what they print and never waited for in vain."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a program.
+
+    Attributes:
+        found: it is on PATH.
+        output, errors: stdout and stderr; empty if it was not found or did not end.
+        problem: None if it ended with 0, else what happened, in a few words.
+        signal_name: e.g. "SIGILL" where a signal ended it.
+    """
+
+    found: bool
+    output: str = ""
+    errors: str = ""
+    problem: Optional[str] = None
+    signal_name: Optional[str] = None
+
+
+def find_program(program: str) -> Optional[str]:
+    """The absolute path of a program, from the absolute folders of PATH; None if it is in none of them.
+
+    A relative folder (``.``, or nothing between two colons) is the one the user happens to be in, where anybody may
+    have put a program of that name.
+    """
+    folders = [
+        folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)
+    ]
+    return shutil.which(program, path=os.pathsep.join(folders)) if folders else None
+
+
+def run_program(
+    command: Sequence[str], timeout_s: float = TIMEOUT_S, variables: Optional[Mapping[str, str]] = None
+) -> Ran:
+    """Runs a program and everything it starts, for at most ``timeout_s``; never raises.
+
+    Args:
+        command: program, then arguments.
+        variables: of its environment; None: this process's.
+    """
+    program = command[0] if os.path.isabs(command[0]) else find_program(command[0])
+    if program is None:
+        return Ran(False, problem="not found")
+    try:
+        process = subprocess.Popen(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if variables is None else dict(variables),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Ran(True, problem=f"cannot be run: {error.strerror or error}")
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return Ran(True, problem=f"did not answer within {timeout_s:g} s")
+    except BaseException:
+        _kill(process)
+        raise
+    texts = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+    if process.returncode < 0:
+        name = signal_name(-process.returncode)
+        return Ran(True, *texts, problem=f"died of {name}", signal_name=name)
+    problem = f"ended with exit code {process.returncode}" if process.returncode else None
+    return Ran(True, *texts, problem=problem)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends the process with its children, which would keep the pipes open."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, AttributeError):
+        process.kill()
+    # What left the session of the process may hold the pipes open, and is not waited for.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=1.0)
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,200 @@
+"""Where nothing fits: what is in the way, and the nearest settings that would fit, as a certificate and as a hint."""
+
+from dataclasses import replace
+from typing import Callable, Optional, Sequence, Tuple
+
+from ipucnn.errors import InfeasibleError
+from ipucnn.models.registry import is_network_file
+from ipucnn.planning.pipeline_plan import NoFit
+from ipucnn.planning.search.exact import why_infeasible
+from ipucnn.planning.search.planner import Planner
+from ipucnn.planning.settings import PlanSettings
+from ipucnn.text import counted
+from ipucnn.training.batching import next_power_of_two
+
+
+def why_no_fit(
+    planner: Planner,
+    choices: Sequence[Sequence[PlanSettings]],
+    limit: float,
+    max_ipus: int,
+    recomputation: Optional[bool] = None,
+) -> NoFit:
+    """The certificate of the choice that takes the least memory, and the nearest settings that fit.
+
+    Args:
+        choices: as for ``Planner.best_of``; none of them fits within ``limit``.
+        max_ipus: of a replica, up to which more are tried.
+        recomputation: on or off where that was asked for.
+    """
+    settings = choices[-1][-1]
+    segments = settings.segments_on_one_ipu
+    most = max(16, 2 * settings.num_stages) if segments else max_ipus
+    layer, ranges = _certificate(planner, settings, limit, most)
+    fewest = None
+    if not segments:
+        more = range(settings.num_stages + 1, most + 1)
+        possible = (k for k in more if _fits(planner, choices, k, limit, recomputation))
+        fewest = next(possible, None)
+    return NoFit(
+        memory_limit=limit,
+        num_stages=settings.num_stages,
+        layer=layer,
+        ranges=ranges,
+        fewest_stages=fewest,
+        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
+        max_ipus=most,
+        largest_micro_batch_size=_largest_micro_batch(planner, choices, limit),
+    )
+
+
+def _certificate(
+    planner: Planner, settings: PlanSettings, limit: float, max_stages: int
+) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
+    """The layer that exceeds the memory in whatever stage, and runs of layers that fit in no stage together."""
+    found = why_infeasible(planner.tables(settings, limit), settings.num_stages, max_stages)
+    layers = planner.graph.layers
+    ends = [*planner.starts[1:], len(layers)]
+
+    def name(item: int) -> str:
+        # An item is a layer, with those that can't be cut from it; the input says less than what reads it.
+        return layers[max(1, planner.starts[item])].name
+
+    ranges = tuple((name(i), layers[ends[j - 1] - 1].name) for i, j in found.ranges)
+    return None if found.item is None else name(found.item), ranges
+
+
+def _fits(
+    planner: Planner,
+    choices: Sequence[Sequence[PlanSettings]],
+    num_stages: int,
+    limit: float,
+    recomputation: Optional[bool],
+) -> bool:
+    """Whether a choice fits with more stages, each on an IPU of its own."""
+    for group in choices:
+        for settings in group:
+            if settings.dbn_replica_group_size > 1:
+                return False  # replicas that share statistics have an IPU each
+            tried = {settings.recomputation}
+            if settings.num_stages == 1 and settings.training:
+                # From one stage on to several, recomputation begins to mean something.
+                tried = {False, True} if recomputation is None else {recomputation}
+            for again in sorted(tried):
+                mapping = tuple(range(num_stages)) if settings.schedule == "Sequential" else None
+                own = settings.restaged(num_stages, device_mapping=mapping, recomputation=again)
+                if settings.training and settings.schedule != "Sequential":  # pipelines accumulate
+                    own = replace(own, gradient_accumulation_count=max(2, own.gradient_accumulation_count))
+                if planner.fits(own, limit):
+                    return True
+    return False
+
+
+def _largest_micro_batch(
+    planner: Planner, choices: Sequence[Sequence[PlanSettings]], limit: float
+) -> Optional[int]:
+    """The largest micro-batch below the one asked for with which a choice fits; memory grows with it."""
+
+    def fits(size: int) -> bool:
+        return any(planner.fits(replace(s, micro_batch_size=size), limit) for group in choices for s in group)
+
+    low, high = 0, choices[0][0].micro_batch_size
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low or None
+
+
+def infeasible(
+    model: str,
+    why: NoFit,
+    settings: PlanSettings,
+    system_title: str,
+    with_stages: Callable[[int], str] = "--stages {}".format,
+) -> InfeasibleError:
+    """The error for a plan that can't be made.
+
+    Args:
+        with_stages: what to type for a number of stages.
+    """
+    place = f"{counted(why.num_stages, 'stage')} on {counted(settings.num_ipus_per_replica, 'IPU')}"
+    message = (
+        f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
+    )
+    message += _in_the_way(why.layer, why.ranges)
+    ways = ways_to_fit(why, with_stages)
+    if ways is not None:
+        return InfeasibleError(message, ways)
+    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
+    if settings.dbn_replica_group_size > 1:
+        tried = (
+            "micro-batch 1 does not fit, and replicas that share batch norm statistics have one IPU each: "
+        )
+    return InfeasibleError(message, tried + smaller(model, settings))
+
+
+def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str = "") -> Optional[str]:
+    """The hint that names settings that fit; None if none were found.
+
+    Args:
+        with_stages: what to type for a number of stages.
+        same_stages: what to type beside a smaller micro-batch.
+    """
+    ways = []
+    if why.fewest_stages is not None:
+        ways.append(f"{with_stages(why.fewest_stages)} ({why.fewest_ipus} IPUs)")
+    if why.largest_micro_batch_size is not None:
+        ways.append(f"--micro-batch-size {why.largest_micro_batch_size}{same_stages}")
+    return "this would fit: " + ", or ".join(ways) if ways else None
+
+
+def infeasible_search(
+    planner: Planner,
+    least: PlanSettings,
+    limit: float,
+    *,
+    num_ipus: int,
+    fewest_ipus: Optional[int],
+    largest_micro_batch_size: Optional[int],
+) -> InfeasibleError:
+    """The error for a search in which nothing fits.
+
+    Args:
+        least: of what was tried, the settings that take the least memory.
+        fewest_ipus, largest_micro_batch_size: with which the same search finds something; None where it finds nothing
+            with any that were tried.
+    """
+    message = (
+        f"{planner.graph.model} fits on {counted(num_ipus, 'IPU')} of {planner.system.title} in no configuration with "
+        f"micro-batches of {least.micro_batch_size} or more"
+    )
+    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
+    obstacle = _in_the_way(*_certificate(planner, least, limit, max(16, 2 * least.num_stages)))
+    ways = []
+    if fewest_ipus is not None:
+        ways.append(f"--ipus {fewest_ipus}")
+    if largest_micro_batch_size is not None:
+        ways.append(f"--micro-batch-size {largest_micro_batch_size}")
+    hint = "this would fit: " + ", or ".join(ways) if ways else smaller(planner.graph.model, least)
+    return InfeasibleError(message + (where + obstacle if obstacle else ""), hint)
+
+
+def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
+    if layer is not None:
+        return f": layer '{layer}' alone takes more than an IPU's memory in whatever stage"
+    if not ranges:
+        return ""
+    first, last = ranges[0]
+    more = f", and {counted(len(ranges) - 1, 'more such range')}" if len(ranges) > 1 else ""
+    return f": layers '{first}' to '{last}' fit in no stage together{more}"
+
+
+def smaller(model: str, settings: PlanSettings) -> str:
+    """What takes less memory where neither more IPUs nor smaller micro-batches were found to help."""
+    precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
+    if is_network_file(model):
+        return "save the network with a smaller input" + precision
+    return "use a smaller --image-size" + precision

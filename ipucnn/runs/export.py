@@ -1,0 +1,693 @@
+"""``ipucnn export``: a trained network as a file of another format, written only after it was proved.
+
+The network leaves as layers of Keras alone (``editing.stock_model``) with the weights that are evaluated.  What was
+written is then loaded in its own runtime by a process that cannot import this package (``runtimes.py``), which runs
+samples of the data set through it; their logits are compared with those of the session that ``ipucnn evaluate`` uses.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from ipucnn.aliases import KerasModel, TfFunction
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
+from ipucnn.filesystem import (
+    Kind,
+    absolute,
+    check_makeable,
+    entries,
+    exists,
+    expand,
+    is_file,
+    is_folder,
+    kind_of,
+    open_regular,
+    write_folder,
+    write_text,
+)
+from ipucnn.runs import runtimes
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.folder import BEST, CHECKPOINTS, RunFolder
+from ipucnn.runs.runtimes import IPU, KERAS, ONNX, SAVED_MODEL, TFLITE
+from ipucnn.runs.setup import Setup
+from ipucnn.runs.trained import Named, TrainedSetup, open_trained
+from ipucnn.sessions.factory import create_session, runs_on_ipus
+from ipucnn.sessions.session import Session
+from ipucnn.text import printable, shown_value
+
+RECORD, LABELS, INPUT, CARD = "export.json", "labels.json", "input.json", "README.md"
+DEFAULT_OPSET = 15
+LEAST_SAMPLES = 100
+# Largest difference relative to the deviation of the outputs, and share of samples with the same largest output.
+LIMITS = {False: (1e-4, 0.999), True: (1e-2, 0.995)}
+INPUT_NAME = "images"
+# Smaller tensors of an ONNX file stay as they are with --half: shapes, axes, and the like.
+_LEAST_HALVED = 64
+_BATCH = 8
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What the command line asks for.
+
+    Attributes:
+        named: the network and its weights.
+        form: one of ``runtimes.FORMATS``.
+        batch: images of each call; None for any number.
+        opset: of ONNX; None for the default.
+        half: weights are stored in 16 bits.
+        raw_uint8: the network takes pixels of 0..255.
+        probabilities: it gives probabilities, not logits.
+        output: folder; None for ``exports/NAME-FORMAT``.
+        overwrite: an earlier export may be replaced.
+    """
+
+    named: Named
+    form: str
+    batch: Optional[int] = None
+    opset: Optional[int] = None
+    half: bool = False
+    raw_uint8: bool = False
+    probabilities: bool = False
+    output: Optional[Path] = None
+    overwrite: bool = False
+
+    @property
+    def output_name(self) -> str:
+        """Of what the network gives."""
+        return "probabilities" if self.probabilities else "logits"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the proof runs.
+
+    Attributes:
+        images: as the exported network takes them.
+        expected: float32 [n, ...]: what the session gives for them.
+        origin: of which samples, in words.
+    """
+
+    images: np.ndarray
+    expected: np.ndarray
+    origin: str
+
+
+def export_run(
+    request: ExportRequest, verbose: bool = False, say: Callable[[str], None] = lambda line: None
+) -> Dict[str, Any]:
+    """Exports a network, and proves what was written.
+
+    Args:
+        request: what to write, and where.
+        verbose: let TensorFlow and the converters speak.
+        say: takes lines worth knowing.
+
+    Returns:
+        What stands in ``export.json``, and ``folder``.
+
+    Raises:
+        ConfigurationError: options that do not go together; a folder that holds something.
+        MissingError: the format needs packages, or IPUs, that are not here.
+        ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
+    """
+    _check_request(request)
+    trained = open_trained(request.named)
+    output = _output(request, trained)
+    if request.form == IPU and not runs_on_ipus(trained.config.device):
+        raise MissingError(
+            "--format ipu compiles for IPUs, and the Poplar SDK is not here",
+            "run it in the Poplar SDK's environment, or choose another format: --format saved-model",
+        )
+    for warning in trained.warnings:
+        say(f"warning: {warning}")
+    trained = _in_32_bits(trained, request, say)
+    session = create_session(trained.config.device, verbose=verbose, config=trained.config)
+    model = trained.build()
+    labels = list(map(printable, trained.names()))
+    session.prepare_evaluation(model, None)
+    samples = _samples(request, trained, session)
+    record: Dict[str, Any] = {"folder": str(output)}
+
+    def write(folder: Path) -> None:
+        with _converting(request, verbose):
+            where = _write(request, trained, model, session, folder)
+        record.update(_describe(request, trained, labels, folder, where))
+        record["proof"] = _prove(request, record, samples, folder, labels)
+        _write_json(folder / RECORD, record)
+        write_text(folder / CARD, _card(record))
+
+    write_folder(output, write)
+    return record
+
+
+def _check_request(request: ExportRequest) -> None:
+    form = request.form
+    if form not in runtimes.FORMATS:
+        raise ConfigurationError(
+            f"--format {shown_value(form)}: must be one of {', '.join(runtimes.FORMATS)}",
+            did_you_mean(form, runtimes.FORMATS) or "--format onnx",
+        )
+    if request.opset is not None and form != ONNX:
+        raise ConfigurationError(
+            f"--opset {request.opset}: only ONNX files have one", "drop it, or --format onnx"
+        )
+    if request.half and form not in (ONNX, TFLITE):
+        raise ConfigurationError(
+            f"--half: weights of 16 bits can be written as onnx and tflite, not as {form}",
+            "drop it, or --format onnx",
+        )
+    missing = runtimes.missing_packages(form)
+    if missing:
+        what = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise MissingError(
+            f"--format {form} needs {what}",
+            "install what exports need with: python -m pip install 'ipucnn[export]'",
+        )
+    if form == IPU and (request.batch is None or request.raw_uint8 or request.probabilities):
+        if request.batch is None:
+            raise ConfigurationError(
+                "--format ipu: a program for IPUs takes batches of one size", "say how large: --batch 4"
+            )
+        option = "--raw-uint8" if request.raw_uint8 else "--probabilities"
+        raise ConfigurationError(f"{option}: not with --format ipu, which has the network alone", "drop it")
+
+
+def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
+    """The folder to write, found to be free."""
+    output = request.output
+    if output is None:
+        output = Path("exports") / f"{_name(trained, request)}-{request.form}"
+    check_makeable(output, "--output", "choose another --output", ConfigurationError)
+    if exists(output) and entries(output):
+        if not is_file(output / RECORD):
+            raise ConfigurationError(
+                f"--output {output} holds files that no export wrote", "choose another folder: --output DIR"
+            )
+        if not request.overwrite:
+            raise ConfigurationError(
+                f"{output} has an export already", "replace it with --overwrite, or choose another --output"
+            )
+    return output
+
+
+def _name(trained: TrainedSetup, request: ExportRequest) -> str:
+    run = _run_folder(trained, request)
+    return trained.record.name if run is None else absolute(run.path).name
+
+
+def _run_folder(trained: TrainedSetup, request: ExportRequest) -> Optional[RunFolder]:
+    """The run that the weights are of; None for weights of Keras."""
+    target, checkpoint = expand(request.named.target, "RUN"), Path(trained.summary["checkpoint"])
+    if trained.summary["weight_updates"] is None:
+        return None
+    if is_folder(target):
+        return RunFolder(target)
+    return RunFolder(checkpoint.parent.parent) if checkpoint.parent.name == CHECKPOINTS else None
+
+
+def _in_32_bits(trained: TrainedSetup, request: ExportRequest, say: Callable[[str], None]) -> TrainedSetup:
+    """The setup in the arithmetic that exported networks have, on the device that they are compared on."""
+    config = trained.config
+    if request.form == IPU:
+        return trained
+    if config.precision != "32.32":
+        say(f"note: trained in {config.precision}; the exported network computes in 32 bits")
+    device = "cpu" if runs_on_ipus(config.device) else config.device
+    config = replace(config, precision="32.32", device=device)
+    return replace(trained, resolved=replace(trained.resolved, config=config))
+
+
+# --- samples
+
+
+def _samples(request: ExportRequest, trained: TrainedSetup, session: Session) -> Samples:
+    """At least ``LEAST_SAMPLES`` samples, if the data set has as many: of evaluation first, then of training."""
+    source = trained.source
+    subsets = [("evaluation", trained)]
+    if len(source.train):
+        subsets.append(("training", replace(trained, source=replace(source, eval=source.train))))
+    images: List[np.ndarray] = []
+    expected: List[np.ndarray] = []
+    origin: List[str] = []
+    for what, setup in subsets:
+        before = sum(map(len, images))
+        for inputs, outputs in _batches(request, setup, session):
+            left = LEAST_SAMPLES - sum(map(len, images))
+            images.append(inputs[:left])
+            expected.append(outputs[:left])
+            if len(inputs) >= left:
+                break
+        taken = sum(map(len, images)) - before
+        if taken:
+            origin.append(f"{taken:,} of {what}")
+        if before + taken >= LEAST_SAMPLES:
+            break
+    logits = np.concatenate(expected)
+    if not np.isfinite(logits).all():
+        raise DataError(
+            "the network's outputs are not finite: its weights are damaged, or its training diverged",
+            "take an earlier checkpoint with --checkpoint",
+        )
+    if request.probabilities:
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        logits = powers / powers.sum(axis=-1, keepdims=True)
+    return Samples(np.concatenate(images), logits.astype(np.float32), " and ".join(origin))
+
+
+def _batches(
+    request: ExportRequest, setup: Setup, session: Session
+) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """Images as the exported network takes them, and the session's logits; without padding."""
+    from ipucnn.datasets.pipeline import data_errors
+    from ipucnn.datasets.preprocessing import normalise
+
+    info, network_range = setup.source.info, setup.input_range
+    prepared = replace(setup, input_range="raw") if request.raw_uint8 else setup
+    with data_errors():
+        for images, _, weights in run_setup.evaluation_batches(prepared, _BATCH):
+            real = np.asarray(weights) > 0
+            if request.raw_uint8:
+                # Whole numbers, whatever resizing and the weights of red, green and blue made of them.
+                pixels = np.clip(np.rint(np.asarray(images)), 0, 255).astype(np.uint8)
+                images, taken = normalise(np.float32(pixels), network_range, info), pixels
+            else:
+                taken = np.asarray(images)
+            yield taken[real], np.asarray(session.predict([images])[0])[real]
+
+
+# --- files
+
+
+def _write(
+    request: ExportRequest, trained: TrainedSetup, model: KerasModel, session: Session, folder: Path
+) -> Path:
+    """Writes the network; returns the path of the file, or of the SavedModel's folder, below ``folder``."""
+    if request.form == IPU:
+        where = folder / "1"
+        session.export_for_serving(model, where, int(request.batch or 1), request.output_name)
+        return where
+    from tensorflow import keras
+
+    from ipucnn.datasets.preprocessing import channel_affine
+    from ipucnn.models.editing import stock_model
+
+    shape, info = trained.input_shape, trained.source.info
+    pixels = channel_affine(trained.input_range, info, shape[2]) if request.raw_uint8 else None
+    inputs = keras.Input(shape, batch_size=request.batch, name=INPUT_NAME, dtype=_input_type(request))
+    stock = stock_model(
+        model,
+        inputs,
+        all_of_them=request.form == KERAS,
+        pixels=pixels,
+        probabilities=request.probabilities,
+    )
+    return WRITERS[request.form](request, stock, folder)
+
+
+def _input_type(request: ExportRequest) -> str:
+    return "uint8" if request.raw_uint8 else "float32"
+
+
+def _function(request: ExportRequest, stock: KerasModel) -> TfFunction:
+    """The network as a function of one named input, with one named output."""
+    import tensorflow as tf
+
+    shape = (request.batch, *(int(n) for n in stock.inputs[0].shape[1:]))
+    spec = tf.TensorSpec(shape, _input_type(request), name=INPUT_NAME)
+
+    @tf.function(input_signature=[spec])
+    def serve(images: Any) -> Dict[str, Any]:
+        return {request.output_name: stock(images, training=False)}
+
+    return serve
+
+
+def _write_saved_model(request: ExportRequest, stock: KerasModel, folder: Path) -> Path:
+    """In the folder ``1``: a version, as TensorFlow Serving looks for it."""
+    import tensorflow as tf
+
+    from ipucnn.compat import tf_variable
+
+    module = tf.Module()
+    module.weights = [tf_variable(weight) for weight in stock.weights]
+    module.serve = _function(request, stock)
+    tf.saved_model.save(module, str(folder / "1"), signatures={runtimes.SIGNATURE: module.serve})
+    return folder / "1"
+
+
+def _write_keras(request: ExportRequest, stock: KerasModel, folder: Path) -> Path:
+    from ipucnn.compat import KERAS_3
+
+    path = folder / ("model.keras" if KERAS_3 else "model.h5")
+    stock.save(str(path), include_optimizer=False)
+    return path
+
+
+def _write_onnx(request: ExportRequest, stock: KerasModel, folder: Path) -> Path:
+    import onnx
+    import tf2onnx
+
+    serve = _function(request, stock)
+    model, _ = tf2onnx.convert.from_function(
+        serve, input_signature=serve.input_signature, opset=request.opset or DEFAULT_OPSET
+    )
+    graph = model.graph
+    _rename(graph, graph.input[0].name, INPUT_NAME)
+    _rename(graph, graph.output[0].name, request.output_name)
+    if request.half:
+        _halve(graph)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+def _rename(graph: Any, old: str, new: str) -> None:
+    """Gives a tensor of an ONNX graph another name."""
+    for port in (*graph.input, *graph.output):
+        port.name = new if port.name == old else port.name
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for position, name in enumerate(names):
+                if name == old:
+                    names[position] = new
+
+
+def _halve(graph: Any) -> None:
+    """Stores the large weights of an ONNX graph in 16 bits; an operation brings each back to 32 where it is used."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    casts = []
+    for weight in list(graph.initializer):
+        values = numpy_helper.to_array(weight)
+        if weight.data_type != TensorProto.FLOAT or values.size < _LEAST_HALVED:
+            continue
+        name = f"{weight.name}_16"
+        weight.CopyFrom(numpy_helper.from_array(_as_half(values), name))
+        casts.append(helper.make_node("Cast", [name], [name[:-3]], name=f"{name}_cast", to=TensorProto.FLOAT))
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _as_half(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        halved: np.ndarray = values.astype(np.float16)
+    if not np.isfinite(halved).all():
+        raise DataError("--half: some weights are too large for 16 bits (above 65504)", "drop --half")
+    return halved
+
+
+def _write_tflite(request: ExportRequest, stock: KerasModel, folder: Path) -> Path:
+    import tensorflow as tf
+
+    path = folder / "model.tflite"
+    with tempfile.TemporaryDirectory() as aside:
+        saved = _write_saved_model(request, stock, Path(aside))
+        converter = tf.lite.TFLiteConverter.from_saved_model(str(saved), signature_keys=[runtimes.SIGNATURE])
+        if request.half:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.target_spec.supported_types = [tf.float16]
+        content = converter.convert()
+    write_text(path, content)
+    return path
+
+
+WRITERS: Dict[str, Callable[[ExportRequest, KerasModel, Path], Path]] = {
+    SAVED_MODEL: _write_saved_model,
+    KERAS: _write_keras,
+    ONNX: _write_onnx,
+    TFLITE: _write_tflite,
+}
+
+
+@contextlib.contextmanager
+def _converting(request: ExportRequest, verbose: bool) -> Iterator[None]:
+    """Without the lines of converters, which print from C++ and by loggers of their own.
+
+    Raises:
+        ThresholdError: a converter could not write the network, for whatever reason.
+    """
+    from ipucnn.sessions.host.environment import stderr_aside
+
+    logging.getLogger("tf2onnx").setLevel(logging.WARNING if verbose else logging.CRITICAL)
+    try:
+        with contextlib.ExitStack() as stack:
+            if not verbose:
+                stack.enter_context(stderr_aside(shown_if_failed=False))
+            yield
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ThresholdError(
+            f"the network could not be written as {request.form}: {type(error).__name__}: {printable(reason)}",
+            _hint(request),
+        ) from error
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+# --- what stands beside it
+
+
+def _describe(
+    request: ExportRequest, trained: TrainedSetup, labels: List[str], folder: Path, where: Path
+) -> Dict[str, Any]:
+    """What ``export.json`` says but for the proof; writes ``labels.json`` and ``input.json``."""
+    from ipucnn.runs.provenance import environment
+
+    info, config = trained.source.info, trained.config
+    _write_json(folder / LABELS, labels)
+    described = _describe_input(request, trained)
+    _write_json(folder / INPUT, described)
+    outputs = [request.batch, *(trained.output_shape or ()), len(labels)]
+    return {
+        "format": request.form,
+        "model": trained.record.name,
+        "task": trained.record.task,
+        "file": where.relative_to(folder).as_posix(),
+        "files": _digests(folder, where),
+        "input": described,
+        "output": {"name": request.output_name, "dtype": "float32", "shape": outputs},
+        "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
+        "half": request.half,
+        "weights": {**trained.summary, "checkpoint": printable(str(trained.summary["checkpoint"]))},
+        "averaged_weights": bool(config.ema_decay) and trained.summary["weight_updates"] is not None,
+        "norm_layer": dict(config.norm_layer),
+        "trained_on": {
+            "name": info.name if trained.summary["weight_updates"] is None else _trained_on(trained)
+        },
+        "figures": _figures(trained, request),
+        "environment": environment(),
+    }
+
+
+def _trained_on(trained: TrainedSetup) -> str:
+    return str(trained.config.dataset or trained.source.info.name)
+
+
+def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[Dict[str, Any]]:
+    """What the run found of these weights when it validated; None where that is not known."""
+    run = _run_folder(trained, request)
+    report = None if run is None else run.read_report()
+    if report is None:
+        return None
+    name = "best_validation" if Path(trained.summary["checkpoint"]).name == BEST else "validation"
+    found: Optional[Dict[str, Any]] = report.get(name)
+    return found
+
+
+def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, Any]:
+    """How an image becomes what the network takes, so that it can be done elsewhere."""
+    from ipucnn.datasets.preprocessing import channel_affine
+
+    info: DatasetInfo = trained.source.info
+    height, width, channels = trained.input_shape
+    affine = channel_affine(trained.input_range, info, channels)
+    steps = [
+        "pixels of 0..255" + (", red, green, blue" if channels == 3 else ""),
+        f"cut into tiles of {height}x{width}, mirrored at the borders"
+        if info.tiled
+        else f"resized to {height}x{width}: bilinear, with antialiasing where a side shrinks",
+    ]
+    formula: Optional[Dict[str, Any]] = None
+    if not request.raw_uint8 and affine.per_image:
+        steps.append(
+            "each image minus the mean of all its values, over their deviation; zeros where that is 0"
+        )
+    elif not request.raw_uint8:
+        if affine.reverse:
+            steps.append("channels in the order blue, green, red")
+        steps.append("(pixel x scale - offset) x factor, for each channel")
+        formula = {"scale": affine.scale, "offsets": list(affine.offsets), "factors": list(affine.factors)}
+    else:
+        steps.append("nothing else: the network brings whole numbers of 0..255 to its range itself")
+    return {
+        "name": INPUT_NAME,
+        "dtype": _input_type(request),
+        "shape": [request.batch, height, width, channels],
+        "axes": ["batch", "height", "width", "channels"],
+        "steps": steps,
+        "range": "raw" if request.raw_uint8 else trained.input_range,
+        "reverse_channels": affine.reverse and not request.raw_uint8,
+        "formula": formula,
+    }
+
+
+def _digests(folder: Path, where: Path) -> Dict[str, Dict[str, Any]]:
+    """Size and SHA-256 of each file of the network, by its path below the folder."""
+    found: Dict[str, Dict[str, Any]] = {}
+    pending = [where]
+    while pending:
+        path = pending.pop(0)
+        if kind_of(path) is Kind.FOLDER:
+            pending += entries(path)
+            continue
+        digest, size = file_digest(path)
+        found[path.relative_to(folder).as_posix()] = {"bytes": size, "sha256": digest}
+    return found
+
+
+def file_digest(path: Path) -> Tuple[str, int]:
+    """SHA-256 of a file, and its bytes."""
+    digest, size = hashlib.sha256(), 0
+    with open_regular(path) as file:
+        for part in iter(lambda: file.read(2**20), b""):
+            digest.update(part)
+            size += len(part)
+    return digest.hexdigest(), size
+
+
+def _prove(
+    request: ExportRequest, record: Dict[str, Any], samples: Samples, folder: Path, labels: List[str]
+) -> Dict[str, Any]:
+    """Runs the samples through what was written, in its own runtime and without this package.
+
+    Raises:
+        ThresholdError: it is not as declared, or computes something else.
+    """
+    job = {
+        "format": request.form,
+        "path": str(absolute(folder / record["file"])),
+        "labels_path": str(absolute(folder / LABELS)),
+        "labels": labels,
+        "input": [record["input"][key] for key in ("name", "dtype", "shape")],
+        "output": [record["output"][key] for key in ("name", "dtype", "shape")],
+        "batch": request.batch,
+        "opset": record["opset"],
+    }
+    findings = _run_proof(job, samples)
+    largest, least = LIMITS[request.half]
+    refused = findings.get("refused")
+    if refused is None and findings["relative"] > largest:
+        refused = (
+            f"its {record['output']['name']} differ by up to {findings['relative']:.2g} of their deviation, "
+            f"and {largest:g} is allowed"
+        )
+    if refused is None and findings["agreement"] < least:
+        refused = (
+            f"it gives another class for {1 - findings['agreement']:.2%} of the samples, "
+            f"and {1 - least:.1%} is allowed"
+        )
+    if refused is not None:
+        raise ThresholdError(
+            f"the {request.form} file does not do what the run does, and was removed: {refused}",
+            _hint(request),
+        )
+    return {**findings, "of": samples.origin, "allowed_relative": largest, "least_agreement": least}
+
+
+def _hint(request: ExportRequest) -> str:
+    if request.half:
+        return "export it without --half"
+    if request.opset not in (None, DEFAULT_OPSET):
+        return f"drop --opset: the default is {DEFAULT_OPSET}"
+    return "export it in another format, for example --format saved-model"
+
+
+def _run_proof(job: Dict[str, Any], samples: Samples) -> Dict[str, Any]:
+    """What ``runtimes.py`` finds, run as a script of its own."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if job["format"] != IPU:
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    with tempfile.TemporaryDirectory() as aside:
+        _write_json(Path(aside) / "job.json", job)
+        np.save(os.path.join(aside, "images.npy"), samples.images)
+        np.save(os.path.join(aside, "expected.npy"), samples.expected)
+        done = subprocess.run(
+            [sys.executable, runtimes.__file__, aside],
+            cwd=aside,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    try:
+        findings: Dict[str, Any] = json.loads(lines[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = said[-1][:300] if said else f"it ended with code {done.returncode}"
+        return {"refused": f"its runtime failed: {printable(reason)}"}
+    return findings
+
+
+def _card(record: Dict[str, Any]) -> str:
+    """A page about the network, in Markdown."""
+    proof, environment = record["proof"], record["environment"]
+    shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
+    figures = record["figures"] or {}
+    shown = [
+        f"- {name.replace('_', ' ')}: {value:.4f}"
+        for name, value in figures.items()
+        if isinstance(value, float) and name in ("accuracy", "top5", "dice", "iou", "loss")
+    ]
+    measured = "\n".join(shown) if shown else "Nothing is recorded of these weights."
+    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(record["input"]["steps"], 1))
+    versions = ", ".join(
+        f"{name} {environment[name]}" for name in ("ipucnn", "tensorflow", "keras", "python")
+    )
+    averaged = ", averaged over training" if record["averaged_weights"] else ""
+    return f"""# {record["model"]}, as {record["format"]}
+
+The network is `{record["file"]}`. It takes `{record["input"]["name"]}` ({record["input"]["dtype"]}, {shape}) and gives
+`{record["output"]["name"]}` (float32), one for each class of `{LABELS}`, in that order.
+
+## Input
+
+{steps}
+
+`{INPUT}` says the same for programs.
+
+## Data and figures
+
+Trained on {record["trained_on"]["name"]}; weights of {record["weights"]["checkpoint"]}{averaged}.
+In the run's own validation:
+
+{measured}
+
+## Proof
+
+{proof["samples"]:,} samples ({proof["of"]}) in {proof["runtime"]}, compared with the run's own session:
+
+- largest difference: {proof["relative"]:.2g} of the outputs' deviation ({proof["allowed_relative"]:g} is allowed)
+- the same class: {proof["agreement"]:.2%} ({proof["least_agreement"]:.1%} is needed)
+
+## Where it comes from
+
+- command: `{environment["command"]}`
+- versions: {versions}
+"""

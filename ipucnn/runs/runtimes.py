@@ -1,0 +1,309 @@
+"""Exported networks in the runtimes they are meant for: onnxruntime, TensorFlow Lite, stock TensorFlow and Keras.
+
+This file is also a script, which proves an exported network: in a process in which ipucnn cannot be imported it loads
+the file, looks at what it takes and gives, runs samples through it, and compares their logits with those that the run's
+own session gave.  It imports nothing of this package.
+
+    python runtimes.py FOLDER
+
+FOLDER holds ``job.json``, ``images.npy`` and ``expected.npy``; the findings are printed as one line of JSON.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+SAVED_MODEL, KERAS, ONNX, TFLITE, IPU = "saved-model", "keras", "onnx", "tflite", "ipu"
+FORMATS = (SAVED_MODEL, KERAS, ONNX, TFLITE, IPU)
+SIGNATURE = "serving_default"
+ENDINGS = {".onnx": ONNX, ".tflite": TFLITE}
+"""Of files that are numbers and operations alone, and execute nothing else."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """What a network takes or gives.
+
+    Attributes:
+        name: of the input or output.
+        dtype: of NumPy, "float32" or "uint8".
+        shape: the batch first; None where any size goes.
+    """
+
+    name: str
+    dtype: str
+    shape: Tuple[Optional[int], ...]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network in its runtime.
+
+    Attributes:
+        runtime: its name and version.
+        inputs, outputs: what the file says of them.
+        run: images of a batch -> the first output.
+        opset: of an ONNX file, else None.
+    """
+
+    runtime: str
+    inputs: List[Port]
+    outputs: List[Port]
+    run: Callable[[np.ndarray], np.ndarray]
+    opset: Optional[int] = None
+
+
+def missing_packages(form: str) -> List[str]:
+    """The packages that a format needs beyond TensorFlow and that are not installed."""
+    wanted: Sequence[str] = ()
+    if form == ONNX:
+        wanted = ("onnx", "tf2onnx", "onnxruntime")
+    elif form == TFLITE and not _tensorflow_has_lite():
+        wanted = ("ai_edge_litert",)
+    return [name.replace("_", "-") for name in wanted if find_spec(name) is None]
+
+
+def _tensorflow_has_lite() -> bool:
+    """Whether TensorFlow still has the interpreter, judged without importing it."""
+    found = find_spec("tensorflow")
+    places = (found.submodule_search_locations or ()) if found is not None else ()
+    return any((Path(place) / "lite" / "python" / "interpreter.py").exists() for place in places)
+
+
+def load(form: str, path: Path, threads: int = 0) -> Loaded:
+    """Loads an exported network into its runtime.
+
+    Args:
+        form: one of FORMATS.
+        path: the file, of a SavedModel the folder.
+        threads: of the runtime; 0 for its own choice.
+    """
+    return {SAVED_MODEL: _saved_model, IPU: _ipu, KERAS: _keras, ONNX: _onnx, TFLITE: _tflite}[form](
+        path, threads
+    )
+
+
+def _onnx(path: Path, threads: int) -> Loaded:
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(3)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    types = {"tensor(float)": "float32", "tensor(uint8)": "uint8"}
+
+    def ports(found: Any) -> List[Port]:
+        shapes = [tuple(n if isinstance(n, int) else None for n in port.shape) for port in found]
+        return [Port(port.name, types.get(port.type, port.type), shape) for port, shape in zip(found, shapes)]
+
+    inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
+
+    def run(images: np.ndarray) -> np.ndarray:
+        return np.asarray(session.run([outputs[0].name], {inputs[0].name: images})[0])
+
+    opset: Optional[int] = None
+    if find_spec("onnx") is not None:
+        import onnx
+
+        model = onnx.load(str(path), load_external_data=False)
+        opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    return Loaded(f"onnxruntime {onnxruntime.__version__}", inputs, outputs, run, opset)
+
+
+def _tflite(path: Path, threads: int) -> Loaded:
+    interpreter: Any
+    if find_spec("ai_edge_litert") is not None:
+        from importlib.metadata import version
+
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter, runtime = Interpreter, f"ai-edge-litert {version('ai-edge-litert')}"
+    else:
+        import tensorflow as tf
+
+        interpreter, runtime = tf.lite.Interpreter, f"TensorFlow Lite of TensorFlow {tf.__version__}"
+    network = interpreter(str(path), num_threads=threads or None)
+
+    def ports(details: Any, names: Sequence[str]) -> List[Port]:
+        found = []
+        for name, detail in zip(names, details):
+            shape = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
+            sizes = tuple(None if n < 0 else int(n) for n in shape)
+            found.append(Port(name, np.dtype(detail["dtype"]).name, sizes))
+        return found
+
+    signature = network.get_signature_list().get(SIGNATURE, {"inputs": [], "outputs": []})
+    inputs = ports(network.get_input_details(), signature["inputs"])
+    outputs = ports(network.get_output_details(), signature["outputs"])
+    runner = network.get_signature_runner(SIGNATURE)
+
+    def run(images: np.ndarray) -> np.ndarray:
+        return np.asarray(runner(**{inputs[0].name: images})[outputs[0].name])
+
+    return Loaded(runtime, inputs, outputs, run)
+
+
+def _port(spec: Any, name: str) -> Port:
+    return Port(name, spec.dtype.name, tuple(spec.shape.as_list()))
+
+
+def _saved_model(path: Path, threads: int) -> Loaded:
+    import tensorflow as tf
+
+    network = tf.saved_model.load(str(path))
+    function = network.signatures[SIGNATURE]
+    inputs = [_port(spec, name) for name, spec in function.structured_input_signature[1].items()]
+    outputs = [_port(spec, name) for name, spec in function.structured_outputs.items()]
+
+    def run(images: np.ndarray) -> np.ndarray:
+        # The network must live as long as its function.
+        assert network is not None
+        return function(**{inputs[0].name: tf.constant(images)})[outputs[0].name].numpy()
+
+    return Loaded(f"TensorFlow {tf.__version__}", inputs, outputs, run)
+
+
+def _ipu(path: Path, threads: int) -> Loaded:
+    from tensorflow.python import ipu
+
+    configuration = ipu.config.IPUConfig()
+    configuration.auto_select_ipus = 1
+    configuration.configure_ipu_system()
+    return _saved_model(path, threads)
+
+
+def _keras(path: Path, threads: int) -> Loaded:
+    from tensorflow import keras
+
+    model = keras.models.load_model(str(path), compile=False)
+    for layer in model.layers:
+        if type(layer).__module__.partition(".")[0] not in ("keras", "tensorflow"):
+            raise ValueError(f"layer {layer.name} is no layer of Keras: {type(layer).__module__}")
+
+    def port(tensor: Any) -> Port:
+        name = next(layer.name for layer in model.layers if layer.output is tensor)
+        dtype = getattr(tensor.dtype, "name", tensor.dtype)
+        return Port(name, str(dtype), tuple(None if n is None else int(n) for n in tensor.shape))
+
+    inputs, outputs = list(map(port, model.inputs)), list(map(port, model.outputs))
+
+    def run(images: np.ndarray) -> np.ndarray:
+        return np.asarray(model(images, training=False))
+
+    return Loaded(f"Keras {keras.__version__}", inputs, outputs, run)
+
+
+def batches(images: np.ndarray, batch: Optional[int]) -> List[np.ndarray]:
+    """The images in batches of a fixed size, the last filled up with zeros; or of several sizes where any goes."""
+    if batch is None:
+        # One alone, then as many as are left, 32 at a time: a size that was fixed by mistake would not take them.
+        return [images[:1]] + [images[i : i + 32] for i in range(1, len(images), 32)]
+    missing = -len(images) % batch
+    filled = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
+    return [filled[i : i + batch] for i in range(0, len(filled), batch)]
+
+
+def compare(found: np.ndarray, expected: np.ndarray) -> Dict[str, Any]:
+    """How far two sets of outputs lie apart.
+
+    Args:
+        found, expected: [n, ..., classes].
+
+    Returns:
+        ``largest_difference`` and ``deviation`` (of the expected ones over everything, float64), ``relative`` (one
+        over the other), ``agreement``: the share of samples, of masks pixels, whose largest output is the same one,
+        and ``first_disagreement``, the number of the first sample where it is not.
+    """
+    if not np.isfinite(found).all():
+        raise ValueError("outputs are not finite")
+    difference = float(np.abs(found.astype(np.float64) - expected).max())
+    deviation = float(expected.std(dtype=np.float64))
+    same = found.argmax(axis=-1) == expected.argmax(axis=-1)
+    wrong = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
+    return {
+        "largest_difference": difference,
+        "deviation": deviation,
+        "relative": difference / deviation if deviation else (0.0 if difference == 0 else float("inf")),
+        "agreement": float(same.mean()),
+        "first_disagreement": int(wrong[0]) if len(wrong) else None,
+    }
+
+
+def prove(job: Dict[str, Any], images: np.ndarray, expected: np.ndarray) -> Dict[str, Any]:
+    """Loads what a job names and runs the images; returns what was found, or ``refused``: why it is not as declared.
+
+    Args:
+        job: ``format``, ``path``, ``labels_path``, ``labels``, ``input`` and ``output`` ([name, type, shape]),
+            ``batch`` (None for any), ``opset`` (None of what is no ONNX file).
+        images: as the input declares them, [n, height, width, channels].
+        expected: what the run's own session gives for them, [n, ..., classes].
+    """
+    labels = json.loads(Path(job["labels_path"]).read_text(encoding="utf-8"))
+    if labels != job["labels"]:
+        wrong = next(
+            (i for i, (a, b) in enumerate(zip(labels, job["labels"])) if a != b),
+            min(len(labels), len(job["labels"])),
+        )
+        return {"refused": f"label {wrong} of labels.json is not the run's"}
+    network = load(job["format"], Path(job["path"]))
+    for what, ports, wanted in (
+        ("input", network.inputs, job["input"]),
+        ("output", network.outputs, job["output"]),
+    ):
+        found = [[port.name, port.dtype, list(port.shape)] for port in ports]
+        if found != [wanted]:
+            return {"refused": f"its {what}s are {_described(found)}, and not {_described([wanted])}"}
+    if job["opset"] is not None and network.opset not in (None, job["opset"]):
+        return {"refused": f"its operations are those of opset {network.opset}, not {job['opset']}"}
+    found = np.concatenate([network.run(part) for part in batches(images, job["batch"])])[: len(images)]
+    if found.dtype != np.float32 or found.shape != expected.shape:
+        return {
+            "refused": f"its outputs are {found.dtype} {list(found.shape)}, not float32 {list(expected.shape)}"
+        }
+    return {"runtime": network.runtime, "samples": len(images), **compare(found, expected)}
+
+
+def _described(ports: Sequence[Sequence[Any]]) -> str:
+    shown = [
+        f"{name} ({dtype} {'x'.join('any' if n is None else str(n) for n in shape)})"
+        for name, dtype, shape in ports
+    ]
+    return ", ".join(shown) or "none"
+
+
+class _Without:
+    """Keeps a package from being imported, wherever it is installed."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == self._package:
+            raise ImportError(f"{name} is kept from being imported here")
+
+
+def main(folder: Path) -> int:
+    """Proves what ``folder`` describes; prints the findings.  Returns 0, or 1 where the runtime failed."""
+    sys.meta_path.insert(0, _Without("ipucnn"))  # type: ignore[arg-type]
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    images, expected = np.load(folder / "images.npy"), np.load(folder / "expected.npy")
+    try:
+        findings = prove(job, images, expected)
+    except Exception as error:
+        findings = {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+    if "ipucnn" in sys.modules:
+        findings = {"refused": "ipucnn was imported"}
+    print("\n" + json.dumps(findings), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    # The folder of this file would come first, and its modules have names of others.
+    sys.path.pop(0)
+    sys.exit(main(Path(sys.argv[1])))

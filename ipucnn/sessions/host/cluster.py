@@ -1,0 +1,578 @@
+"""Several workers that train one network on the host: how they meet, and what they exchange.
+
+Worker 0 listens at its address, and the others connect to it before TensorFlow is imported (:func:`join`).  They tell
+each other what decides the result, and keep the connections: small values go over them (:meth:`Cluster.exchange`),
+and a worker that dies or falls silent is noticed by them.  Gradients are gathered by TensorFlow's own collectives.
+``tf.distribute.MultiWorkerMirroredStrategy`` sets these up, and is used for nothing else: the training loop is the
+session's own.
+
+Every worker computes every weight update from the same gathered numbers, in the same order, so that nothing has to be
+sent back.  TensorFlow is imported inside of functions.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import queue
+import secrets
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn import __version__, interrupts
+from ipucnn.aliases import Tensor
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
+from ipucnn.machine import cpu_name
+from ipucnn.sessions.host.workers import SECRET_VARIABLE, Workers, split_address
+from ipucnn.text import printable, shown_value
+
+# A worker that says nothing for so long has left: it was stopped, or its machine or network is gone.
+SILENCE_S = 30.0
+HEARTBEAT_S = 1.0
+# How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
+GRACE_S = 5.0
+# Connecting is tried again so often until the first worker is there.
+_RETRY_S = 0.2
+_MAX_FRAME_BYTES = 2**28
+_LENGTH = struct.Struct(">I")
+# Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
+_GROUP_KEY = 1_000_003
+# What can change the last digits, beside the threads, which worker 0 decides.
+_PACKAGES = ("tensorflow", "keras", "numpy")
+_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
+
+
+# -- what has to be the same ------------------------------------------------------------------------------------------
+
+
+def facts_of_machine() -> Dict[str, Any]:
+    """What of this process can change the last digits of a result."""
+    facts: Dict[str, Any] = {"processor": cpu_name(), "python": ".".join(map(str, sys.version_info[:2]))}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            facts[package] = version(package)
+    facts.update({name: os.environ.get(name) for name in _VARIABLES})
+    return facts
+
+
+def _refuse_differences(everyone: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses workers that would not train the same network; all of them come to the same verdict.
+
+    Raises:
+        ConfigurationError: naming the worker and what differs.
+    """
+    for rank, other in enumerate(everyone):
+        for name, value in everyone[0]["run"].items():
+            theirs = other["run"].get(name)
+            if theirs != value:
+                raise ConfigurationError(
+                    f"worker {rank} has {name} {shown_value(theirs)}, and worker 0 has {shown_value(value)}",
+                    "start all workers with the same command, data and version of ipucnn",
+                )
+
+
+def _byte_differences(everyone: Sequence[Mapping[str, Any]]) -> List[str]:
+    """What differs that can change the last digits, one line each."""
+    return [
+        f"worker {rank} has {name} {shown_value(other['machine'].get(name))}, and worker 0 has {shown_value(value)}"
+        for rank, other in enumerate(everyone)
+        for name, value in everyone[0]["machine"].items()
+        if other["machine"].get(name) != value
+    ]
+
+
+# -- connections ------------------------------------------------------------------------------------------------------
+
+
+class _Link:
+    """A connection to another worker: frames of JSON, each after its length; an empty one is a heartbeat."""
+
+    def __init__(self, rank: int, connection: socket.socket) -> None:
+        self.rank = rank
+        self.heard = time.monotonic()
+        # When it said that it ends; None while it goes on.
+        self.ended: Optional[float] = None
+        self.inbox: queue.Queue[Any] = queue.Queue()
+        self._socket = connection
+        self._lock = threading.Lock()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, value: Any) -> None:
+        """Sends a value; raises OSError where nobody is there to take it."""
+        self.send_bytes(json.dumps(value).encode())
+
+    def send_bytes(self, data: bytes) -> None:
+        with self._lock:
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> Any:
+        """The next value; None for a heartbeat.
+
+        Raises:
+            OSError: the connection is gone.
+            ValueError: it is none of ours.
+        """
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        self.heard = time.monotonic()
+        if length > _MAX_FRAME_BYTES:
+            raise ValueError("a frame that is too long")
+        return json.loads(self._read(length)) if length else None
+
+    def _read(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            part = self._socket.recv(min(length - len(data), 2**20))
+            if not part:
+                raise ConnectionError("closed")
+            data += part
+            self.heard = time.monotonic()
+        return data
+
+    def set_timeout(self, seconds: Optional[float]) -> None:
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def _proof(nonce: str, rank: int, count: int) -> str:
+    """What only who knows the run's secret can say."""
+    secret = os.environ.get(SECRET_VARIABLE, "").encode()
+    return hmac.new(secret, f"{nonce} {rank} {count}".encode(), hashlib.sha256).hexdigest()
+
+
+def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
+    """Worker 0: waits for the others.  Who does not know the secret is sent away, and waited for no longer.
+
+    Raises:
+        WorkersError: they did not come in time.
+        ConfigurationError: the address is not to be had, or one of them is of another cluster.
+    """
+    host, port = split_address(workers.addresses[0], workers.source)
+    loopback = host == "localhost" or _is_loopback(host)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    links: Dict[int, _Link] = {}
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1" if loopback and ":" not in host else host if loopback else "", port))
+            listener.listen(workers.count)
+        except OSError as error:
+            raise ConfigurationError(
+                f"worker 0 cannot listen at {workers.addresses[0]}: {error.strerror}", "use another port"
+            ) from None
+        listener.settimeout(_RETRY_S)
+        while len(links) < workers.count - 1:
+            interrupts.check()
+            if time.monotonic() > until:
+                missing = [str(r) for r in range(1, workers.count) if r not in links]
+                raise WorkersError(
+                    f"of {workers.count} workers number {', '.join(missing)} did not come to {workers.addresses[0]} "
+                    "in time",
+                    "start them with the same command, or raise --start-timeout",
+                )
+            try:
+                connection = listener.accept()[0]
+            except socket.timeout:
+                continue
+            link = _Link(-1, connection)
+            try:
+                link.set_timeout(GRACE_S)
+                rank = _welcome(link, workers, links)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                link.close()
+                continue
+            link.rank = rank
+            links[rank] = link
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+    finally:
+        listener.close()
+    return links
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
+    """Which worker has connected.  Raises ValueError for who does not belong here, and tells them why."""
+    nonce = secrets.token_hex(16)
+    link.send({"nonce": nonce})
+    told = link.receive()
+    rank, count = int(told["rank"]), int(told["count"])
+    problem = ""
+    if not hmac.compare_digest(str(told["proof"]), _proof(nonce, rank, count)):
+        problem = f"it has another secret ({SECRET_VARIABLE})"
+    elif count != workers.count:
+        problem = f"it was told of {count} workers, and worker 0 of {workers.count}"
+    elif not 0 < rank < count or rank in links:
+        problem = f"there is a worker {rank} already"
+    if problem:
+        link.send({"problem": problem})
+        raise ValueError(problem)
+    link.send({"proof": _proof(str(told["nonce"]), 0, count)})
+    return rank
+
+
+def _connect(workers: Workers, until: float) -> _Link:
+    """Every other worker: connects to worker 0.
+
+    Raises:
+        WorkersError: it was not there in time.
+        ConfigurationError: it is of another cluster.
+    """
+    host, port = split_address(workers.addresses[0], workers.source)
+    while True:
+        interrupts.check()
+        try:
+            link = _Link(0, socket.create_connection((host, port), timeout=GRACE_S))
+        except OSError:
+            if time.monotonic() > until:
+                raise WorkersError(
+                    f"worker 0 was not at {workers.addresses[0]} in time",
+                    "start it with the same command, or raise --start-timeout",
+                ) from None
+            time.sleep(_RETRY_S)
+            continue
+        try:
+            own = secrets.token_hex(16)
+            nonce = str(link.receive()["nonce"])
+            proof = _proof(nonce, workers.index, workers.count)
+            link.send({"rank": workers.index, "count": workers.count, "nonce": own, "proof": proof})
+            answer = link.receive()
+            if "problem" in answer:
+                raise ConfigurationError(
+                    f"worker 0 at {workers.addresses[0]} sent worker {workers.index} away: "
+                    f"{printable(str(answer['problem']))}",
+                    "start all workers of a run with the same command and the same secret",
+                )
+            if not hmac.compare_digest(str(answer["proof"]), _proof(own, 0, workers.count)):
+                raise ConfigurationError(
+                    f"who listens at {workers.addresses[0]} does not know this run's secret ({SECRET_VARIABLE})",
+                    "give all workers the same one",
+                )
+            return link
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            link.close()
+            time.sleep(_RETRY_S)
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """The workers of a run, connected; of one worker alone if nothing else is said.
+
+    Attributes:
+        count: of workers.
+        rank: which of them this one is.
+        warnings: what differs between them that can change the last digits.
+        place: TensorFlow's name of this worker, to precede that of a device; "" for one worker.
+        received_bytes: of each collective that was made, by its number: what a worker gets of it.
+    """
+
+    def __init__(self, workers: Optional[Workers] = None, links: Optional[Dict[int, _Link]] = None) -> None:
+        self.workers = workers
+        self.count = 1 if workers is None else workers.count
+        self.rank = 0 if workers is None else workers.index
+        self.addresses = () if workers is None else workers.addresses
+        self.warnings: List[str] = []
+        self.place = ""
+        self._links = links or {}
+        self._is_closed = False
+        self._strategy: Any = None
+        self._num_collectives = 0
+        self.received_bytes: Dict[int, int] = {}
+        self._collective_s: Any = None
+        for link in self._links.values():
+            link.set_timeout(None)
+            threading.Thread(target=self._listen, args=(link,), daemon=True).start()
+        if self._links:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def exchange(self, what: str, value: Any) -> List[Any]:
+        """The values of all workers, in their order; every worker has to call this at the same place.
+
+        Args:
+            what: the place, to notice if they are not at the same one.
+            value: plain, as JSON has it; floats keep every bit.
+        """
+        if self.count == 1:
+            return [value]
+        if self.rank:
+            self._send(0, [what, value])
+            values = self._receive(0, what)
+        else:
+            values = [value] + [self._receive(rank, what) for rank in range(1, self.count)]
+            for rank in range(1, self.count):
+                self._send(rank, [what, values])
+        return list(values)
+
+    def first(self, what: str, value: Any) -> Any:
+        """What worker 0 has, on all of them."""
+        return self.exchange(what, value)[0]
+
+    def any_signal(self, flag: bool) -> bool:
+        """Whether a flag is set on any worker.  A signal that one of them got is then noted on all."""
+        if self.count == 1:
+            return flag
+        told = self.exchange("signals", [flag, interrupts.noted()])
+        codes = [code for _, code in told if code is not None]
+        if codes:
+            interrupts.note(codes[0])
+        return any(flag for flag, _ in told)
+
+    def close(self, error: Optional[BaseException] = None) -> None:
+        """Parts with the others: in order, where all of them come here; else they are told to end as well."""
+        if self._is_closed or self.count == 1:
+            return
+        try:
+            if error is None or isinstance(error, (interrupts.Interrupted, GeneratorExit)):
+                self.exchange("end", None)
+        except BaseException:  # they are gone, which matters no more
+            if error is None:
+                raise
+        finally:
+            self._is_closed = True
+            for link in self._links.values():
+                with contextlib.suppress(OSError):
+                    link.send({"ended": self.rank, "signal": interrupts.noted()})
+                if error is None:
+                    link.close()
+
+    def _send(self, rank: int, value: Any) -> None:
+        try:
+            self._links[rank].send(value)
+        except OSError:
+            self._wait_for_the_end()
+
+    def _receive(self, rank: int, what: str) -> Any:
+        link = self._links[rank]
+        while True:
+            interrupts.check()
+            try:
+                place, value = link.inbox.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if place != what:
+                raise RuntimeError(f"worker {rank} is at '{place}', and this one at '{what}'")
+            return value
+
+    def _wait_for_the_end(self) -> None:
+        """The thread that listens ends the process; what comes first is a signal, or that."""
+        while True:
+            interrupts.check()
+            time.sleep(0.1)
+
+    def _listen(self, link: _Link) -> None:
+        """Takes what another worker sends, in a thread of its own."""
+        while not self._is_closed:
+            try:
+                value = link.receive()
+            except (OSError, ValueError):
+                if link.ended is None:
+                    self._leave(link.rank)
+                return
+            if isinstance(value, dict):
+                self._ended(int(value["ended"]), value.get("signal"), link)
+                link.ended = time.monotonic()
+            elif value is not None:
+                link.inbox.put(value)
+
+    def _ended(self, rank: int, code: Optional[int], link: _Link) -> None:
+        """Another worker ended with an error or by a signal: tells the others, and passes the signal on to this one."""
+        if self._is_closed:
+            return
+        for other in self._links.values():
+            if other is not link:
+                with contextlib.suppress(OSError):
+                    other.send({"ended": rank, "signal": code})
+        if code is not None and interrupts.noted() is None:
+            with contextlib.suppress(ValueError):
+                os.kill(os.getpid(), signal.Signals(code - 128))
+
+    def _watch(self) -> None:
+        """Sends heartbeats, and looks for those of the others."""
+        while not self._is_closed:
+            time.sleep(HEARTBEAT_S)
+            now = time.monotonic()
+            for link in self._links.values():
+                with contextlib.suppress(OSError):
+                    link.send_bytes(b"")
+                if self._is_closed:
+                    return
+                is_silent = now - link.heard > SILENCE_S
+                if is_silent or (link.ended is not None and now - link.ended > GRACE_S):
+                    self._leave(link.rank)
+
+    def _leave(self, rank: int) -> None:
+        """Ends this process: without the other worker there is nothing that it can do."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        code = interrupts.noted()
+        lines = (
+            f"error: worker {rank} left\nhint: continue with --resume on any number of workers that fits\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, (lines if code is None else "interrupted\n").encode())
+        os._exit(EXIT_WORKERS if code is None else code)
+
+    # -- TensorFlow's part
+
+    def start_collectives(self) -> None:
+        """Makes TensorFlow's server and collectives; before anything else is done with TensorFlow."""
+        if self.workers is None or self._strategy is not None:
+            return
+        import tensorflow as tf
+
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": list(self.workers.addresses)}),
+            task_type="worker",
+            task_id=self.rank,
+            rpc_layer="grpc",
+        )
+        try:
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        except (tf.errors.OpError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"TensorFlow's server of worker {self.rank} cannot start at {self.workers.addresses[self.rank]}: "
+                f"{printable(str(error).splitlines()[0])}",
+                "use other ports, and addresses of the machines that the workers run on",
+            ) from None
+        self.place = f"/job:worker/replica:0/task:{self.rank}"
+        # TensorFlow's notifier of preemptions takes SIGTERM for itself.
+        interrupts.listen_again()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """What each worker has, in their order, inside a compiled function.
+
+        Args:
+            values: float32 (n,), of the same length everywhere.
+
+        Returns:
+            float32 (workers, n).
+        """
+        import tensorflow as tf
+
+        def collect(values: Tensor, **details: Any) -> Tensor:
+            return tf.raw_ops.CollectiveGatherV2(input=values, **details)
+
+        gathered = self._collective(values, collect, self.count)
+        return tf.reshape(gathered, [self.count, values.shape[0]])
+
+    def add(self, values: Tensor) -> Tensor:
+        """The sum over workers, in whatever order is fastest, inside a compiled function.
+
+        Args:
+            values: float32 (n,), of the same length everywhere.
+        """
+        import tensorflow as tf
+
+        def reduce(values: Tensor, **details: Any) -> Tensor:
+            return tf.raw_ops.CollectiveReduceV2(input=values, merge_op="Add", final_op="Id", **details)
+
+        # A ring sends each part of the sum around twice, but to one worker.
+        return tf.ensure_shape(self._collective(values, reduce, 2), values.shape)
+
+    def _collective(self, values: Tensor, collect: Callable[..., Tensor], received: int) -> Tensor:
+        """One of TensorFlow's collectives, timed.
+
+        Args:
+            received: how often the size of ``values`` a worker gets.
+        """
+        import tensorflow as tf
+
+        self._num_collectives += 1
+        self.received_bytes[self._num_collectives] = 4 * received * int(values.shape[0])
+        with tf.device(f"{self.place}/device:CPU:0"):
+            with tf.control_dependencies([values]):
+                begun = self._now()
+            with tf.control_dependencies([begun]):
+                result = collect(
+                    tf.identity(values),
+                    group_size=self.count,
+                    group_key=_GROUP_KEY,
+                    instance_key=self._num_collectives,
+                    ordering_token=[],
+                    communication_hint="ring",
+                    timeout_seconds=0.0,
+                )
+            with tf.control_dependencies([result]):
+                self.collective_s.assign_add(self._now() - begun)
+        return result
+
+    def _now(self) -> Tensor:
+        """Seconds, when its turn comes; TensorFlow's own time stamps are refused where operations are deterministic."""
+        import tensorflow as tf
+
+        return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
+
+    @property
+    def collective_s(self) -> Any:
+        """A variable: seconds in collectives so far, waiting for other workers included."""
+        if self._collective_s is None:
+            import tensorflow as tf
+
+            with tf.init_scope():
+                self._collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        return self._collective_s
+
+
+def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int) -> Tuple[Cluster, int]:
+    """Connects the workers, and compares what they are going to do; before TensorFlow is imported.
+
+    Args:
+        workers: of this run.
+        config: with ``start_timeout`` and ``require_same_bytes``.
+        run: what has to be the same on all of them, by its name; plain values.
+        threads: that share an operation, as this worker would have it.
+
+    Returns:
+        The cluster, and the number of threads that share an operation on each worker.
+
+    Raises:
+        WorkersError: not all of them came.
+        ConfigurationError: they would not train the same network, or not to the same bytes where that is required.
+    """
+    until = time.monotonic() + config.start_timeout
+    links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)
+    cluster = Cluster(workers, links)
+    try:
+        own = {
+            "run": {"ipucnn": __version__, **run},
+            "machine": facts_of_machine(),
+            "threads": threads,
+        }
+        everyone = cluster.exchange("facts", own)
+        _refuse_differences(everyone)
+        cluster.warnings = _byte_differences(everyone)
+        if cluster.warnings and config.require_same_bytes:
+            raise ConfigurationError(
+                f"--require-same-bytes: {cluster.warnings[0]}",
+                "use machines of one type with the same installation, or drop --require-same-bytes",
+            )
+    except UserError as error:
+        cluster.close(error)
+        raise
+    return cluster, int(everyone[0]["threads"])

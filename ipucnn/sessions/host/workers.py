@@ -1,0 +1,296 @@
+"""Who the workers of a run are: as ``TF_CONFIG``, Slurm or ``--hosts`` say; what is refused of them.
+
+Everything here is looked at before TensorFlow is imported.
+"""
+
+import ipaddress
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass
+from typing import Iterator, List, Mapping, Optional, Tuple
+
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.text import counted, printable, shown_value
+
+SECRET_VARIABLE = "IPUCNN_SECRET"
+TF_CONFIG = "TF_CONFIG"
+# Ports of workers under Slurm begin here, at one of so many, chosen by the number of the job.
+_SLURM_PORTS, _SLURM_NUM_PORTS = 20_000, 10_000
+
+
+@dataclass(frozen=True)
+class Workers(Instances):
+    """The workers of a run, and which one this process is.
+
+    Attributes:
+        addresses: ``host:port`` of each.
+        source: who named them, for messages.
+    """
+
+    addresses: Tuple[str, ...] = ()
+    source: str = ""
+
+
+def find_group(config: RunConfig, environment: Optional[Mapping[str, str]] = None) -> Instances:
+    """The group of processes that this one belongs to: instances under ``poprun``, else workers, else it is alone.
+
+    Raises:
+        ConfigurationError: what names the group makes no sense.
+    """
+    env = os.environ if environment is None else environment
+    instances = find_instances(env)
+    workers = find_workers(config, env)
+    if instances.is_distributed and workers is not None:
+        raise ConfigurationError(
+            f"poprun started this process, and {workers.source} names workers of the host session",
+            "use one of them: poprun for IPUs, workers for CPUs and GPUs",
+        )
+    return instances if workers is None else workers
+
+
+def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]:
+    """Reads ``TF_CONFIG``, Slurm's variables, or ``--hosts`` and ``--rank``; None: one worker.
+
+    Raises:
+        ConfigurationError: two of them name workers, or what they say makes no sense.
+    """
+    found = [w for w in (_from_tf_config(env), _from_slurm(env), _from_options(config)) if w is not None]
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{found[0].source} and {found[1].source} both name the workers",
+            "drop one of them; `srun` and `ipucnn launch` need no --hosts",
+        )
+    if not found:
+        return None
+    workers = found[0]
+    if workers.count == 1:
+        return None
+    for address in workers.addresses:
+        split_address(address, workers.source)
+    if len(set(workers.addresses)) < workers.count:
+        twice = next(a for a in workers.addresses if workers.addresses.count(a) > 1)
+        raise ConfigurationError(
+            f"{workers.source} has the address {shown_value(twice)} twice",
+            "give each worker a port of its own",
+        )
+    if not config.trusted_network:
+        for address in workers.addresses:
+            _require_private(address)
+    return workers
+
+
+def _from_tf_config(env: Mapping[str, str]) -> Optional[Workers]:
+    text = env.get(TF_CONFIG)
+    if not text:
+        return None
+    hint = (
+        'it looks like {"cluster": {"worker": ["A:5000", "B:5000"]}, "task": {"type": "worker", "index": 0}}'
+    )
+    try:
+        told = json.loads(text)
+        cluster, task = told.get("cluster") or {}, told.get("task") or {}
+        others = sorted(set(cluster) - {"chief", "worker"})
+        addresses = [str(a) for job in ("chief", "worker") for a in cluster.get(job) or []]
+        kind, index = task.get("type", "worker"), int(task.get("index", 0))
+        first = {"chief": 0, "worker": len(cluster.get("chief") or [])}
+        if addresses and (kind not in first or not 0 <= index < len(cluster.get(kind) or [])):
+            raise ValueError(f"it has no task {index} of the type {shown_value(kind)}")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(f"{TF_CONFIG} cannot be used: {printable(str(error))}", hint) from None
+    if others:
+        raise ConfigurationError(
+            f"{TF_CONFIG} has tasks of the type {shown_value(others[0])}, and training has workers alone",
+            "leave chief and worker in it, or unset it",
+        )
+    if not addresses:
+        return None
+    return Workers(len(addresses), first[kind] + index, addresses=tuple(addresses), source=TF_CONFIG)
+
+
+def _from_slurm(env: Mapping[str, str]) -> Optional[Workers]:
+    """The tasks of a job step.  A batch script's own process is no step, and one worker."""
+    if "SLURM_STEP_NUM_TASKS" not in env or "SLURM_PROCID" not in env:
+        return None
+    hint = "srun sets these variables: start the program with it, or unset them"
+    try:
+        count, rank = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_PROCID"])
+        if count == 1:
+            return None
+        nodes = expand_nodes(env["SLURM_STEP_NODELIST"])
+        tasks = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
+        number = int(env.get("SLURM_JOB_ID", "0")) + 100 * int(env.get("SLURM_STEP_ID", "0"))
+        if len(nodes) != len(tasks) or sum(tasks) != count or not 0 <= rank < count:
+            raise ValueError(f"task {rank} of {count} on {counted(len(nodes), 'node')} with {tasks} tasks")
+    except (KeyError, ValueError) as error:
+        what = f"{error.args[0]} is not set" if isinstance(error, KeyError) else printable(str(error))
+        raise ConfigurationError(f"Slurm's variables cannot be used: {what}", hint) from None
+    if max(tasks) > 1 and env.get("SLURM_DISTRIBUTION", "block").startswith(("cyclic", "plane", "arbitrary")):
+        raise ConfigurationError(
+            f"Slurm deals the tasks out in the order '{printable(env['SLURM_DISTRIBUTION'])}'",
+            "use srun --distribution=block",
+        )
+    first = _SLURM_PORTS + number % _SLURM_NUM_PORTS
+    addresses = [f"{node}:{first + k}" for node, on_node in zip(nodes, tasks) for k in range(on_node)]
+    return Workers(count, rank, addresses=tuple(addresses), source="srun")
+
+
+def expand_nodes(text: str) -> List[str]:
+    """The names that a Slurm node list stands for: ``a[1-3,07],b`` is a1, a2, a3, a07 and b.
+
+    Raises:
+        ValueError: it is no node list, or one of more than 65,536 nodes.
+    """
+    nodes: List[str] = []
+    for part in re.findall(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*(?:,|$)", text):
+        names = [""]
+        for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part.rstrip(",")):
+            names = [name + more for name in names for more in _expand_range(piece)]
+            if len(names) + len(nodes) > 2**16:
+                raise ValueError(f"the node list {shown_value(text)} is too long")
+        nodes += [name for name in names if name]
+    if not nodes or any(not re.fullmatch(r"[\w.-]+", node) for node in nodes):
+        raise ValueError(f"{shown_value(text)} is no node list")
+    return nodes
+
+
+def _expand_range(piece: str) -> Iterator[str]:
+    if not piece.startswith("["):
+        yield piece
+        return
+    for item in piece[1:-1].split(","):
+        first, dash, last = item.partition("-")
+        numbers = range(int(first), int(last if dash else first) + 1)
+        if len(numbers) > 2**16:
+            raise ValueError(f"the range {shown_value(item)} is too long")
+        for number in numbers:
+            yield str(number).zfill(len(first))
+
+
+def _tasks_per_node(text: str) -> List[int]:
+    """``2(x3),1`` is 2, 2, 2 and 1."""
+    tasks: List[int] = []
+    for item in text.split(","):
+        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
+        if found is None:
+            raise ValueError(f"{shown_value(text)} does not say how many tasks a node has")
+        tasks += [int(found.group(1))] * int(found.group(2) or 1)
+    return tasks
+
+
+def _from_options(config: RunConfig) -> Optional[Workers]:
+    if not config.hosts:
+        if config.rank is not None:
+            raise ConfigurationError(
+                f"--rank {config.rank} without --hosts", "add --hosts A:5000,B:5000, the same on each worker"
+            )
+        return None
+    count = len(config.hosts)
+    if config.rank is None and count > 1:
+        raise ConfigurationError(
+            f"--hosts names {count} workers, and not which of them this is",
+            "add --rank 0 on the first, 1 ...",
+        )
+    rank = config.rank or 0
+    if rank >= count:
+        raise ConfigurationError(
+            f"--rank {rank} with {counted(count, 'worker')} in --hosts",
+            f"workers count from 0: at most --rank {count - 1}",
+        )
+    return Workers(count, rank, addresses=config.hosts, source="--hosts")
+
+
+def split_address(address: str, source: str) -> Tuple[str, int]:
+    """Host and port of an address."""
+    host, _, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise ConfigurationError(
+            f"{source}: {shown_value(address)} is no address of a worker",
+            "give HOST:PORT, for example 10.0.0.1:5000",
+        )
+    return host, int(port)
+
+
+def _require_private(address: str) -> None:
+    """Refuses what is reached from everywhere.
+
+    Raises:
+        ConfigurationError: the address is public, or its name means nothing here.
+    """
+    host, port = split_address(address, "the workers")
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        raise ConfigurationError(
+            f"the name {shown_value(host)} of a worker is not known here", "check it, or give the IP address"
+        ) from None
+    public = sorted(ip for ip in found if not ipaddress.ip_address(ip.partition("%")[0]).is_private)
+    if public:
+        raise ConfigurationError(
+            f"worker {shown_value(address)} has the public address {public[0]}: TensorFlow's servers run what anyone "
+            "who reaches them sends",
+            "use addresses of a private network, or add --trusted-network where a firewall keeps others out",
+        )
+
+
+def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: int) -> None:
+    """Refuses numbers of workers that no number of fused micro-batches lets share a weight update evenly.
+
+    Args:
+        num_groups: of micro-batches in a weight update, that are computed together in any case.
+        group_size: micro-batches of one.
+        workers: that there are.
+        max_workers: that are to share a weight update later.
+
+    Raises:
+        ConfigurationError: with what would do.
+    """
+    if max_workers > 1 and max_workers % workers:
+        raise ConfigurationError(
+            f"--max-workers {max_workers} with {workers} workers: it has to be a multiple of their number",
+            f"use --max-workers {max_workers * workers}, or leave it out",
+        )
+    sharing = max(max_workers, workers)
+    if num_groups % sharing:
+        what = counted(num_groups, "micro-batch")
+        if group_size > 1:
+            what = (
+                f"{counted(num_groups, 'group')} of {group_size} replicas that share batch norm's statistics"
+            )
+        raise ConfigurationError(
+            f"a weight update has {what}, which {sharing} workers cannot share evenly",
+            f"use a divisor of {num_groups}, or more --gradient-accumulation-count or --num-replicas",
+        )
+
+
+def check_share(num_chunks: int, workers: int) -> None:
+    """Refuses workers that cannot share a weight update's chunks evenly.
+
+    Raises:
+        ConfigurationError: with the numbers of workers that can.
+    """
+    if num_chunks % workers:
+        legal = [str(d) for d in range(1, num_chunks + 1) if num_chunks % d == 0]
+        shown = ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
+        raise ConfigurationError(
+            f"{workers} workers cannot share the {counted(num_chunks, 'chunk')} of a weight update evenly",
+            f"use {shown} of them; a new run with --max-workers {workers} makes chunks for {workers}",
+        )
+
+
+def require_one(command: str, config: RunConfig) -> None:
+    """Refuses several workers for what runs in one process.
+
+    Raises:
+        ConfigurationError: there are several.
+    """
+    workers = find_workers(config, os.environ)
+    if workers is not None:
+        raise ConfigurationError(
+            f"{workers.source} names {workers.count} workers, and `ipucnn {command}` is one process",
+            "start it once: without srun, TF_CONFIG and --hosts",
+        )

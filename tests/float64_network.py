@@ -1,0 +1,223 @@
+"""cifar_resnet8 in NumPy's float64 and TensorFlow's plain operations, and how far the host's two orders are from it.
+
+``python tests/float64_network.py`` prints what docs/host-session.md says of fused and unfused runs.
+"""
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from ipucnn.models.blueprint import read_blueprint
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.names import named_weights
+from ipucnn.models.registry import get_model
+
+Weights = Dict[str, np.ndarray]
+# (number of the forward pass, layer, index): one number that a ReLU is given.
+Place = Tuple[int, str, Tuple[int, ...]]
+MOMENTUM = 0.9
+
+
+class Reference:
+    """Stochastic gradient descent with momentum, a mean over micro-batches, batch norm of each micro-batch.
+
+    Args:
+        images, labels: of all weight updates.
+        batch, count: samples of a micro-batch, and micro-batches of a weight update.
+        rate: learning rate.
+    """
+
+    def __init__(self, images: Any, labels: Any, batch: int, count: int, rate: float) -> None:
+        self.images, self.labels, self.batch, self.count, self.rate = images, labels, batch, count, rate
+        network = self.network()
+        self._start = {name: v.numpy() for name, v in named_weights(network).items()}
+        blueprint = read_blueprint(network)
+        self._steps, self._output = blueprint.steps, blueprint.output
+        self.nearest: List[Tuple[float, Place]] = []
+
+    def network(self) -> Any:
+        """The network, with its first weights."""
+        size = self.images.shape[1]
+        return build_model(
+            get_model("cifar_resnet8"), BuildOptions(input_shape=(size, size, 3), num_classes=10, seed=3)
+        )
+
+    def run(
+        self, fused: int, kind: Any = np.float64, near: float = 0.0, flips: Sequence[Place] = ()
+    ) -> Weights:
+        """Weights by name after all weight updates, ``fused`` micro-batches computed as one batch.
+
+        Args:
+            kind: of all numbers.
+            near: what a ReLU is given closer to 0 than this is kept in ``nearest``.
+            flips: the ReLUs that decide otherwise than by the sign of what they are given.
+        """
+        weights = {name: value.astype(kind) for name, value in self._start.items()}
+        trained = [name for name in weights if "moving" not in name]
+        velocity = {name: np.zeros_like(weights[name]) for name in trained}
+        momenta = {s.name: s.config["momentum"] for s in self._steps if _kind(s) == "BatchNormalization"}
+        self.nearest, self._near, self._flips, self._pass = [], near, set(flips), 0
+        per_update = self.batch * self.count
+        for first in range(0, len(self.images), per_update):
+            sums = {name: np.zeros_like(weights[name]) for name in trained}
+            for start in range(first, first + per_update, fused * self.batch):
+                part = slice(start, start + fused * self.batch)
+                values = {name: tf.Variable(weights[name]) for name in trained}
+                statistics: Dict[str, Any] = {}
+                with tf.GradientTape() as tape:
+                    x = tf.constant(self.images[part].astype(kind))
+                    logits = self._forward(values, x, fused, statistics)
+                    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(self.labels[part], logits)
+                    loss = tf.reduce_mean(losses)
+                for name, d in zip(trained, tape.gradient(loss, [values[name] for name in trained])):
+                    sums[name] += d.numpy() * (fused / self.count)
+                for norm, pair in statistics.items():
+                    for own in zip(*pair):
+                        for word, value in zip(("moving_mean", "moving_variance"), own):
+                            old = weights[f"{norm}/{word}"]
+                            weights[f"{norm}/{word}"] = momenta[norm] * old + (1 - momenta[norm]) * value
+            for name in trained:
+                velocity[name] = MOMENTUM * velocity[name] - self.rate * sums[name]
+                weights[name] = weights[name] + velocity[name]
+        return weights
+
+    def _forward(self, values: Dict[str, Any], x: Any, groups: int, statistics: Dict[str, Any]) -> Any:
+        tensors = {self._steps[0].name: x}
+        for step in self._steps[1:]:
+            inputs = [tensors[name] for name in step.inputs]
+            tensors[step.name] = self._layer(step, inputs, values, groups, statistics)
+        self._pass += 1
+        return tensors[self._output]
+
+    def _layer(
+        self, step: Any, inputs: List[Any], values: Dict[str, Any], groups: int, statistics: Any
+    ) -> Any:
+        x, kind, config, name = inputs[0], _kind(step), step.config, step.name
+        if kind == "Conv2D":
+            return tf.nn.conv2d(x, values[f"{name}/kernel"], config["strides"], "SAME")
+        if kind == "BatchNormalization":
+            each = tf.reshape(x, [groups, -1, x.shape[-1]])
+            mean = tf.reduce_mean(each, axis=1, keepdims=True)
+            variance = tf.reduce_mean((each - mean) ** 2, axis=1, keepdims=True)
+            n = int(each.shape[1])
+            statistics[name] = (mean[:, 0].numpy(), variance[:, 0].numpy() * (n / (n - 1)))
+            normal = tf.reshape((each - mean) / tf.sqrt(variance + config["epsilon"]), x.shape)
+            return normal * values[f"{name}/gamma"] + values[f"{name}/beta"]
+        if kind == "ReLU":
+            return self._relu(name, x)
+        if kind == "SubsamplePad":
+            missing = config["channels"] - int(x.shape[-1])
+            return tf.pad(x[:, ::2, ::2], [[0, 0], [0, 0], [0, 0], [0, missing]])
+        if kind == "Add":
+            return inputs[0] + inputs[1]
+        if kind == "GlobalAveragePooling2D":
+            return tf.reduce_mean(x, axis=[1, 2])
+        if kind == "Dense":
+            return x @ values[f"{name}/kernel"] + values[f"{name}/bias"]
+        raise ValueError(kind)
+
+    def _relu(self, name: str, x: Any) -> Any:
+        found = x.numpy()
+        passes = found > 0
+        for index in np.argwhere(np.abs(found) < self._near):
+            place = (self._pass, name, tuple(int(i) for i in index))
+            self.nearest.append((float(found[place[2]]), place))
+        for number, layer, where in self._flips:
+            if (number, layer) == (self._pass, name):
+                passes[where] = not passes[where]
+        return x * tf.constant(passes.astype(found.dtype))
+
+
+def _kind(step: Any) -> str:
+    """A layer's class; Keras 2.6 writes a package before it."""
+    return str(step.kind.rpartition(">")[2])
+
+
+def distance(one: Weights, other: Weights) -> Tuple[float, str]:
+    """The largest difference, and the weight that has it."""
+    far = {name: float(np.abs(np.float64(one[name]) - other[name]).max()) for name in other}
+    name = max(far, key=lambda name: far[name])
+    return far[name], name
+
+
+def decided_otherwise(reference: Reference, found: Weights, near: float) -> List[Place]:
+    """The ReLUs, of those given a number nearer to 0 than ``near``, that explain a run's distance, greedily."""
+    flips: List[Place] = []
+    best = distance(found, reference.run(1, near=near))[0]
+    places = [place for _, place in sorted(reference.nearest, key=lambda item: abs(item[0]))]
+    for place in places:
+        far = distance(found, reference.run(1, flips=[*flips, place]))[0]
+        if far < best / 2:
+            flips, best = [*flips, place], far
+    return flips
+
+
+def samples(count: int, size: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Images of normal numbers, and labels."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 1, (count, size, size, 3)).astype(np.float32), rng.integers(0, 10, count).astype(
+        np.int32
+    )
+
+
+def on_the_host(reference: Reference, fused: int) -> Weights:
+    """The host session's weights of the same run."""
+    from test_host_session import CPU, make_program
+
+    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.training.losses import make_loss
+    from ipucnn.training.optimizers import make_settings
+
+    updates = len(reference.images) // (reference.batch * reference.count)
+    program = make_program(reference.batch, reference.count, updates_per_epoch=updates)
+    settings = make_settings("sgd", {"momentum": MOMENTUM}, global_batch_size=program.global_batch_size)
+    session = HostSession(CPU)
+
+    def schedule(numbers: Any) -> Any:
+        return np.full(np.shape(numbers), reference.rate, np.float32)
+
+    session.compile(
+        reference.network(), program.with_fused(fused), settings, make_loss("cross_entropy"), schedule
+    )
+
+    def dataset(first: int, per_element: int) -> Any:
+        start = first * program.global_batch_size
+        parts = (reference.images[start:], reference.labels[start:])
+        return tf.data.Dataset.from_tensor_slices(parts).batch(per_element, drop_remainder=True)
+
+    list(session.train(dataset))
+    return {name: v.numpy() for name, v in session.state.weights.items()}
+
+
+def main(batch: int = 4, count: int = 8, size: int = 16, updates: int = 3, rate: float = 0.1) -> None:
+    """Prints distances and what they come from."""
+    print(
+        f"cifar_resnet8, {size}x{size}, {count} micro-batches of {batch}, {updates} weight updates, rate {rate:g}"
+    )
+    reference = Reference(*samples(updates * count * batch, size, 0), batch, count, rate)
+    exact = reference.run(1)
+    print(f"float64: fused from unfused {distance(reference.run(count), exact)[0]:.1e}")
+    found = {fused: on_the_host(reference, fused) for fused in (1, count)}
+    print("host: fused from unfused {:.1e} ({})".format(*distance(found[count], found[1])))
+    for fused, weights in found.items():
+        far, where = distance(weights, exact)
+        print(f"host, {fused} fused: from float64 {far:.1e} ({where})")
+        flips = decided_otherwise(reference, weights, 2e-6)
+        for place in flips:
+            value = next(value for value, other in reference_places(reference) if other == place)
+            print(f"  {place[1]} is given {value:.1e} in float64 once, and decides otherwise")
+        if flips:
+            print(
+                f"  from float64 with the same decisions {distance(weights, reference.run(1, flips=flips))[0]:.1e}"
+            )
+
+
+def reference_places(reference: Reference) -> List[Tuple[float, Place]]:
+    """What ReLUs are given near 0 in float64."""
+    reference.run(1, near=2e-6)
+    return reference.nearest
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,348 @@
+"""What the driver's own sources refuse, pass by pass, and where the double does: or why it does not.
+
+Of graphcore/tensorflow, below ``tensorflow/compiler/plugin/poplar/``: FailedPrecondition, InvalidArgument and
+Unimplemented of the passes and visitors that a Keras model with replicas, accumulation, a pipeline, recomputation or
+offloading goes through, of the compiler, of what executes a program, and of kernels.  They were read in public
+versions of these files from the history of r2.6/sdk-release-3.4, not each of which is the release's last.  Left out are
+what only host embeddings, ``outside_compilation_scope``, recurrent layers and the embedded runtime reach, and
+InternalError, which stands for a mistake of the driver.
+
+A program means the XLA graph that ``keras/ipu`` makes; what that never makes wrong, no caller can see.
+"""
+
+from typing import List, NamedTuple
+
+
+class Refusal(NamedTuple):
+    """One refusal.
+
+    Attributes:
+        file: below ``driver/``, or ``kernels/...``.
+        symbol: that refuses.
+        error: "FailedPrecondition", "InvalidArgument" or "Unimplemented".
+        when: in short.
+        rule: the function of the double that refuses it too (``module.function``); "" where none does.
+        why_not: where none does, the reason.
+    """
+
+    file: str
+    symbol: str
+    error: str
+    when: str
+    rule: str = ""
+    why_not: str = ""
+
+
+_KERAS = "the graph is Keras': "
+_OFF = "keras/ipu refuses the keyword before: "
+
+REFUSALS: List[Refusal] = [
+    # Remote memory
+    Refusal(
+        "passes/variables_offload_and_partition.cc",
+        "VariablesOffloadAndPartition::Optimize",
+        "FailedPrecondition",
+        "optimizer state is to be offloaded, and there is no remote memory",
+        "rules.check_remote_memory",
+    ),
+    Refusal(
+        "passes/variables_offload_and_partition.cc",
+        "VariablesOffloadAndPartition::Optimize",
+        "Unimplemented",
+        "state is to be shared out over replicas, and is not offloaded",
+        "rules._check_sharding",
+    ),
+    Refusal(
+        "passes/variables_offload_and_partition.cc",
+        "VariablesOffloadAndPartition::Optimize",
+        "FailedPrecondition",
+        "a loop holds several weight updates",
+        why_not=_KERAS + "one optimizer, one update",
+    ),
+    Refusal(
+        "passes/pipeline_fifo_inserter.cc",
+        "PipelineFIFOInserter::OffloadFifos",
+        "FailedPrecondition",
+        "activations are to be offloaded, and there is no remote memory",
+        "rules.check_remote_memory",
+    ),
+    Refusal(
+        "passes/pipeline_fifo_inserter.cc",
+        "PipelineFIFOInserter::InsertInPipeline",
+        "FailedPrecondition",
+        "a backward stage reads what another stage than its own or the one before computed",
+        why_not=_KERAS + "_make_pipeline hands every tensor from stage to stage",
+    ),
+    Refusal(
+        "passes/gradient_accumulation_buffers_offload.cc",
+        "GradientAccumulationBuffersOffload::ShouldOffloadInPipeline",
+        "FailedPrecondition",
+        "accumulated gradients are to be offloaded, and there is no remote memory",
+        "rules.check_remote_memory",
+    ),
+    # Accumulation
+    Refusal(
+        "passes/gradient_accumulation_verifier.cc",
+        "GradientAccumulationVerifier::VerifyGenericGradientAccumulation",
+        "FailedPrecondition",
+        "a loop's iterations are no multiple of the accumulated micro-batches",
+        "engine.Engine._compile",
+    ),
+    Refusal(
+        "passes/gradient_accumulation_verifier.cc",
+        "GradientAccumulationVerifier::VerifyGenericGradientAccumulation",
+        "FailedPrecondition",
+        "GradientAccumulationOptimizerV2 inside another optimizer",
+        why_not=_KERAS + "it wraps the model's optimizer itself, outermost",
+    ),
+    Refusal(
+        "passes/gradient_accumulation_verifier.cc",
+        "GradientAccumulationVerifier::VerifyGenericGradientAccumulation",
+        "FailedPrecondition",
+        "accumulation outside of a loop, or for a number of micro-batches that is only known at run time",
+        why_not=_KERAS + "train_function is a loop of steps_per_execution, and the number is a constant",
+    ),
+    Refusal(
+        "passes/gradient_accumulation_verifier.cc",
+        "GradientAccumulationVerifier::VerifyStatefulGradientAccumulation",
+        "FailedPrecondition",
+        "accumulation with momentum in a replicated graph",
+        why_not="operations of the old GradientAccumulationOptimizer, which keras/ipu does not use",
+    ),
+    # Pipelines
+    Refusal(
+        "visitors/pipeline_visitor.cc",
+        "VerifyPipelineArguments",
+        "FailedPrecondition",
+        "the depth is no multiple of what the schedule overlaps",
+        "rules.check_pipeline",
+    ),
+    Refusal(
+        "visitors/grouped_overlap_pipeline_visitor.cc",
+        "VerifyPipelineArgumentsFixed",
+        "FailedPrecondition",
+        "with I/O tiles the depth is below the overlap and two",
+        "rules.check_pipeline",
+    ),
+    Refusal(
+        "tools/pipeline_util.cc",
+        "GetPipelineRecomputationMode",
+        "Unimplemented",
+        "a recomputation mode that the schedule does not have",
+        "rules.check_pipeline",
+    ),
+    Refusal(
+        "tools/pipeline_util.cc",
+        "GetPipelines",
+        "FailedPrecondition",
+        "two pipelines in one program",
+        why_not=_KERAS + "a model is one pipeline",
+    ),
+    Refusal(
+        "tools/pipeline_util.cc",
+        "GetPipelineStages",
+        "FailedPrecondition",
+        "stages with a hole, none at all, or not as many backward as forward ones",
+        "rules.stages_of",
+    ),
+    Refusal(
+        "tools/pipeline_util.cc",
+        "VerifyPipelineStagesBeforeFixing",
+        "Unimplemented",
+        "a stage whose outputs are no tuple, or a forward stage without a device",
+        why_not=_KERAS + "pipelining_ops.pipeline makes the stages",
+    ),
+    Refusal(
+        "tools/pipeline_util.cc",
+        "VerifyPipelineAfterFixing",
+        "Unimplemented",
+        "an operation that belongs to no stage",
+        why_not=_KERAS
+        + "every layer has a stage; Extension.set_pipeline_stage_assignment refuses one without",
+    ),
+    Refusal(
+        "passes/pipeline_fixer.cc",
+        "PipelineFixer::RemovePipelineWrapper",
+        "FailedPrecondition",
+        "a pipeline with several calls around its stages",
+        why_not=_KERAS + "pipelining_ops.pipeline makes one",
+    ),
+    Refusal(
+        "passes/pipeline_fixer.cc",
+        "PipelineFixer::FixConstantGradients",
+        "FailedPrecondition",
+        "a gradient that is added to what is no accumulator",
+        why_not=_KERAS + "the accumulators are pipelining_ops'",
+    ),
+    Refusal(
+        "passes/pipeline_fixer.cc",
+        "PipelineFixer::LowerResourceUpdateInputs",
+        "FailedPrecondition",
+        "a weight update that reads what a stage computed, other than gradients",
+        why_not="it needs the compiler: the session's updates read gradients, weights and their own state alone",
+    ),
+    Refusal(
+        "passes/pipeline_verifier.cc",
+        "PipelineVerifier::VerifyGradientAccumulation",
+        "FailedPrecondition",
+        "a gradient accumulated outside of a backward stage",
+        why_not=_KERAS + "the accumulators are pipelining_ops'",
+    ),
+    Refusal(
+        "passes/pipeline_recomputation_stage_inserter.cc",
+        "CloneStageCompWithStates",
+        "FailedPrecondition",
+        "a stage to be recomputed lies on several IPUs",
+        why_not=_KERAS + "a stage has one IPU: device_mapping holds integers",
+    ),
+    Refusal(
+        "poplar_compiler.cc",
+        "ModuleExecutionCanStall",
+        "Unimplemented",
+        "two pipelines in one program",
+        why_not=_KERAS + "a model is one pipeline",
+    ),
+    # The compiler
+    Refusal(
+        "poplar_compiler.cc",
+        "CompileEngine",
+        "FailedPrecondition",
+        "PRE_COMPILE without a folder for executables",
+        "rules.check_poplar",
+    ),
+    Refusal(
+        "poplar_compiler.cc",
+        "CompileEngine",
+        "FailedPrecondition",
+        "the system was never configured",
+        "machine.Machine.device_ipus",
+    ),
+    Refusal(
+        "poplar_compiler.cc",
+        "CheckUnsupportedPrecompileInstructions",
+        "FailedPrecondition",
+        "PRE_COMPILE of a user's operation that is not hashable",
+        "ops._run_user_op",
+    ),
+    Refusal(
+        "poplar_compiler.cc",
+        "CheckUnsupportedPrecompileInstructions",
+        "FailedPrecondition",
+        "PRE_COMPILE of outside_compilation_scope",
+        why_not="the session has no such scope",
+    ),
+    Refusal(
+        "poplar_compiler.cc",
+        "GetSchedulerList",
+        "InvalidArgument",
+        "a scheduler that does not exist",
+        why_not="IPUConfig.scheduling.algorithm takes members of its enumeration alone",
+    ),
+    Refusal(
+        "passes/constant_nan.cc",
+        "ConstantNaN::Run",
+        "FailedPrecondition",
+        "a constant that is not a number",
+        why_not="poplar_compiler.cc does not add the pass (TODO T10195); the session recognises its message",
+    ),
+    Refusal(
+        "compiler_annotations.h",
+        "AddInfeedInfo",
+        "FailedPrecondition",
+        "two infeeds of one name and different shapes",
+        why_not=_OFF + "names are Keras' own (_set_infeed_queue_options_impl)",
+    ),
+    # Devices and execution
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::CreatePoplarTarget",
+        "InvalidArgument",
+        "there are no IPUs",
+        "config._find_device",
+    ),
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::CreatePoplarTarget",
+        "FailedPrecondition",
+        "there is no device of so many IPUs",
+        "config._find_device",
+    ),
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::CreatePoplarTarget",
+        "FailedPrecondition",
+        "NEVER or PRE_COMPILE without a generation of IPUs",
+        "config.configure",
+    ),
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::AttachToPoplarDevice",
+        "InvalidArgument",
+        "no device is the one that was asked for",
+        "config._ipus_of",
+    ),
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::RegisterOutfeeds",
+        "FailedPrecondition",
+        "an outfeed of one name with another shape or other replicas",
+        why_not=_OFF + "an outfeed is deleted at the end of fit and predict",
+    ),
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::DeleteInfeedIterator",
+        "FailedPrecondition",
+        "an infeed is deleted while it runs",
+        why_not="it needs two threads; the session has one",
+    ),
+    Refusal(
+        "poplar_executor.cc",
+        "PoplarExecutor::MoveDeviceToHost",
+        "InvalidArgument",
+        "a state of a type that replicas cannot share out",
+        why_not="it is of 64 bits, which the session's states are not",
+    ),
+    Refusal(
+        "poplar_executable.cc",
+        "PoplarExecutable::ExecuteAsyncOnStream",
+        "InvalidArgument",
+        "a program runs on a connection of NEVER",
+        "engine.Engine._compile",
+    ),
+    Refusal(
+        "poplar_executable.cc",
+        "PoplarExecutable::ExecuteAsyncOnStream",
+        "InvalidArgument",
+        "verified transfers",
+        why_not="no leaf of IPUConfig that the session sets asks for them",
+    ),
+    # Kernels
+    Refusal(
+        "kernels/datastream/feeds.cc",
+        "GetXlaShapes",
+        "FailedPrecondition",
+        "data of a type that IPUs do not take",
+        "rules.check_feed",
+    ),
+    Refusal(
+        "kernels/poprand/random.cc",
+        "PopopsStatelessOp::Compile",
+        "InvalidArgument",
+        "a stateless operation whose seed is not two numbers",
+        "__init__._poprand",
+    ),
+    Refusal(
+        "kernels/popops/normalise_image.cc",
+        "NormaliseImageOp",
+        "InvalidArgument",
+        "images of other than three channels, or factors that are not constant",
+        "ops.normalise_image",
+    ),
+    Refusal(
+        "kernels/poputil/user_operation.cc",
+        "PoputilUserOp",
+        "InvalidArgument",
+        "a library that cannot be opened or lacks the symbol, or outputs of unknown shape",
+        "ops._run_user_op",
+    ),
+]

@@ -1,0 +1,139 @@
+"""Where each rule of the double stands in the SDK's public sources: repository, branch, file and symbol.
+
+``@rule`` stands at the code that keeps a rule, ``@own`` at what no public source says.  :func:`declared` reads both in
+the double's own text; ``tests/test_poplar_sources.py`` refuses code that raises and names neither.
+"""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_RELEASE = "r2.6/sdk-release-3.4"
+# Repository and branch by the first word of a place.
+_REPOSITORIES = {
+    "tensorflow": ("graphcore/tensorflow", _RELEASE),
+    "tensorflow-3.0": ("graphcore/tensorflow", "r2.6/sdk-release-3.0"),
+    "keras": ("graphcore/keras", _RELEASE),
+    "addons": ("graphcore/ipu_tensorflow_addons", _RELEASE),
+    "poplibs": ("graphcore/poplibs", "sdk-release-3.4"),
+}
+# Folders of graphcore/tensorflow and graphcore/keras that most rules are in.
+_FOLDERS = {
+    "driver": ("tensorflow", "tensorflow/compiler/plugin/poplar/driver/"),
+    "kernels": ("tensorflow", "tensorflow/compiler/plugin/poplar/kernels/"),
+    "ipu": ("tensorflow", "tensorflow/python/ipu/"),
+    "extensions": ("keras", "keras/ipu/extensions/"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place in a public repository."""
+
+    repository: str
+    branch: str
+    file: str
+    symbol: str
+
+
+def parse(place: str) -> Source:
+    """``"<repository or folder> <file> <symbol>"``.
+
+    Raises:
+        ValueError: one of the three is missing or unknown.
+    """
+    words = place.split()
+    if len(words) != 3:
+        raise ValueError(f"{place!r} names not a repository, a file and a symbol")
+    where, file, symbol = words
+    where, folder = _FOLDERS.get(where, (where, ""))
+    if where not in _REPOSITORIES:
+        raise ValueError(f"{place!r}: there is no repository {where!r}")
+    if "." not in file.rpartition("/")[2]:
+        raise ValueError(f"{place!r}: {file!r} is no file")
+    return Source(*_REPOSITORIES[where], folder + file, symbol)
+
+
+def rule(*places: str) -> Callable[[Function], Function]:
+    """Declares where the SDK does what a function of the double does.
+
+    Raises:
+        ValueError: no place, or one that :func:`parse` refuses.
+    """
+    if not places:
+        raise ValueError("a rule names at least one place")
+    for place in places:
+        parse(place)
+    return lambda function: function
+
+
+def own(reason: str) -> Callable[[Function], Function]:
+    """Declares that no public source says what a function refuses, and why it does.
+
+    Raises:
+        ValueError: no reason.
+    """
+    if not reason.strip():
+        raise ValueError("say why")
+    return lambda function: function
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A function of the double, or a class, as its text has it.
+
+    Attributes:
+        name: ``module.Class.function``.
+        sources: of all its ``@rule``.
+        is_own: it has ``@own``.
+    """
+
+    name: str
+    sources: Tuple[Source, ...]
+    is_own: bool
+
+
+def declared() -> Tuple[Dict[str, Declared], List[str]]:
+    """What is declared, by name; and the places that raise and name neither a source nor a reason.
+
+    What raises NotImplementedError("the double ...") says itself that the double lacks something.
+    """
+    found: Dict[str, Declared] = {}
+    undeclared: List[str] = []
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.name != Path(__file__).name:
+            _read(ast.parse(path.read_text(encoding="utf-8")), path.stem, False, found, undeclared)
+    return found, undeclared
+
+
+def _read(node: ast.AST, name: str, covered: bool, found: Dict[str, Declared], undeclared: List[str]) -> None:
+    for child in ast.iter_child_nodes(node):
+        inner, inner_covered = name, covered
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            inner = f"{name}.{child.name}"
+            calls = [
+                d for d in child.decorator_list if isinstance(d, ast.Call) and isinstance(d.func, ast.Name)
+            ]
+            places = [a.value for d in calls if d.func.id == "rule" for a in d.args]  # type: ignore[attr-defined]
+            is_own = any(d.func.id == "own" for d in calls)  # type: ignore[attr-defined]
+            if places or is_own:
+                found[inner] = Declared(inner, tuple(map(parse, places)), is_own)
+                inner_covered = True
+        elif (
+            isinstance(child, ast.Raise) and child.exc is not None and not covered and not _is_lack(child.exc)
+        ):
+            undeclared.append(f"{name}, line {child.lineno}")
+        _read(child, inner, inner_covered, found, undeclared)
+
+
+def _is_lack(error: ast.expr) -> bool:
+    """NotImplementedError("the double ...")."""
+    if not (isinstance(error, ast.Call) and getattr(error.func, "id", "") == "NotImplementedError"):
+        return False
+    text = error.args[0]
+    if isinstance(text, ast.JoinedStr):
+        text = text.values[0]
+    return isinstance(text, ast.Constant) and str(text.value).startswith("the double")

@@ -1,0 +1,422 @@
+"""Several workers of the host session: who they are, what they tell each other, and that they train as one would."""
+
+import filecmp
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipucnn import cli
+from ipucnn.config.options import RunConfig
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError, WorkersError
+from ipucnn.machine import num_cores
+from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host import cluster
+from ipucnn.sessions.host.cluster import join
+from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
+from ipucnn.training.checkpoints import load_checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = "from ipucnn.__main__ import main; main()"
+
+
+def tf_config(addresses, index=0, kind="worker", **more):
+    return {
+        "TF_CONFIG": json.dumps(
+            {"cluster": {"worker": addresses, **more}, "task": {"type": kind, "index": index}}
+        )
+    }
+
+
+def slurm(**values):
+    usual = dict(
+        SLURM_STEP_NUM_TASKS=4,
+        SLURM_PROCID=2,
+        SLURM_STEP_NODELIST="127.0.0.[1-2]",
+        SLURM_STEP_TASKS_PER_NODE="2(x2)",
+        SLURM_JOB_ID=17,
+        SLURM_STEP_ID=0,
+    )
+    return {name: str(value) for name, value in {**usual, **values}.items()}
+
+
+# -- who am I ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_worker_where_nobody_says_anything():
+    assert find_workers(RunConfig(), {}) is None
+    assert find_workers(RunConfig(), tf_config(["10.0.0.1:5000"])) is None
+    assert find_workers(RunConfig(), {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    # The batch script's own process is no task of a step.
+    assert find_workers(RunConfig(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+
+
+def test_tf_config_slurm_and_options_name_the_same_workers():
+    addresses = ("127.0.0.1:20017", "127.0.0.1:20018", "127.0.0.2:20017", "127.0.0.2:20018")
+    options = RunConfig(hosts=addresses, rank=2)
+    by_options = find_workers(options, {})
+    by_tf_config = find_workers(RunConfig(), tf_config(list(addresses), 2))
+    by_slurm = find_workers(RunConfig(), slurm())
+    for found in (by_options, by_tf_config, by_slurm):
+        assert (found.addresses, found.index, found.count) == (addresses, 2, 4)
+        assert not found.is_writer and not found.is_distributed and found.num_shares == 1
+    chief = find_workers(RunConfig(), tf_config(["127.0.0.1:2"], 0, chief=["127.0.0.1:1"]))
+    assert (chief.addresses, chief.index) == (("127.0.0.1:1", "127.0.0.1:2"), 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "named"),
+    [
+        ({"TF_CONFIG": "{"}, {}, "TF_CONFIG cannot be used"),
+        ({"TF_CONFIG": "[1]"}, {}, "TF_CONFIG cannot be used"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 2), {}, "no task 2"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 0, "ps"), {}, "no task 0 of the type ps"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], ps=["10.0.0.3:1"]), {}, "tasks of the type ps"),
+        (tf_config(["10.0.0.1:1", "10.0.0.1:1"]), {}, "twice"),
+        (tf_config(["10.0.0.1", "10.0.0.2:1"]), {}, "no address"),
+        (tf_config(["10.0.0.1:1", "8.8.8.8:1"]), {}, "public address"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:99999"]), {}, "no address"),
+        (
+            tf_config(["10.0.0.1:1", "10.0.0.2:1"]),
+            {"hosts": ("10.0.0.1:1", "10.0.0.2:1"), "rank": 0},
+            "both name",
+        ),
+        (slurm(SLURM_STEP_NODELIST="a[1-2"), {}, "Slurm's variables"),
+        (slurm(SLURM_STEP_TASKS_PER_NODE="2(x3)"), {}, "Slurm's variables"),
+        (slurm(SLURM_PROCID="x"), {}, "Slurm's variables"),
+        (slurm(SLURM_DISTRIBUTION="cyclic"), {}, "order 'cyclic'"),
+        ({}, {"rank": 1}, "without --hosts"),
+        ({}, {"hosts": ("10.0.0.1:1", "10.0.0.2:1")}, "not which of them"),
+        ({}, {"hosts": ("10.0.0.1:1", "10.0.0.2:1"), "rank": 2}, "--rank 2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(environment, options, named):
+    with pytest.raises(ConfigurationError) as refused:
+        find_workers(RunConfig(**options), environment)
+    assert named in refused.value.message and refused.value.hint
+
+
+def test_public_addresses_of_a_trusted_network():
+    found = find_workers(RunConfig(trusted_network=True), tf_config(["8.8.8.8:1", "10.0.0.1:1"]))
+    assert found.count == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a", "a"),
+        ("a1,b2", "a1 b2"),
+        ("a[1-3]", "a1 a2 a3"),
+        ("a[01-03,07],b", "a01 a02 a03 a07 b"),
+        ("n[1,3]x", "n1x n3x"),
+        ("rack[1-2]-n[09-11],z", "rack1-n09 rack1-n10 rack1-n11 rack2-n09 rack2-n10 rack2-n11 z"),
+    ],
+)
+def test_node_lists_as_slurm_writes_them(text, names):
+    assert expand_nodes(text) == names.split()
+
+
+# -- how they meet ----------------------------------------------------------------------------------------------------
+
+
+def addresses(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    found = tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    for one in sockets:
+        one.close()
+    return found
+
+
+def met(count, run=lambda rank: {}, act=lambda one: None, **options):
+    """What ``act`` gives on each worker, or what was raised there."""
+    named, results = addresses(count), [None] * count
+
+    def worker(rank):
+        one = None
+        try:
+            config = RunConfig(**{"start_timeout": 20.0, **options})
+            one, threads = join(
+                Workers(count, rank, addresses=named, source="test"), config, run(rank), rank + 3
+            )
+            results[rank] = (threads, act(one))
+            one.close()
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=worker, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_values_of_all_workers_in_their_order():
+    numbers = np.random.default_rng(1).standard_normal(20).tolist()
+
+    def act(one):
+        told = [one.exchange("numbers", [one.rank, numbers[k]]) for k in range(20)]
+        return told, one.first("first", one.rank), one.any_signal(one.rank == 2), one.any_signal(False)
+
+    expected = [[[rank, numbers[k]] for rank in range(3)] for k in range(20)]
+    # Worker 0 decides how many threads there are.
+    assert met(3, act=act) == [(3, (expected, 0, True, False))] * 3
+
+
+def test_workers_that_would_train_something_else():
+    for result in met(3, run=lambda rank: {"--seed": 1 + rank // 2}):
+        assert isinstance(result, ConfigurationError)
+        assert result.message == "worker 2 has --seed 2, and worker 0 has 1"
+
+
+def test_workers_whose_last_digits_may_differ(monkeypatch):
+    counter = itertools.count()
+    monkeypatch.setattr(cluster, "facts_of_machine", lambda: {"processor": f"P{min(next(counter), 1)}"})
+    (warned, other) = met(2, act=lambda one: one.warnings)
+    assert warned == other and re.fullmatch(r"worker 1 has processor P\d, and worker 0 has P\d", warned[1][0])
+    counter = itertools.count()
+    for result in met(2, require_same_bytes=True):
+        assert isinstance(result, ConfigurationError) and "--require-same-bytes: worker 1" in result.message
+
+
+def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
+    own, right = threading.local(), cluster._proof
+
+    def proof(nonce, rank, count):
+        return right(nonce + getattr(own, "secret", ""), rank, count)
+
+    monkeypatch.setattr(cluster, "_proof", proof)
+
+    def run(rank):
+        own.secret = "x" if rank else ""
+        return {}
+
+    first, second = met(2, run=run, start_timeout=3.0)
+    assert isinstance(second, ConfigurationError) and "another secret" in second.message
+    assert (
+        isinstance(first, WorkersError) and first.exit_code == 7 and "of 2 workers number 1" in first.message
+    )
+
+
+def test_nobody_comes():
+    named = addresses(2)
+    for rank, expected in ((0, "of 2 workers number 1 did not come"), (1, "worker 0 was not at")):
+        before = time.monotonic()
+        with pytest.raises(WorkersError, match=re.escape(expected)):
+            join(Workers(2, rank, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
+        assert time.monotonic() - before < 30
+
+
+def test_strangers_at_the_door_do_no_harm():
+    """Port scanners, other programs, and connections that say nothing."""
+    named, results = addresses(2), []
+    host, port = named[0].split(":")
+
+    def first():
+        one, _ = join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=30.0), {}, 1)
+        results.append(one.exchange("x", 0))
+        one.close()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b""):
+        while True:
+            try:
+                stranger = socket.create_connection((host, int(port)), timeout=10)
+                break
+            except OSError:
+                time.sleep(0.05)
+        stranger.sendall(words)
+        stranger.close()
+    one, _ = join(Workers(2, 1, addresses=named, source="test"), RunConfig(start_timeout=30.0), {}, 1)
+    assert one.exchange("x", 1) == [0, 1]
+    one.close()
+    thread.join(30)
+    assert results == [[0, 1]]
+
+
+def test_which_numbers_of_workers_fit():
+    for chunks, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
+        check_share(chunks, workers)
+    with pytest.raises(ConfigurationError) as refused:
+        check_share(6, 4)
+    assert "4 workers cannot share the 6 chunks" in refused.value.message
+    assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
+
+
+@given(
+    micro_batches=st.integers(1, 64),
+    group=st.sampled_from([1, 2, 4]),
+    sharing=st.integers(1, 8),
+    bytes_per_sample=st.integers(1, 2**22),
+)
+def test_chunks_that_workers_can_share(micro_batches, group, sharing, bytes_per_sample):
+    """The largest number of fused micro-batches that is legal and leaves each worker as many chunks."""
+    from ipucnn.sessions.host.session import choose_fused, fusible
+
+    total = micro_batches * group
+    legal = [
+        d for d in range(1, total + 1) if total % d == 0 and d % group == 0 and (total // d) % sharing == 0
+    ]
+    assert fusible(total, group, sharing) == legal
+    if not legal:
+        return
+    fused = choose_fused(total, 4, group, bytes_per_sample, 2**33, sharing)
+    alone = choose_fused(total, 4, group, bytes_per_sample, 2**33)
+    assert fused in legal and (fused == alone or alone not in legal)
+    assert fused == max([d for d in legal if d <= alone], default=legal[0])
+
+
+# -- what they train --------------------------------------------------------------------------------------------------
+
+FLAGS = (
+    *("cifar_resnet8", "--dataset", "digits", "--limit-train", "16", "--limit-eval", "9", "--seed", "1"),
+    *(
+        "--micro-batch-size",
+        "2",
+        "--gradient-accumulation-count",
+        "2",
+        "--num-replicas",
+        "2",
+        "--num-epochs",
+        "1",
+    ),
+    *("--image-size", "8", "--validation-micro-batch-size", "4", "--max-workers", "2"),
+    *("--threads", str(num_cores())),
+)
+
+
+def launch(tmp_path, *args, workers=2, timeout=280):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", PROGRAM, "launch", "-n", str(workers), "--", "train", *map(str, args)]
+    return subprocess.run(
+        command,
+        cwd=str(tmp_path),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def assert_same(one, two):
+    names = ["metrics.jsonl", *(f"checkpoints/{p.name}" for p in (one / "checkpoints").iterdir())]
+    assert len(names) > 1 and sorted(p.name for p in (two / "checkpoints").iterdir()) == sorted(
+        p.name for p in (one / "checkpoints").iterdir()
+    )
+    for name in names:
+        assert filecmp.cmp(str(one / name), str(two / name), shallow=False), name
+
+
+def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
+    """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
+    ended = launch(tmp_path, *FLAGS, "--augment", "--run-dir", "two", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["validation"]["samples"] == 9
+    assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
+    assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+# -- who writes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
+    """On a file system without locks: the run goes on elsewhere, and then the first process does, too."""
+    resolved = resolve(
+        "train", {"model_name": "lenet", "dataset": "digits", "run_dir": str(tmp_path / "run")}
+    )
+    run = TrainingRun(resolved)
+    weights = {"a/kernel": np.zeros(2, np.float32)}
+    meta = {"model": "lenet", "num_classes": 10, "input_shape": [8, 8, 1], "weight_updates": 1, "seed": 1}
+
+    def write(folder, rows):
+        folder.append("metrics.jsonl", "{}\n" * rows)
+        folder.write_checkpoint("last.npz", weights, {}, {**meta, "weight_updates": rows})
+        folder.link_checkpoint(folder.checkpoints / "last.npz", "best.npz")
+
+    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first.create(resolved.config, run.program)
+    first.add_environment({"started": "1"})
+    write(first, 1)
+    first.unlock()
+    second.reopen(resolved.config, run.program, ["{}\n"])
+    second.add_environment({"started": "2"})
+    write(second, 2)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    writers = (
+        lambda: first.append("metrics.jsonl", "{}\n"),
+        lambda: first.write_checkpoint("last.npz", weights, {}, meta),
+        lambda: first.link_checkpoint(first.checkpoints / "last.npz", "checkpoint-00000009.npz"),
+        lambda: first.write_report({}),
+        lambda: first.clean(["last.npz"]),
+    )
+    for writer in writers:
+        with pytest.raises(WorkersError, match="another process goes on"):
+            writer()
+    first.discard()
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    write(second, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mean", "running_mean"])
+def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, method):
+    flags = [*FLAGS, "--no-validation", "--gradient-accumulation-reduction-method", method]
+    ended = launch(tmp_path, *flags, "--run-dir", "ring", "--reduction", "ring", "--json")
+    assert ended.returncode == 0, ended.stderr
+    sharing = json.loads(ended.stdout)["measured"]["sharing"]
+    assert (sharing["workers"], sharing["reduction"]) == (2, "ring") and sharing[
+        "received_bytes"
+    ] > 8 * 75_000
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    ring, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("ring", "one"))
+    assert list(ring.weights) == list(one.weights)
+    for there, here in ((one.weights, ring.weights), (one.slots, ring.slots)):
+        for name, value in there.items():
+            np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
+    """One worker, then two, then one: statistics measured over large batches, and averages of the weights."""
+    flags = [*FLAGS, "--ema-decay", "0.9", "--optimizer", "adam", "--optimizer-params", "{}"]
+    flags += ["--precise-batch-norm", "8"]
+    flags[flags.index("--num-epochs") + 1] = "3"
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    first = [*flags, "--run-dir", str(tmp_path / "changing")]
+    first[first.index("--num-epochs") + 1] = "1"
+    assert cli.run(["train", *first]) == 0
+    for workers, epochs in ((2, 2), (1, 3)):
+        ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
+        assert ended.returncode == 0, ended.stderr
+    assert_same(tmp_path / "one", tmp_path / "changing")
+    processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
+    assert [process.get("workers") for process in processes] == [None, 2, None]
+    # Four workers cannot share two chunks, which is told before anything is imported.
+    ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
+    assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
+
+
+def test_doctor_says_what_cluster_it_sees(monkeypatch):
+    from ipucnn.diagnosis.look import find_cluster
+
+    assert find_cluster({}).line == "" and find_cluster({}).to_dict()["workers"] == 1
+    seen = find_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1))
+    assert seen.line == "worker 1 of 2 (TF_CONFIG): 10.0.0.1:1, 10.0.0.2:1"
+    assert find_cluster({"TF_CONFIG": "{"}).to_dict()["problem"].startswith("TF_CONFIG cannot be used")

@@ -1,0 +1,385 @@
+"""Networks that leave: layers of Keras alone, files of other formats, and the proof of each."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+from ipucnn import cli
+from ipucnn.compat import KERAS_3
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.preprocessing import channel_affine, normalise
+from ipucnn.errors import ConfigurationError
+from ipucnn.models import layers
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.editing import stock_model
+from ipucnn.models.registry import get_model
+from ipucnn.runs import export, runtimes
+
+RNG = np.random.RandomState(3)
+
+
+def with_other_statistics(model):
+    """Weights such as training leaves them: nothing is exactly 0 or 1."""
+    for layer in model.layers:
+        layer.set_weights([w + 0.1 * np.abs(RNG.standard_normal(w.shape)) for w in layer.get_weights()])
+    return model
+
+
+def is_stock(layer):
+    return type(layer).__module__.partition(".")[0] in ("keras", "tensorflow")
+
+
+def group_and_hard_layers():
+    """Layers that Keras lacks, in few numbers; one is called as the output is to be."""
+    inputs = keras.Input((9, 8, 3), name="input")
+    x = keras.layers.Conv2D(8, 3, name="logits")(inputs)
+    x = layers.HardSwish(name="swish")(x)
+    x = layers.GroupedConv2D(8, 3, groups=4, name="grouped")(x)
+    x = layers.HardSigmoid(name="sigmoid")(x)
+    x = layers.Cropping2D(((0, 1), (1, 0)), name="crop")(x)
+    x = layers.Dropout(0.5, name="dropout")(x)
+    x = layers.SubsamplePad(12, name="pad")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(inputs, keras.layers.Dense(5, name="top")(x))
+
+
+@pytest.mark.parametrize("case", ["batch", "group", "unet", "others"])
+def test_stock_layers_compute_the_same(case):
+    if case == "others":
+        model = group_and_hard_layers()
+    else:
+        name, size = ("unet", 188) if case == "unet" else ("cifar_resnet8", 16)
+        record = get_model(name)
+        filters = 2 if case == "unet" else None
+        norm = "none" if case == "unet" else case
+        model = build_model(
+            record, BuildOptions((size, size, record.input_shape[2]), 5, norm=norm, base_filters=filters)
+        )
+    with_other_statistics(model)
+    images = RNG.standard_normal((2, *model.inputs[0].shape[1:])).astype(np.float32)
+    inputs = keras.Input(images.shape[1:], name="images")
+    has_all = KERAS_3 or case in ("batch", "unet")
+    if not has_all:
+        with pytest.raises(ConfigurationError, match=r"layer \w+: Keras 2\.6 has no"):
+            stock_model(model, inputs, all_of_them=True)
+    stock = stock_model(model, inputs, all_of_them=has_all)
+    assert not has_all or all(map(is_stock, stock.layers))
+    expected, found = model(images).numpy(), stock(images).numpy()
+    assert np.abs(found - expected).max() <= 1e-4 * expected.std() > 0
+    assert [layer.name for layer in stock.layers if layer.output is stock.outputs[0]] == ["logits"]
+
+
+@pytest.mark.parametrize("input_range", ["standard", "unit", "tf", "raw", "caffe", "torch", "image"])
+def test_pixels_are_brought_to_the_range_inside_the_network(input_range):
+    info = DatasetInfo(
+        "x", "classification", 3, (8, 8, 3), 1, 1, ("a", "b", "c"), "", (9.0, 99.0, 200.0), (5.0, 50.0, 77.0)
+    )
+    inputs = keras.Input((8, 8, 3), name="input", dtype="float32")
+    flat = keras.layers.Flatten(name="flat")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(4, name="top")(flat))
+    pixels = RNG.randint(0, 256, (3, 8, 8, 3)).astype(np.uint8)
+    pixels[0] = 7  # without any deviation
+    expected = model(normalise(pixels.astype(np.float32), input_range, info)).numpy()
+    images = keras.Input((8, 8, 3), name="images", dtype="uint8")
+    stock = stock_model(
+        model, images, all_of_them=True, pixels=channel_affine(input_range, info, 3), probabilities=True
+    )
+    found = stock(pixels).numpy()
+    wanted = np.exp(expected - expected.max(-1, keepdims=True))
+    np.testing.assert_allclose(found, wanted / wanted.sum(-1, keepdims=True), rtol=2e-4, atol=1e-6)
+
+
+# -- the command ----------------------------------------------------------------------------------------------
+
+
+def needs(form):
+    missing = runtimes.missing_packages(form)
+    return pytest.mark.skipif(
+        bool(missing), reason=f"{form} needs {', '.join(missing)}: pip install 'ipucnn[export]'"
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "mine"
+    line = "train cifar_resnet8 --dataset digits --limit-train 64 --limit-eval 40 --num-epochs 1 --micro-batch-size 8"
+    code = cli.run([*line.split(), "--no-validation", "--seed", "1", "--run-dir", str(folder)])
+    assert code == 0
+    return folder
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """The proof without a process of its own, whose start takes most of its time."""
+
+    def prove(job, samples):
+        return runtimes.prove(job, samples.images, samples.expected)
+
+    monkeypatch.setattr(export, "_run_proof", prove)
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """An ONNX file that was proved as users have it done, by the whole command."""
+    if runtimes.missing_packages("onnx"):
+        pytest.skip("onnx, tf2onnx or onnxruntime is not installed: pip install 'ipucnn[export]'")
+    folder = tmp_path_factory.mktemp("exported") / "onnx"
+    assert cli.run(["export", str(trained), "--format", "onnx", "--output", str(folder)]) == 0
+    return folder
+
+
+def record_of(folder):
+    return json.loads((folder / "export.json").read_text())
+
+
+def test_an_export_says_what_it_is_and_how_it_was_proved(exported):
+    record = record_of(exported)
+    assert sorted(p.name for p in exported.iterdir()) == [
+        "README.md",
+        "export.json",
+        "input.json",
+        "labels.json",
+        "model.onnx",
+    ]
+    assert json.loads((exported / "labels.json").read_text()) == [str(i) for i in range(10)]
+    proof = record["proof"]
+    assert proof["samples"] == 104 - 4 and proof["of"] == "40 of evaluation and 60 of training"
+    assert (
+        proof["relative"] <= 1e-4 and proof["agreement"] == 1 and proof["runtime"].startswith("onnxruntime ")
+    )
+    assert record["input"]["shape"] == [None, 8, 8, 3] and record["opset"] == 15
+    page = (exported / "README.md").read_text()
+    assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
+
+
+def test_what_the_description_says_of_the_input_is_enough(exported, trained, run):
+    """Pixels prepared by the description alone give the classes that `ipucnn infer` gives."""
+    from PIL import Image
+
+    rng, described = np.random.RandomState(2), record_of(exported)["input"]
+    for number in range(3):
+        Image.fromarray(rng.randint(0, 256, (8, 8, 3), np.uint8)).save(f"{number}.png")
+    pixels = np.stack([np.asarray(Image.open(f"{number}.png"), np.float32) for number in range(3)])
+    formula = described["formula"]
+    images = (pixels * formula["scale"] - formula["offsets"]) * formula["factors"]
+    logits = runtimes.load("onnx", exported / "model.onnx").run(images.astype(np.float32))
+    code, out, _ = run("infer", trained, "0.png", "1.png", "2.png", "--top", 1, "--json")
+    labels = json.loads((exported / "labels.json").read_text())
+    assert code == 0
+    found = [row["predictions"][0]["label"] for row in json.loads(out)]
+    assert found == [labels[i] for i in logits.argmax(-1)]
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        pytest.param("onnx", ["--raw-uint8", "--probabilities", "--batch", "7"], marks=needs("onnx")),
+        pytest.param("onnx", ["--half"], marks=[needs("onnx"), pytest.mark.slow]),
+        pytest.param("tflite", [], marks=needs("tflite")),
+        pytest.param("tflite", ["--half", "--raw-uint8"], marks=[needs("tflite"), pytest.mark.slow]),
+        ("saved-model", ["--batch", "3"]),
+        ("keras", ["--raw-uint8", "--probabilities"]),
+    ],
+)
+def test_each_format(trained, run, in_this_process, form, options):
+    code, out, err = run("export", trained, "--format", form, *options, "--json")
+    assert code == 0, err
+    record = json.loads(out)
+    folder = Path("exports") / f"mine-{form}"
+    assert record["folder"] == str(folder) and record_of(folder)["proof"] == record["proof"]
+    assert record["input"]["dtype"] == ("uint8" if "--raw-uint8" in options else "float32")
+    assert record["output"]["name"] == ("probabilities" if "--probabilities" in options else "logits")
+    assert record["half"] == ("--half" in options) and record["proof"]["agreement"] == 1
+    assert sorted(p.name for p in Path("exports").iterdir()) == [folder.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["saved-model", "keras", pytest.param("tflite", marks=needs("tflite"))])
+def test_each_format_in_a_process_of_its_own(trained, run, form):
+    code, out, err = run("export", trained, "--format", form, "--json")
+    assert code == 0 and json.loads(out)["proof"]["relative"] <= 1e-4, err
+
+
+def test_the_proof_cannot_import_this_package():
+    line = (
+        "import runpy, sys; module = runpy.run_path(sys.argv[1]); "
+        "sys.meta_path.insert(0, module['_Without']('ipucnn')); import ipucnn"
+    )
+    done = subprocess.run([sys.executable, "-c", line, runtimes.__file__], capture_output=True)
+    assert b"ImportError: ipucnn is kept from being imported here" in done.stderr
+
+
+# -- exports that are not the run's -----------------------------------------------------------------------------
+
+
+def job_of(folder, labels=None):
+    record = record_of(folder)
+    return {
+        "format": "onnx",
+        "path": str(folder / "model.onnx"),
+        "labels_path": str(folder / "labels.json"),
+        "labels": [str(i) for i in range(10)],
+        "input": [record["input"][key] for key in ("name", "dtype", "shape")],
+        "output": [record["output"][key] for key in ("name", "dtype", "shape")],
+        "batch": None,
+        "opset": 15,
+    }
+
+
+def change_a_weight(graph):
+    from onnx import numpy_helper
+
+    weight = max(graph.initializer, key=lambda w: np.prod(w.dims))
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[7] += 0.5
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+
+
+def add_an_input(graph):
+    from onnx import TensorProto, helper
+
+    # What Keras 3 once made of the constants of a Normalization layer.
+    weight = next(w for w in graph.initializer if w.data_type == TensorProto.FLOAT)
+    graph.input.append(helper.make_tensor_value_info(weight.name, TensorProto.FLOAT, list(weight.dims)))
+    graph.initializer.remove(weight)
+
+
+def rename_the_output(graph):
+    export._rename(graph, "logits", "scores")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (change_a_weight, "differ"),
+        (add_an_input, "its inputs are images (float32 anyx8x8x3), "),
+        (rename_the_output, "its outputs are scores"),
+        ("opset", "those of opset 14, not 15"),
+        ("labels", "label 3 of labels.json is not the run's"),
+        ("cut", "Protobuf"),
+    ],
+)
+def test_a_corrupted_file_is_refused(exported, tmp_path, change, reason):
+    import onnx
+
+    folder = tmp_path / "copy"
+    shutil.copytree(str(exported), str(folder))
+    path = folder / "model.onnx"
+    if change == "labels":
+        swapped = ["0", "1", "2", "4", "3", *"56789"]
+        (folder / "labels.json").write_text(json.dumps(swapped))
+    elif change == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        model = onnx.load(str(path))
+        if change == "opset":
+            model.opset_import[0].version = 14
+        else:
+            change(model.graph)
+        onnx.save(model, str(path))
+    images = np.random.RandomState(0).standard_normal((100, 8, 8, 3)).astype(np.float32)
+    expected = runtimes.load("onnx", exported / "model.onnx").run(images)
+    request = export.ExportRequest(None, "onnx")
+    samples = export.Samples(images, expected, "100 of noise")
+    record = {**record_of(folder), "file": "model.onnx"}
+    prove = export._run_proof
+    if change != "cut":  # whatever a runtime raises is told by the script itself
+
+        def prove(job, samples):
+            return runtimes.prove(job, samples.images, samples.expected)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(export, "_run_proof", prove)
+        with pytest.raises(export.ThresholdError) as caught:
+            export._prove(request, record, samples, folder, [str(i) for i in range(10)])
+    assert reason in caught.value.message and caught.value.hint
+
+
+def test_stale_statistics_are_refused_and_nothing_is_left(trained, run, in_this_process, monkeypatch):
+    write = export.WRITERS["saved-model"]
+
+    def with_the_statistics_of_the_beginning(request, stock, folder):
+        for layer in stock.layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                gamma, beta, mean, variance = layer.get_weights()
+                layer.set_weights([gamma, beta, 0 * mean, 0 * variance + 1])
+        return write(request, stock, folder)
+
+    monkeypatch.setitem(export.WRITERS, "saved-model", with_the_statistics_of_the_beginning)
+    code, out, err = run("export", trained, "--format", "saved-model")
+    assert (code, out) == (5, "")
+    assert (
+        "error: the saved-model file does not do what the run does, and was removed: its logits differ" in err
+    )
+    assert list(Path("exports").iterdir()) == []
+
+
+def naive_comparison(found, expected):
+    """One number at a time."""
+    largest, same, first = 0.0, 0, None
+    rows = [
+        row for sample in expected.tolist() for row in (sample if isinstance(sample[0], list) else [sample])
+    ]
+    others = [
+        row for sample in found.tolist() for row in (sample if isinstance(sample[0], list) else [sample])
+    ]
+    per_sample = len(rows) // len(expected)
+    numbers = [x for row in rows for x in row]
+    mean = sum(numbers) / len(numbers)
+    deviation = (sum((x - mean) ** 2 for x in numbers) / len(numbers)) ** 0.5
+    for number, (row, other) in enumerate(zip(rows, others)):
+        largest = max(largest, *(abs(a - b) for a, b in zip(row, other)))
+        if row.index(max(row)) == other.index(max(other)):
+            same += 1
+        elif first is None:
+            first = number // per_sample
+    return largest, largest / deviation, same / len(rows), first
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 6, 3)])
+def test_the_comparison_is_that_of_a_loop(shape):
+    expected = RNG.standard_normal(shape).astype(np.float32)
+    found = expected + RNG.standard_normal(shape).astype(np.float32) * 0.3
+    mine = runtimes.compare(found, expected)
+    wanted = naive_comparison(found, expected)
+    values = (mine["largest_difference"], mine["relative"], mine["agreement"])
+    np.testing.assert_allclose(values, wanted[:3], rtol=1e-6)
+    assert mine["first_disagreement"] == wanted[3]
+    same = runtimes.compare(expected, expected)
+    assert (same["relative"], same["agreement"], same["first_disagreement"]) == (0, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "error", "hint"),
+    [
+        ([], 2, "--format is missing", "--format onnx"),
+        (["--format", "onx"], 2, "--format onx: must be one of", "onnx"),
+        (["--format", "keras", "--half"], 2, "--half: weights of 16 bits", "drop it"),
+        (["--format", "tflite", "--opset", "13"], 2, "--opset 13: only ONNX", "drop it"),
+        (["--format", "saved-model", "--batch", "some"], 2, "--batch some", "--batch 1"),
+        (["--format", "saved-model", "--batch", "0"], 2, "--batch 0: must be at least 1", "--batch 1"),
+        (["--format", "ipu"], 2, "batches of one size", "--batch 4"),
+        (["--format", "ipu", "--batch", "4"], 6, "the Poplar SDK is not here", "--format saved-model"),
+        (
+            ["--format", "saved-model", "--output", "full"],
+            2,
+            "holds files that no export wrote",
+            "--output DIR",
+        ),
+        (["--format", "saved-model", "--output", "old"], 2, "has an export already", "--overwrite"),
+    ],
+)
+def test_what_is_refused_before_tensorflow(trained, run, options, code, error, hint):
+    for name, file in (("full", "mine.txt"), ("old", "export.json")):
+        Path(name).mkdir()
+        (Path(name) / file).write_text("{}")
+    found, out, err = run("export", trained, *options)
+    lines = err.splitlines()
+    assert (found, out) == (code, "") and error in lines[0] and hint in lines[1], err
+    assert len(lines) == 2

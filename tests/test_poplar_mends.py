@@ -1,0 +1,91 @@
+"""What the session does because a rule of the SDK asks for it, taken back: the double notices each time."""
+
+import dataclasses
+
+import numpy as np
+import poplar_double
+import pytest
+import tensorflow as tf
+from poplar_double import engine, installed
+from test_host_session import CPU, make_program
+from test_host_session import data as make_data
+from test_poplar_session import make_model, run
+
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.poplar import errors, session
+from ipucnn.sessions.poplar.session import PoplarSession
+
+SGD = ("sgd", {"momentum": 0.9}, {})
+
+
+def predicted(**options):
+    """The shape of what a session predicts on two replicas."""
+    made = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2, **options))
+    made.prepare_evaluation(make_model("group"), None)
+    return made.predict([make_data(20, 1)[0]])[0].shape
+
+
+@pytest.mark.parametrize("how", ["made-up data", "no device"])
+def test_fewer_results_than_images(monkeypatch, tmp_path, how):
+    """Zeros of one replica alone, or of one micro-batch: no fault of the program's."""
+    synthetic = "--use_synthetic_data --synthetic_data_initializer=random"
+    flags = synthetic if how == "made-up data" else f"--executable_cache_path={tmp_path}"
+    monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
+    options = {"compile_only": how == "no device", "validation_micro_batch_size": 2}
+    with installed():
+        assert predicted(**options)[0] == 20
+    monkeypatch.setattr(PoplarSession, "_gives_zeros", lambda self: False)
+    with installed(), pytest.raises(RuntimeError, match="images were sent to the IPUs, and"):
+        predicted(**options)
+    assert session.gives_nothing_back() == (how == "made-up data")
+
+
+def test_no_remote_memory(monkeypatch):
+    def train():
+        with installed(remote_memory=False):
+            program = make_program(4, 2, 1, updates_per_epoch=1)
+            made = create_session("auto", config=RunConfig())
+            run(made, make_model("group"), program, SGD, *make_data(8, 1))
+
+    with pytest.raises(ConfigurationError, match="no remote memory"):
+        train()
+    monkeypatch.setattr(errors, "CASES", [c for c in errors.CASES if "remote memory" not in c.name])
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        train()
+
+
+def on_both(norm, program, monkeypatch, module, rule, without, dropout=0.0):
+    """How far the double's weights are from the host's, with a rule of the double and without."""
+    images, labels = make_data(program.num_weight_updates * program.global_batch_size, 5)
+    host = run(HostSession(CPU), make_model(norm, dropout), program, SGD, images, labels)
+    options = dict(num_replicas=program.num_replicas, dropout_layer="stateless")
+
+    def far():
+        with installed():
+            made = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
+            found = run(made, make_model(norm, dropout), program, SGD, images, labels)
+        return max(np.abs(host[0][name] - found[0][name]).max() for name in host[0])
+
+    first = far()
+    monkeypatch.setattr(module, rule, without)
+    return first, far()
+
+
+def test_stateless_masks_would_be_the_hosts_if_the_kernel_had_the_cpus_generator(monkeypatch):
+    program = make_program(4, 2, 1, updates_per_epoch=1)
+    far, without = on_both(
+        "group", program, monkeypatch, poplar_double, "_poprand", lambda uniform: uniform, dropout=0.5
+    )
+    assert far > 1e-4 and without < 1e-6
+
+
+def test_the_unbiased_variance_of_a_group_is_a_replicas(monkeypatch):
+    """Without the rule the double has the group's N, and so had the host before."""
+    program = make_program(4, 2, 2, updates_per_epoch=1, dbn_replica_group_size=2)
+    far, without = on_both(
+        "batch", program, monkeypatch, engine, "_unbias_as_a_replica", lambda *arguments: None
+    )
+    assert far < 1e-6 and without > 1e-3

@@ -1,0 +1,72 @@
+"""Each rule of the double names where the SDK's sources have it, and each refusal of the sources is answered."""
+
+import textwrap
+
+import pytest
+from poplar_double import refusals, sources
+from poplar_double.refusals import REFUSALS
+from poplar_double.sources import declared, own, parse, rule
+
+
+def test_every_rule_of_the_double_names_its_source():
+    found, undeclared = declared()
+    assert not undeclared, undeclared
+    for item in found.values():
+        assert item.sources or item.is_own, item.name
+        for source in item.sources:
+            assert all(vars(source).values()) and source.repository.startswith("graphcore/"), item
+            assert source.branch.endswith(("sdk-release-3.4", "sdk-release-3.0")), item
+    assert sum(len(item.sources) for item in found.values()) > 90
+
+
+RAISES = {
+    "no place": "def refuse():\n    raise ValueError('no')",
+    "in a class": "class A:\n    def refuse(self):\n        if self:\n            raise ValueError('no')",
+    "beside a rule": "@rule('ipu config.py A')\ndef one():\n    raise ValueError\ndef two():\n    raise ValueError",
+    "not the double's lack": "def refuse():\n    raise NotImplementedError('accumulation')",
+}
+
+
+@pytest.mark.parametrize("text", RAISES.values(), ids=RAISES)
+def test_a_rule_without_a_source_is_found(monkeypatch, tmp_path, text):
+    (tmp_path / "new.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
+    assert len(declared()[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@rule('ipu config.py A')\ndef refuse():\n    def inner():\n        raise ValueError('no')\n    inner()",
+        "@own('closed source')\ndef refuse():\n    raise ValueError('no')",
+        "def refuse(n):\n    raise NotImplementedError(f'the double lacks {n}')",
+        "def again():\n    try:\n        pass\n    except ValueError:\n        raise",
+    ],
+)
+def test_a_rule_with_one_is_not(monkeypatch, tmp_path, text):
+    (tmp_path / "new.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
+    assert declared()[1] == []
+
+
+@pytest.mark.parametrize("place", ["", "ipu config.py", "popart config.py A", "ipu config A", "config.py A"])
+def test_a_place_needs_repository_file_and_symbol(place):
+    with pytest.raises(ValueError, match=r"names|is no"):
+        parse(place)
+    with pytest.raises(ValueError, match=r"names|is no"):
+        rule(place)
+    with pytest.raises(ValueError, match="at least one"):
+        rule()
+    with pytest.raises(ValueError, match="why"):
+        own(" ")
+
+
+def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
+    found, _ = declared()
+    for one in REFUSALS:
+        assert one.error in ("FailedPrecondition", "InvalidArgument", "Unimplemented"), one
+        assert bool(one.rule) != bool(one.why_not), one
+        if one.rule:
+            assert one.rule in found, f"{one.rule} is no rule of the double"
+    assert len({(one.file, one.symbol, one.when) for one in REFUSALS}) == len(REFUSALS) > 40
+    assert sum(bool(one.rule) for one in REFUSALS) >= 20 and refusals.__doc__
