@@ -210,7 +210,7 @@ def test_a_machine_without_ipus_says_so(capsys):
     assert "none: gc-info is not on PATH" in out
     assert "no IPU is used: runs compute on the CPU with the IPU's semantics" in words(out)
     assert "figures of IPUs are predicted" in words(out)
-    assert "train, evaluate, infer, benchmark" in out
+    assert "train, evaluate, infer" in out
 
 
 def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
