@@ -65,7 +65,7 @@ def test_a_folder_is_listed_in_order(folder):
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
     assert source.train.labels.tolist() == [0] * 7 + [1] * 5
     assert [Path(p).parent.name for p in source.train.paths] == ["ant"] * 7 + ["bee"] * 5
-    assert source.info.warnings == ()
+    assert [w.split(":")[0] for w in source.info.warnings] == ["few training images"]
 
 
 def test_other_files_hidden_files_and_empty_classes(folder):
