@@ -369,6 +369,22 @@ def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_
     assert not (tmp_path / "s" / "checkpoints").exists()
 
 
+def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch):
+    options = {k: v for k, v in RUN.items() if k != "ckpts_per_epoch"}
+    options.update(num_epochs="1", logs_per_epoch="1")
+    train(tmp_path / "a", options=options)
+
+    def killed(*_):
+        raise KeyboardInterrupt  # nothing more is done
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ipucnn.runs.folder.RunFolder.write_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "b", options=options)
+    train(tmp_path / "b", options=options, resume="true")
+    assert_same(tmp_path / "b", files(tmp_path / "a"))
+
+
 def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",

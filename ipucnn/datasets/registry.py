@@ -442,7 +442,8 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
 
 def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
     if not imagefolder.is_image_folder(folder) and not (divides and imagefolder.is_undivided(folder)):
-        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", imagefolder.LAYOUT)
+        layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
+        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)
     return Choice("imagefolder", folder, f"data set imagefolder from {folder}")
 
 
