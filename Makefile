@@ -1,7 +1,7 @@
 # The commands of .ci/run in the environment that is active; CONTRIBUTING.md says what each is for.
 PYTHON ?= python
 
-.PHONY: check lint types test slow generated ci
+.PHONY: check lint types test slow generated docs pictures ci
 
 check: lint types test
 
@@ -22,6 +22,17 @@ generated:
 	$(PYTHON) -m ipucnn.planning.graphs.shipped
 	$(PYTHON) -m ipucnn.config.reference --write
 	$(PYTHON) -m ipucnn.benchmarking.schemas
+	$(PYTHON) docs/generate.py
 
 ci:
 	.ci/run
+
+docs:
+	$(PYTHON) -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "open build/site/index.html"
+
+# Trains a small U-Net first where RUN does not exist; needs Chromium.
+pictures: RUN ?= runs/unet-membranes
+pictures:
+	test -d $(RUN) || $(PYTHON) -m ipucnn train unet --seed 1 --run-dir $(RUN)
+	$(PYTHON) docs/pictures.py $(RUN)

@@ -1,7 +1,7 @@
 """Kills training runs at random moments, continues them, and compares every byte with an uninterrupted run.
 
 Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--jobs N]
-           [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]]
+           [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]] [--workers N ...]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
 at a random moment, while a checkpoint is being written, before an older one is deleted, or during validation) and each
@@ -12,6 +12,11 @@ process must have ended with the exit code of its signal and without a traceback
 
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
+
+With ``--workers 1 2 4`` runs of one configuration are trained by so many workers of this machine (``ipucnn launch``), a
+random number of them each time.  One of them, drawn at random, gets SIGINT, SIGTERM, SIGKILL or SIGSTOP at a random
+moment of training; the others must end by themselves, with the exit code that docs/cluster.md has for it, and the bytes
+must be those of one worker that was left alone.
 """
 
 import argparse
@@ -411,6 +416,97 @@ def one_run(
     return None
 
 
+# What `ipucnn launch` ends with after a signal to one of its workers.  One that is stopped is missed after half a
+# minute; where it is alone it is killed.
+WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 7, signal.SIGSTOP: 7}
+WORKERS_CONFIGURATION = (
+    "cifar_resnet8 --dataset digits --augment --replicas 2 --micro-batch-size 8 --gradient-accumulation-count 4 "
+    "--optimizer adam --optimizer-params {} --lr-schedule cosine --limit-train 640 --limit-eval 100 --num-epochs 24 "
+    "--ckpts-per-epoch 1 --logs-per-epoch 2 --precise-batch-norm 0 --threads 1"
+)
+WORKER_DELAY_S = 6.0
+
+
+def start_workers(count: int, most: int, folder: Path, resume: bool, log: Path) -> "subprocess.Popen[bytes]":
+    """``ipucnn launch`` with so many workers, of ``most`` that there may be."""
+    import shlex
+
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
+    words = [sys.executable, "-m", "ipucnn", "launch", "-n", str(count), "--", "train"]
+    words += [*shlex.split(WORKERS_CONFIGURATION), "--seed", "11", "--run-dir", str(folder)]
+    words += ["--resume"] if resume else ["--max-workers", str(most)]
+    with open(log, "ab") as out:
+        # In the background of a script SIGINT is ignored, and what is ignored stays so.
+        restore = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        return subprocess.Popen(words, stdout=out, stderr=out, env=env, preexec_fn=restore)
+
+
+def kill_a_worker(
+    process: "subprocess.Popen[bytes]", folder: Path, number: Any, rng: random.Random
+) -> Optional[int]:
+    """Sends a signal to a random worker at a random moment of training; the exit code, None if it ended before."""
+    import psutil
+
+    since = time.time()
+    wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
+    pause(process, rng.uniform(0, WORKER_DELAY_S))
+    workers = [] if process.poll() is not None else psutil.Process(process.pid).children()
+    if not workers:
+        process.wait()
+        return None
+    chosen = rng.choice(sorted(workers, key=lambda worker: worker.pid))
+    try:
+        chosen.send_signal(number)
+        if number == signal.SIGSTOP and len(workers) == 1:
+            chosen.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        pass
+    return process.wait(timeout=START_LIMIT_S)
+
+
+def worker_campaign(options: argparse.Namespace, place: Path) -> int:
+    """The campaign of workers, and its table; the exit code."""
+    rng, log, most = random.Random(f"{options.seed} workers"), place / "workers.log", max(options.workers)
+    until = time.time() + options.minutes * 60 if options.minutes is not None else float("inf")
+    reference = place / "reference"
+    if start_workers(1, most, reference, False, log).wait():
+        raise SystemExit(f"{reference}: {log.read_text()[-2000:]}")
+    counts = {"kills": 0, "runs": 0, "differing": 0, "wrong end": 0, "late": 0}
+    counts.update({number.name: 0 for number in WORKER_CODES})
+    counts.update({f"{count} workers": 0 for count in options.workers})
+    while counts["kills"] < options.kills and time.time() < until:
+        folder, turn = place / f"run-{counts['runs']}", 0
+        while turn < options.per_run and counts["kills"] < options.kills:
+            count, number = rng.choice(options.workers), rng.choice(list(WORKER_CODES))
+            before = log.stat().st_size
+            process = start_workers(count, most, folder, turn > 0, log)
+            code = kill_a_worker(process, folder, number, rng)
+            said = log.read_bytes()[before:].decode(errors="replace")
+            turn += 1
+            if code is None or code == 0:
+                counts["late"] += 1
+                break
+            counts["kills"] += 1
+            counts[number.name] += 1
+            counts[f"{count} workers"] += 1
+            print(f"{folder.name}: {number.name} to one of {count} workers gave exit code {code}", flush=True)
+            if code != WORKER_CODES[number] or "Traceback" in said:
+                counts["wrong end"] += 1
+                print(said[-3000:], file=sys.stderr, flush=True)
+        count = rng.choice(options.workers)
+        if start_workers(count, most, folder, True, log).wait():
+            raise SystemExit(f"{folder}: --resume with {count} workers failed\n{log.read_text()[-3000:]}")
+        counts["runs"] += 1
+        differing = compare(reference, folder)
+        if differing:
+            counts["differing"] += 1
+            print(f"{folder}: {', '.join(differing)}", file=sys.stderr)
+    print(", ".join(f"{name} {value}" for name, value in counts.items()))
+    return 5 if counts["differing"] or counts["wrong end"] else 0
+
+
 def self_check(names: List[str], seed: int, place: Path) -> int:
     """Whether runs of each broken build differ, killed twice where there is something to go on from."""
     escaped = 0
@@ -435,12 +531,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--continue", dest="go_on", action="store_true", help="go on with what is in --keep")
     parser.add_argument("--minutes", type=float, help="begin no run after so long; --continue goes on")
     parser.add_argument("--broken", nargs="*", choices=list(BROKEN), help="self-check with broken builds")
+    parser.add_argument("--workers", type=int, nargs="+", help="kill workers of a run: how many there may be")
     options = parser.parse_args(arguments)
     place = options.keep or Path(tempfile.mkdtemp(prefix="kill-campaign-"))
     if options.keep and not options.go_on and place.exists() and any(place.iterdir()):
         parser.error(f"--keep {place} is not empty: add --continue, or name another folder")
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, seed {options.seed}", flush=True)
-    if options.broken is not None:
+    if options.workers is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        code = worker_campaign(options, place)
+    elif options.broken is not None:
         code = self_check(options.broken or list(BROKEN), options.seed, place)
     else:
         code = all_campaigns(options, place)

@@ -75,19 +75,6 @@ COMMANDS = {
             ),
         ),
         Command(
-            "launch",
-            "launch",
-            "launch",
-            "Start several workers of a training run here.",
-            _RUN,
-            (
-                (
-                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
-                    "Two workers that train one network, to the bytes of one.",
-                ),
-            ),
-        ),
-        Command(
             "evaluate",
             "evaluate",
             "evaluate",
@@ -99,8 +86,8 @@ COMMANDS = {
                     "The run's last checkpoint, on the data it was validated on.",
                 ),
                 (
-                    "ipucnn evaluate runs/lenet-digits --checkpoint all --json",
-                    "All of its checkpoints, for a program to read.",
+                    "ipucnn evaluate runs/lenet-digits --checkpoint best --json",
+                    "Its best checkpoint, with every figure, for a program to read.",
                 ),
             ),
         ),
@@ -112,10 +99,13 @@ COMMANDS = {
             _RUN,
             (
                 (
-                    "ipucnn infer runs/lenet-digits",
-                    "Classes of the run's own evaluation images, with a contact sheet.",
+                    "ipucnn infer runs/lenet-digits --split eval --contact-sheet sheet.png",
+                    "Classes of the run's own evaluation images, and a sheet of pictures.",
                 ),
-                ("ipucnn infer runs/lenet-digits --images path/to/images", "Classes of your own images."),
+                (
+                    "ipucnn infer runs/lenet-digits path/to/images --output labels.csv",
+                    "Classes of your own images, in a table for a spreadsheet.",
+                ),
             ),
         ),
         Command(
@@ -152,7 +142,7 @@ COMMANDS = {
                 ),
                 (
                     "ipucnn benchmark --suite keras-tutorial",
-                    "The small networks of the Keras tutorial, in one table.",
+                    "The steps of Graphcore's Keras tutorial, in one table.",
                 ),
             ),
             (
@@ -171,6 +161,57 @@ COMMANDS = {
             ),
         ),
         Command(
+            "launch",
+            "launch",
+            "launch",
+            "Start several workers of a training run here.",
+            _RUN,
+            (
+                (
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "Two workers that train one network, to the bytes of one.",
+                ),
+            ),
+        ),
+        Command(
+            "runs",
+            "runs",
+            "runs",
+            "List run folders.",
+            _PLAN,
+            (
+                ("ipucnn runs", "All runs below the folder runs."),
+                ("ipucnn runs --sort accuracy", "The best first."),
+            ),
+        ),
+        Command(
+            "diff",
+            "runs",
+            "diff",
+            "Say in what two runs differ.",
+            _PLAN,
+            (
+                (
+                    "ipucnn diff runs/lenet-digits runs/lenet-digits-2",
+                    "Options, data, and where the histories part.",
+                ),
+            ),
+        ),
+        Command(
+            "plot",
+            "runs",
+            "plot",
+            "Draw the curves of runs.",
+            _PLAN,
+            (
+                ("ipucnn plot runs/lenet-digits", "Loss, accuracy and learning rate, in curves.png."),
+                (
+                    "ipucnn plot runs/lenet-digits runs/lenet-digits-2 --output both.svg",
+                    "Two runs in one picture.",
+                ),
+            ),
+        ),
+        Command(
             "models",
             "models",
             "models",
@@ -178,7 +219,7 @@ COMMANDS = {
             _PLAN,
             (
                 ("ipucnn models", "All networks."),
-                ("ipucnn models resnet50", "The layers of one, and where it can be split."),
+                ("ipucnn models resnet50 --summary", "The layers of one, whose names splits are."),
             ),
         ),
         Command(
@@ -198,6 +239,12 @@ COMMANDS = {
             "build_records",
             "Make ImageNet's record files from class folders.",
             _PLAN,
+            (
+                (
+                    "ipucnn build-records path/to/images records",
+                    "The files, with their checksums, in records.",
+                ),
+            ),
         ),
         Command(
             "plan-splits",
@@ -251,7 +298,17 @@ COMMANDS = {
                 ),
             ),
         ),
-        Command("doctor", "doctor", "doctor", "Say what is here and what runs on it.", _PLAN),
+        Command(
+            "doctor",
+            "doctor",
+            "doctor",
+            "Say what is here and what runs on it.",
+            _PLAN,
+            (
+                ("ipucnn doctor", "Python, TensorFlow, devices, and what is missing."),
+                ("ipucnn doctor --device ipu", "The same; it ends with exit code 6 if IPUs cannot be used."),
+            ),
+        ),
     )
 }
 

@@ -76,6 +76,7 @@ _LONGEST = (
     "test_models_build.py",
     "test_host_session.py",
     "test_poplar_instances.py",
+    "test_cluster.py",
     "test_host_precision.py",
     "test_runs_folder.py",
     "test_runs_masks.py",

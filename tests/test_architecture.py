@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
 # From the ground up.  A module imports from its own layer and from those above it in this list.
 LAYERS = (
     ("__init__", "errors"),
-    ("aliases", "text", "interrupts", "hardware", "compat"),
+    ("aliases", "text", "interrupts", "hardware", "compat", "compiled"),
     ("filesystem", "json_fields"),
     ("machine",),
     ("documents",),
@@ -22,6 +22,7 @@ LAYERS = (
     ("runs",),
     ("diagnosis",),
     ("benchmarking",),
+    ("api",),
     ("reports",),
     ("commands",),
     ("command_group",),

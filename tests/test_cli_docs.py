@@ -1,8 +1,14 @@
 """What is written twice is the same: the option reference and its declarations, dependencies and their pins."""
 
+import importlib.util
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+
+from ipucnn.cli import run
+from ipucnn.command_table import COMMANDS
 from ipucnn.config import reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -12,6 +18,30 @@ DOCUMENT = ROOT / "docs" / "configuration.md"
 def test_the_option_reference_is_current():
     text = DOCUMENT.read_text(encoding="utf-8")
     assert reference.insert(text) == text, "run: python -m ipucnn.config.reference --write"
+
+
+def test_the_tables_of_commands_and_exit_codes_are_current():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert generate.insert(text) == text, "run: python docs/generate.py"
+    for command in COMMANDS:
+        assert f"| `ipucnn {command}` |" in text
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_examples_of_help_have_options_that_exist(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert COMMANDS[command].examples
+    for line, _ in COMMANDS[command].examples:
+        program, name, *args = shlex.split(line)
+        assert program == "ipucnn" and run([name, "--help-all" if COMMANDS[name].common else "--help"]) == 0
+        help_page = capsys.readouterr().out
+        # What follows is another command's.
+        own = args[: args.index("--")] if "--" in args else args
+        for option in (arg for arg in own if arg.startswith("--")):
+            assert re.search(rf"(?<![\w-])(--\[no-\]{option[2:]}|{option})(?![\w-])", help_page), line
 
 
 def test_the_sdk_s_environment_has_what_the_tests_environment_has():

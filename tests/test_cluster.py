@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,7 @@ from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
+from ipucnn.training.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "from ipucnn.__main__ import main; main()"
@@ -233,7 +236,7 @@ def test_strangers_at_the_door_do_no_harm():
 
     thread = threading.Thread(target=first)
     thread.start()
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b""):
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b"\0\0\3\xe8" + b"[" * 1000, b""):
         while True:
             try:
                 stranger = socket.create_connection((host, int(port)), timeout=10)
@@ -295,7 +298,16 @@ FLAGS = (
         "--num-epochs",
         "1",
     ),
-    *("--image-size", "8", "--validation-micro-batch-size", "4", "--max-workers", "2"),
+    *(
+        "--image-size",
+        "8",
+        "--validation-micro-batch-size",
+        "4",
+        "--max-workers",
+        "2",
+        "--precise-batch-norm",
+        "0",
+    ),
     *("--threads", str(num_cores())),
 )
 
@@ -324,10 +336,13 @@ def assert_same(one, two):
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Batch norm, dropout-free network with augmentation, accumulation and replicas, statistics and validation."""
-    ended = launch(tmp_path, *FLAGS, "--augment", "--run-dir", "two", "--json")
+    at = FLAGS.index("--max-workers")
+    ended = launch(tmp_path, *FLAGS[:at], *FLAGS[at + 2 :], "--augment", "--run-dir", "two", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
+    # Where it begins again it makes chunks for as many workers.
+    assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
@@ -371,3 +386,90 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
     first.discard()
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     write(second, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mean", "running_mean"])
+def test_a_ring_gives_what_one_worker_gives_but_for_rounding(tmp_path, capfd, method):
+    flags = [*FLAGS, "--no-validation", "--gradient-accumulation-reduction-method", method]
+    ended = launch(tmp_path, *flags, "--run-dir", "ring", "--reduction", "ring", "--json")
+    assert ended.returncode == 0, ended.stderr
+    sharing = json.loads(ended.stdout)["measured"]["sharing"]
+    assert (sharing["workers"], sharing["reduction"]) == (2, "ring") and sharing[
+        "received_bytes"
+    ] > 8 * 75_000
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    ring, one = (load_checkpoint(tmp_path / name / "checkpoints" / "last.npz") for name in ("ring", "one"))
+    assert list(ring.weights) == list(one.weights)
+    for there, here in ((one.weights, ring.weights), (one.slots, ring.slots)):
+        for name, value in there.items():
+            np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
+    """One worker, then two, then one: statistics measured over large batches, and averages of the weights."""
+    flags = [*FLAGS, "--ema-decay", "0.9", "--optimizer", "adam", "--optimizer-params", "{}"]
+    flags += ["--lr-schedule", "const"]
+    flags[flags.index("--precise-batch-norm") + 1] = "8"
+    flags[flags.index("--num-epochs") + 1] = "3"
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    first = [*flags, "--run-dir", str(tmp_path / "changing")]
+    first[first.index("--num-epochs") + 1] = "1"
+    assert cli.run(["train", *first]) == 0
+    for workers, epochs in ((2, 2), (1, 3)):
+        ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", epochs, workers=workers)
+        assert ended.returncode == 0, ended.stderr
+    # Earlier checkpoints say how many epochs there were to be then.
+    for name in ("metrics.jsonl", "checkpoints/last.npz"):
+        assert filecmp.cmp(str(tmp_path / "one" / name), str(tmp_path / "changing" / name), shallow=False), (
+            name
+        )
+    processes = json.loads((tmp_path / "changing" / "environment.json").read_text())
+    assert [process.get("workers") for process in processes] == [None, 2, None]
+    # Four workers cannot share two chunks, which is told before anything is imported.
+    ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
+    assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
+
+
+def test_doctor_says_what_cluster_it_sees(monkeypatch):
+    from ipucnn.diagnosis.look import find_cluster
+
+    assert find_cluster({}).line == "" and find_cluster({}).to_dict()["workers"] == 1
+    seen = find_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1))
+    assert seen.line == "worker 1 of 2 (TF_CONFIG): 10.0.0.1:1, 10.0.0.2:1"
+    assert find_cluster({"TF_CONFIG": "{"}).to_dict()["problem"].startswith("TF_CONFIG cannot be used")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, 7)])
+def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code):
+    """After a checkpoint, or at once where the worker had no time for one; the run goes on to the same bytes."""
+    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const", "--run-dir"]
+    flags[flags.index("--num-epochs") + 1] = "400"
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(launch(tmp_path, *flags, "two")))
+    thread.start()
+    while not (tmp_path / "two" / "checkpoints" / "last.npz").exists():
+        assert thread.is_alive(), ended
+        time.sleep(0.05)
+    (parent,) = (p for p in psutil.Process().children() if "launch" in p.cmdline())
+    max(parent.children(), key=lambda worker: worker.pid).send_signal(number)
+    thread.join(200)
+    assert ended[0].returncode == code, ended[0].stderr
+    assert "Traceback" not in ended[0].stderr
+    expected = "interrupted after" if code == 143 else "worker 1 left"
+    assert expected in ended[0].stderr
+    done = int(load_checkpoint(tmp_path / "two" / "checkpoints" / "last.npz").meta["weight_updates"])
+    assert 0 < done < 800
+    # To the end of the execution under way and no further, which is enough to compare.
+    epochs = done // 2 + 1
+    assert (
+        cli.run(["train", "--resume", "--run-dir", str(tmp_path / "two"), "--num-epochs", str(epochs)]) == 0
+    )
+    flags[flags.index("--num-epochs") + 1] = str(epochs)
+    assert cli.run(["train", *flags, str(tmp_path / "one")]) == 0
+    both = [(tmp_path / name / "checkpoints" / "last.npz") for name in ("one", "two")]
+    one, two = (load_checkpoint(path) for path in both)
+    assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
+    assert all(np.array_equal(one.slots[name], two.slots[name]) for name in one.slots)

@@ -248,6 +248,14 @@ def test_what_only_the_host_acts_on_is_declared_once():
     from ipucnn.runs.setup import RULES
 
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
-    workers = {"hosts", "rank", "max_workers", "start_timeout", "require_same_bytes", "trusted_network"}
+    workers = {
+        "hosts",
+        "rank",
+        "max_workers",
+        "reduction",
+        "start_timeout",
+        "require_same_bytes",
+        "trusted_network",
+    }
     assert declared == {"fused_micro_batches", "threads"} | workers
     assert declared <= {rule.name for rule in RULES}

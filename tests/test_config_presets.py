@@ -1,5 +1,7 @@
 """Preset files: anchors, merges, wrong keys with their line, and the layout public files have."""
 
+from pathlib import Path
+
 import pytest
 
 from ipucnn.config import presets
@@ -149,7 +151,12 @@ def test_built_in_presets_are_valid_and_belong_to_models():
     registry = pytest.importorskip("ipucnn.models.registry")
     names = presets.built_in_names()
     assert len(set(names)) == len(names)
-    for name in names:
+    public = next(file for file in presets.built_in_files() if file.source == "public.yml").names
+    for name in public:  # These are chosen by their own name, and say what they are for.
+        values = presets.find_built_in(name).values
+        assert registry.get_model(values["model_name"]) and {"dataset", "host_generated_data"} & set(values)
+        assert "@" not in name and name not in {record.name for record in registry.list_models()}
+    for name in sorted(set(names) - set(public)):
         preset = presets.find_built_in(name)
         assert registry.get_model(name.split("@")[0]).name == name.split("@")[0]
         # They are chosen by model and data set, so they must not name another.
@@ -224,21 +231,71 @@ def test_a_preset_for_so_many_ipus_is_taken_where_they_are_typed():
         assert found.preset == "unet@isbi2012"
 
 
-def test_the_table_of_the_public_u_nets_flags_names_options_that_are_there():
+SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
+
+
+def test_every_published_configuration_has_a_preset_that_says_where_it_comes_from():
+    from ipucnn.config.reference import published
+    from ipucnn.config.resolve import resolve
+
+    found = {one.preset: one for one in published()}
+    file = next(file for file in presets.built_in_files() if file.source == "public.yml")
+    assert set(found) == {*file.names, "unet@isbi2012-pod4"}
+    for one in found.values():
+        assert one.source and one.commands and one.system and one.result
+    for name in file.names:
+        assert resolve("train", {}, config_name=name, needs_data=False).preset == name
+    pipeline = resolve("train", {}, config_name="mk2_resnet50_8k_bn_pipeline", needs_data=False).config
+    assert (pipeline.num_replicas, pipeline.micro_batch_size, pipeline.global_batch_size) == (4, 16, 8192)
+    for schedule in ("grouped", "INTERLEAVED", "Sequential"):
+        flags = {"pipeline_schedule": schedule, "lr_schedule": "Cosine"}
+        config = resolve("train", flags, model="cifar_resnet8", needs_data=False).config
+        assert config.pipeline_schedule == schedule.capitalize() and config.lr_schedule == "cosine"
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason="no ../shared/seeds beside the repository")
+def test_no_published_command_is_missing():
     import re
-    from pathlib import Path
+
+    from ipucnn.config.reference import published
+
+    there = {
+        " ".join(re.sub(r"--logs-per-epoch \S+|--num-epochs [56](?= )", "", command).split())
+        for one in published()
+        for command in one.commands
+    }
+    texts = [path.read_text(encoding="utf-8") for path in SEEDS.glob("*.md")]
+    typed = [
+        found
+        for text in texts
+        for found in re.findall(
+            r"^[ `]*(python3? (?:train|main|demo|efficientnet\w+)\.py.*?|python3 --config \S+)`?\s*$",
+            text,
+            re.M,
+        )
+    ]
+    assert len(typed) > 10
+    for command in typed:
+        if "your_config" not in command and "`" not in command:  # an example to fill in; a sentence
+            plain = " ".join(re.sub(r"--logs-per-epoch \S+|--num-epochs [56](?= )", "", command).split())
+            assert plain in there, command
+
+
+@pytest.mark.parametrize("head", ["its flag (default)", "its flag"])
+def test_the_tables_of_the_public_applications_flags_name_options_that_are_there(head):
+    import re
 
     from ipucnn.config.options import BY_KEY
 
-    text = (Path(__file__).parents[1] / "docs" / "unet.md").read_text()
-    rows = text.split("| its flag (default) | here |")[1].split("\n\n")[0].splitlines()[2:]
-    ours = {flag for row in rows for flag in re.findall(r"--([a-z][a-z-]*)", row.split(" | ")[1])}
-    assert len(rows) > 20 and ours - set(BY_KEY) == {"training", "inference"} - set(BY_KEY)
+    text = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text()
+    rows = text.split(f"| {head} | here |")[1].split("\n\n")[0].splitlines()[2:]
+    ours = {flag for row in rows for flag in re.findall(r"--([a-z][a-z0-9-]*)", row.split(" | ")[1])}
+    assert len(rows) > 20 and ours - set(BY_KEY) <= {"training", "inference"}
     # What is the same there is an option of that name, too.
     for row in rows:
         theirs, here = row.strip("| ").split(" | ")
         if here.startswith("the same"):
-            assert set(re.findall(r"--([a-z-]+)", theirs)) <= set(BY_KEY), row
+            assert set(re.findall(r"--([a-z0-9-]+)", theirs)) <= {*BY_KEY, "config", "config-path"}, row
 
 
 def test_help_knows_which_options_presets_set():

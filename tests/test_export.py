@@ -364,8 +364,6 @@ def test_the_comparison_is_that_of_a_loop(shape):
         (["--format", "tflite", "--opset", "13"], 2, "--opset 13: only ONNX", "drop it"),
         (["--format", "saved-model", "--batch", "some"], 2, "--batch some", "--batch 1"),
         (["--format", "saved-model", "--batch", "0"], 2, "--batch 0: must be at least 1", "--batch 1"),
-        (["--format", "ipu"], 2, "batches of one size", "--batch 4"),
-        (["--format", "ipu", "--batch", "4"], 6, "the Poplar SDK is not here", "--format saved-model"),
         (
             ["--format", "saved-model", "--output", "full"],
             2,
@@ -383,3 +381,55 @@ def test_what_is_refused_before_tensorflow(trained, run, options, code, error, h
     lines = err.splitlines()
     assert (found, out) == (code, "") and error in lines[0] and hint in lines[1], err
     assert len(lines) == 2
+
+
+# -- exported files in place of a run ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pixels_in(trained, tmp_path_factory):
+    """A TFLite or ONNX file that takes seven images of pixels, and gives probabilities."""
+    form = next((f for f in ("onnx", "tflite") if not runtimes.missing_packages(f)), None)
+    if form is None:
+        pytest.skip("neither ONNX nor TFLite can be written: pip install 'ipucnn[export]'")
+    folder = tmp_path_factory.mktemp("pixels") / form
+    options = f"--format {form} --raw-uint8 --probabilities --batch 7 --output {folder}".split()
+    assert cli.run(["export", str(trained), *options]) == 0
+    return folder / f"model.{form}"
+
+
+@pytest.mark.parametrize("which", ["exported", "pixels_in"])
+def test_an_exported_file_is_evaluated_as_its_run_is(trained, run, request, which):
+    file = request.getfixturevalue(which)
+    file = file / "model.onnx" if file.is_dir() else file
+    code, out, err = run("evaluate", file, "--json")
+    assert code == 0, err
+    mine, runs = json.loads(out), json.loads(run("evaluate", trained, "--json")[1])
+    assert mine["confusion_matrix"] == runs["confusion_matrix"] and mine["checkpoint"] == str(file)
+    assert mine["measured"]["loss"] == pytest.approx(runs["measured"]["loss"], rel=1e-4)
+    assert mine["measured"]["samples"] == runs["measured"]["samples"] == 40
+    code, out, _ = run("infer", file, "--split", "eval", "--limit-eval", "9", "--json")
+    predicted = [row["predictions"][0]["class"] for row in json.loads(out)]
+    wanted = json.loads(run("infer", trained, "--split", "eval", "--limit-eval", "9", "--json")[1])
+    assert code == 0 and predicted == [row["predictions"][0]["class"] for row in wanted]
+
+
+def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
+    code, _, err = run("evaluate", "absent.onnx")
+    assert code == 3 and "exported network absent.onnx does not exist" in err
+    shutil.copy(str(exported / "model.onnx"), "alone.onnx")
+    code, _, err = run("evaluate", "alone.onnx")
+    assert code == 3 and "has no export.json beside it" in err
+    shutil.copytree(str(exported), "copy")
+    for damage in ('{"format": "onnx"}', "[1]", "{"):
+        Path("copy/export.json").write_text(damage)
+        code, out, err = run("infer", "copy/model.onnx", "--split", "eval")
+        assert (code, out) == (3, "") and len(err.splitlines()) == 2
+    shutil.copy(str(exported / "export.json"), "copy/export.json")
+    data = bytearray(Path("copy/model.onnx").read_bytes())
+    data[len(data) // 2] ^= 1
+    Path("copy/model.onnx").write_bytes(bytes(data))
+    code, _, err = run("evaluate", "copy/model.onnx")
+    assert code == 3 and "copy/model.onnx is not the file that was proved" in err
+    code, _, err = run("export", exported / "model.onnx", "--format", "saved-model")
+    assert code == 2 and "was exported already" in err

@@ -30,7 +30,7 @@ def test_the_system_says_what_linux_files_say():
 def test_no_garbage_is_looked_for_while_tensorflow_is_imported(monkeypatch, was_enabled):
     meanwhile = []
 
-    def not_there():
+    def not_there(start):
         meanwhile.append(gc.isenabled())
         raise ImportError("no TensorFlow")
 

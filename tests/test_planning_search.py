@@ -186,6 +186,17 @@ def test_bounds_hold(num_stages, schedule, recompute):
         assert planner.least_fill(own) == pytest.approx(least, rel=1e-9)
 
 
+@given(st.integers(1, 4), schedules, st.booleans(), st.sampled_from([8, 24, 48]), st.booleans())
+@settings(max_examples=30)
+def test_no_splits_with_a_longer_tick_are_as_fast(num_stages, schedule, recompute, count, training):
+    own = replace(BASE, num_stages=num_stages, schedule=schedule, recomputation=recompute and training)
+    own = replace(own, gradient_accumulation_count=count, training=training)
+    planner = Planner(SMALL, system(140))
+    for splits in all_splits(SMALL, num_stages):
+        found = predict(SMALL, splits, own, planner.system)
+        assert planner.tick_s(splits, own) <= planner.tick_below_s(own, found.images_per_s)
+
+
 def test_stages_that_share_an_ipu_are_judged_with_a_bound():
     own = replace(BASE, num_stages=4, device_mapping=(0, 1, 1, 0))
     machine = system()

@@ -24,7 +24,7 @@ from ipucnn.sessions.poplar.device import captured_stdout, parse_progress
 from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
-from ipucnn.sessions.poplar.training import training_batches
+from ipucnn.sessions.poplar.training import Stream, training_batches
 
 STAGES = FACTS["progress"]["stages"]
 
@@ -149,6 +149,28 @@ def test_feeding_types_seeds_and_weights_of_padding():
     # Weight updates 0, 1, 2: the second ends the epoch, with 8 samples of 12 that count.
     found = np.concatenate([b[2].numpy() for b in batches])
     np.testing.assert_allclose(found, np.concatenate([np.ones(12), [1.5] * 8, [0] * 4, np.ones(12)]))
+
+
+def test_executions_go_on_where_the_one_before_stopped():
+    """What they are given one after the other is what one data set delivers, and the pipeline is started once."""
+    program, started = make_program(2, 3, 2), []
+
+    def images():
+        started.append(len(started))
+        for number in range(100):
+            yield np.full([2, 1, 1, 1], number, np.float32), np.array([number % 7, 3])
+
+    signature = (tf.TensorSpec([2, 1, 1, 1], tf.float32), tf.TensorSpec([2], tf.int64))
+    source = tf.data.Dataset.from_generator(images, output_signature=signature)
+    batches = training_batches(source, program, 5, True, "float32", Instances())
+    whole = [tf.nest.map_structure(np.ravel, element) for element in batches.take(12).as_numpy_iterator()]
+    started.clear()
+    stream, found = Stream(batches), []
+    for count in (5, 1, 6):
+        part = stream.take(count)
+        assert int(part.cardinality()) == count and part.element_spec == batches.element_spec
+        found += [tf.nest.map_structure(np.ravel, element) for element in part.as_numpy_iterator()]
+    assert str(found) == str(whole) and len(started) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

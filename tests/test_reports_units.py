@@ -34,6 +34,7 @@ from ipucnn.text import counted
         (units.seconds, 0.0, "0 ms"),
         (units.size, 15.62 * 2**30, "15.6 GiB"),
         (units.size, 512 * 2**20, "512 MiB"),
+        (units.size, 2.5 * 2**10, "2.5 KiB"),
         (units.size, None, ""),
         (units.duration, 75.2, "1 min 15 s"),
         (units.duration, 3_700, "1 h 1 min"),

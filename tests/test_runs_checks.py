@@ -68,6 +68,14 @@ CASES = [
     ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
     ("wandb_tags", "one", {}, "without Weights & Biases", {"wandb": "true"}),
     ("ckpt_all_instances", "true", {}, "without several instances", None),
+    ("threads", "2", {}, "on IPUs", None),
+    ("hosts", ["127.0.0.1:5000", "127.0.0.1:5001"], {}, "on IPUs", None),
+    ("rank", "1", {}, "on IPUs", None),
+    ("max_workers", "2", {}, "on IPUs", None),
+    ("reduction", "ring", {}, "for one worker", None),
+    ("start_timeout", "5", {}, "for one worker", None),
+    ("require_same_bytes", "true", {}, "for one worker", None),
+    ("trusted_network", "true", {}, "for one worker", None),
 ]
 
 

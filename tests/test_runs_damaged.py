@@ -90,4 +90,4 @@ def test_any_bytes_as_a_report_are_none(tmp_path_factory, data):
     for name in (REPORT, ENVIRONMENT):
         (folder / name).write_bytes(data)
     assert RunFolder(folder).read_report() is None
-    assert RunFolder(folder).add_environment({"python": "3"})[-1] == {"python": "3"}
+    assert RunFolder(folder).add_environment({"python": "3"})[-1]["python"] == "3"

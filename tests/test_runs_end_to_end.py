@@ -247,7 +247,7 @@ def test_checkpoints_elsewhere_the_last_is_always_written_and_cleaned_on_request
     (tmp_path / "ck2").mkdir()
     (tmp_path / "ck2" / "mine.npz").write_bytes(b"x")
     code, out, err = run(*args, "--checkpoint-dir", "ck2", "--run-dir", "r2", "--clean-dir")
-    assert code == 0 and "evaluate it" not in out, err
+    assert code == 0 and "evaluate it" not in out and "tensorboard --logdir r2/tensorboard" in out, err
     assert [p.name for p in (tmp_path / "ck2").iterdir()] == ["mine.npz"]
 
 

@@ -233,6 +233,22 @@ def test_weights_and_biases_get_what_tensorboard_gets(run, tmp_path, monkeypatch
     assert library.runs[1].id == first.id and len(first.id) == 16
 
 
+@pytest.mark.slow
+def test_weights_and_biases_themselves_offline(run, tmp_path, monkeypatch):
+    """The real library writes a file of its own, in which the run's name, tags and curves are."""
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'ipucnn[wandb]'")
+    # Its service would be told of the machine and of crashes; offline, nothing goes anywhere.
+    for name, value in (("MODE", "offline"), ("SILENT", "true"), ("ERROR_REPORTING", "false")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    named = ("--wandb-run-name", "a certain run", "--wandb-tags", "firsttag", "secondtag")
+    code, _, err = run(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")
+    assert code == 0, err
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = written.read_bytes()
+    for text in ("a certain run", "firsttag", "secondtag", "train/loss", "validation/accuracy", "toy_model"):
+        assert text.encode() in content, text
+
+
 def test_what_weights_and_biases_lack_is_told(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")

@@ -109,10 +109,10 @@ def test_it_goes_on_at_the_fold_where_it_stopped(whole, tmp_path, monkeypatch, c
     real = kfold.TrainingRun._events
     calls = []
 
-    def stopped(self, guard):
+    def stopped(self, guard, cluster):
         """The second fold is interrupted after its first epoch."""
         calls.append(self)
-        for event in real(self, guard):
+        for event in real(self, guard, cluster):
             if len(calls) == 2 and type(event).__name__ == "ExecutionFinished":
                 os.kill(os.getpid(), signal.SIGINT)
             yield event
@@ -289,8 +289,8 @@ def test_a_first_fold_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "cv"
     real = kfold.TrainingRun._events
 
-    def stopped(self, guard):
-        for event in real(self, guard):
+    def stopped(self, guard, cluster):
+        for event in real(self, guard, cluster):
             if type(event).__name__ == "ExecutionFinished":
                 os.kill(os.getpid(), signal.SIGINT)
             yield event

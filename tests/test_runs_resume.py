@@ -197,7 +197,7 @@ def test_the_middle_of_an_execution_and_of_a_validation(uninterrupted, tmp_path,
     assert_same(tmp_path / "r", expected)
 
 
-def small_batches(setup, batch_size):
+def small_batches(setup, batch_size, shard=(1, 0)):
     from ipucnn.datasets.pipeline import eval_batches
 
     return eval_batches(
@@ -699,6 +699,29 @@ def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
     with pytest.raises(DataError, match="it has weights alone") as caught:
         train(tmp_path / "other", checkpoint_input_dir=str(folder), ckpts_per_epoch="1/2")
     assert "--weights" in caught.value.hint
+
+
+def test_damaged_checkpoints_beside_weights_alone_are_an_error(tmp_path):
+    _cut_when_there_is(tmp_path / "r", "last.npz", ckpts_per_epoch="1/2")
+    folder = tmp_path / "r" / "checkpoints"
+    for path in folder.iterdir():
+        if path.name != "best.npz":
+            path.write_bytes(path.read_bytes()[:1000])
+    before = files(tmp_path / "r")
+    with pytest.raises(DataError, match=r"no checkpoint of .* is readable") as caught:
+        training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
+    assert "--weights" in caught.value.hint and "best.npz" in caught.value.hint
+    assert files(tmp_path / "r") == before
+
+
+def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):
+    _cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
+    config = tmp_path / "r" / "config.yml"
+    lines = [line for line in config.read_text().splitlines(True) if not line.startswith("keep-checkpoints:")]
+    config.write_text("".join(lines))
+    train(tmp_path / "r", resume=True)
+    assert len(numbered(tmp_path / "r")) == 4
+    assert "keep-checkpoints: null" in config.read_text()
 
 
 def test_a_disk_with_little_room_is_told_of(tmp_path, monkeypatch):

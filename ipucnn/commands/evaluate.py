@@ -2,6 +2,8 @@
 
 from typing import Any, Dict, Optional
 
+import typer
+
 from ipucnn.commands.run_arguments import (
     RUN,
     TILE_SIZE,
@@ -13,6 +15,7 @@ from ipucnn.commands.run_arguments import (
     own_output,
 )
 from ipucnn.config.signature import with_run_options
+from ipucnn.errors import ConfigurationError
 
 PLOT = own_option(
     "--plot", "FILE", "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg."
@@ -22,6 +25,9 @@ SHEET = own_option(
     "--contact-sheet",
     "FILE.png",
     "Segmentation: draw the worst images with truth, prediction and difference.",
+)
+REPORT = typer.Option(
+    False, "--report", help="Put the confusion matrix into the page of the run, report.html in its folder."
 )
 
 
@@ -39,19 +45,28 @@ def evaluate(
     contact_sheet: Optional[str] = SHEET,
     tile_size: Optional[int] = TILE_SIZE,
     views: int = VIEWS,
+    report: bool = REPORT,
 ) -> None:
     """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; of masks Dice, IoU, V^Rand.
 
     Every sample counts exactly once, and of a segmentation network every pixel. A run's own options hold unless
     a flag overrides them; weights of Keras take --model-name and --dataset.
     """
-    from ipucnn.filesystem import expand, write_output
+    from ipucnn.filesystem import expand, is_file, write_output
     from ipucnn.reports.console import LOADING, ItemProgress, note, telling_of_indexing
     from ipucnn.reports.evaluate import evaluation_json, print_evaluation
+    from ipucnn.reports.runs import write_page
     from ipucnn.runs.evaluate import PLOTS, evaluate_run
+    from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
+    from ipucnn.sessions.poplar.popdist import find_instances
 
+    page_of = expand(run, "RUN")
+    if report and not is_file(page_of / CONFIG):
+        raise ConfigurationError(
+            f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
+        )
     plot_to = own_output(None if plot is None else expand(plot, "--plot"))
     predictions_to = own_output(None if predictions is None else expand(predictions, "--predictions"))
     sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
@@ -82,6 +97,8 @@ def evaluate(
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
+    if report and find_instances().is_writer:
+        write_page(page_of, result)
     if json_output:
         print(evaluation_json(result))
     elif "segmentation" in result:

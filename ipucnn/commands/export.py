@@ -14,8 +14,7 @@ from ipucnn.text import shown_value
 FORMAT = own_option(
     "--format",
     "FORMAT",
-    "What to write: saved-model, onnx, tflite, keras (Keras' own layers alone; HDF5 under Keras 2.6), "
-    "or ipu (a SavedModel that is compiled for IPUs, by the Poplar SDK).",
+    "What to write: saved-model, onnx, tflite, or keras (Keras' own layers alone; HDF5 under Keras 2.6).",
     shown="none: it must be given",
 )
 BATCH = own_option(
@@ -54,7 +53,7 @@ def export(
     output: Optional[str] = OUTPUT,
     overwrite: bool = OVERWRITE,
 ) -> None:
-    """Write a trained network as a file for another program: SavedModel, ONNX, TFLite, Keras, or for IPUs.
+    """Write a trained network as a file for another program: SavedModel, ONNX, TFLite or Keras.
 
     The file is proved before it is kept: a process that cannot import ipucnn loads it in its own runtime and runs
     evaluation samples through it, and what it gives must be what the run gives. Otherwise the exit code is 5, and no

@@ -82,7 +82,13 @@ SAVE_GRAPH = own_option(
     "Write the layers that were planned as JSON; `plan-splits FILE` reads it.",
     PANEL,
 )
-HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
+HTML = own_option(
+    "--html",
+    "FILE",
+    "Write the plan as an HTML page.  That of a search (--ipus) lets its reader choose the precision, too: all that "
+    "were not excluded by typing one are searched, which takes up to three times as long.",
+    PANEL,
+)
 INFERENCE = typer.Option(
     False,
     "--inference",

@@ -83,7 +83,8 @@ def own_output(path: Optional[Path]) -> Optional[Path]:
 RUN = typer.Argument(
     ...,
     metavar="RUN",
-    help="Run folder, a checkpoint in one, or Keras weights (.weights.h5, .h5, .keras) of --model-name; "
+    help="Run folder, a checkpoint in one, an exported network (.onnx, .tflite) with what lies beside it, or Keras "
+    "weights (.weights.h5, .h5, .keras) of --model-name; "
     "with --weights a network.",
 )
 WHICH = own_option(

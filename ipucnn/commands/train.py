@@ -19,9 +19,14 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
+    from ipucnn.filesystem import is_file
     from ipucnn.reports.console import note, telling_of_indexing
+    from ipucnn.reports.runs import write_page
     from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
+    from ipucnn.runs.compare import find_runs
+    from ipucnn.runs.folder import REPORT
     from ipucnn.runs.start import is_cross_validation
+    from ipucnn.sessions.poplar.popdist import find_instances
 
     if is_cross_validation(resolved):
         if resolved.config.dry_run:
@@ -36,6 +41,9 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
                 for fold_event in validation.events():
                     folds.show(fold_event)
             folds.print_result(json_output)
+            for fold in find_runs(validation.root) if find_instances().is_writer else ():
+                if is_file(fold / REPORT):
+                    write_page(fold)
         return
     from ipucnn.runs.train import TrainingRun
 
@@ -49,3 +57,5 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         for event in run.events():
             display.show(event)
     display.print_result(json_output)
+    if not run.is_silent and is_file(run.folder.path / REPORT):
+        write_page(run.folder.path)

@@ -291,7 +291,14 @@ class Workers:
         "keeps what it began with.",
         minimum=1,
         maximum=bounds.MAX_CLUSTER,
-        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+    )
+    reduction: str = option(
+        "ordered",
+        "How workers add gradients: ordered (chunk by chunk, to the bytes of one worker), or ring (TensorFlow's "
+        "all-reduce, which sends less and is equal within rounding).",
+        choices=("ordered", "ring"),
         commands=TRAIN,
         ipu_effect=False,
     )

@@ -4,12 +4,13 @@ With ``--write`` it goes into docs/configuration.md of the source tree.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Tuple
+from typing import Dict, List, Tuple
 
 from ipucnn import documents
 from ipucnn.config.options import PANELS, SPECS
-from ipucnn.config.presets import keys_in_presets
+from ipucnn.config.presets import BUILT_IN_FOLDER, keys_in_presets
 from ipucnn.config.signature import default_text
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import plain_number
@@ -30,7 +31,7 @@ def reference() -> str:
         lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(spec) for spec in SPECS if spec.panel == panel.PANEL]
         lines.append("")
-    lines += [*_effects(), END, ""]
+    lines += [*_effects(), *_published_table(), END, ""]
     return "\n".join(lines)
 
 
@@ -48,6 +49,48 @@ def _effects() -> List[str]:
     lines += ["| key | on the host | on IPUs | test |", "| --- | --- | --- | --- |"]
     for spec in SPECS:
         lines.append(f"| `{spec.key}` | {' | '.join(effects(spec))} | `{tests.get(spec.key, '-')}` |")
+    return [*lines, ""]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A configuration that others published: the preset that stands for it, and what its comments say of it."""
+
+    preset: str
+    source: str
+    commands: Tuple[str, ...]
+    system: str
+    result: str
+
+
+def published() -> List[Published]:
+    """The configurations of the public applications, as the comments above their presets have them."""
+    found = []
+    for path in sorted(BUILT_IN_FOLDER.glob("*.yml")):
+        said: Dict[str, List[str]] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            word, _, text = line.partition(": ")
+            if word in ("# source", "# command", "# system", "# result"):
+                said.setdefault(word[2:], []).append(text)
+            elif said and not line.startswith("#"):
+                name = line.split(":")[0]
+                (source,), (system,), (result,) = (said[key] for key in ("source", "system", "result"))
+                found.append(Published(name, source, tuple(said["command"]), system, result))
+                said = {}
+    return found
+
+
+def _published_table() -> List[str]:
+    lines = ["### Published configurations", ""]
+    text = "What Graphcore's public applications and tutorials describe, and the preset that stands for it: "
+    lines += [
+        text + "`ipucnn train --config NAME`, or `train unet` for the U-Net with `--nb-ipus-per-replica 4`.",
+        "",
+    ]
+    lines += ["| preset | typed there | from | system | result there |", "| --- | --- | --- | --- | --- |"]
+    for one in published():
+        typed = "<br>".join(f"`{_escape(command)}`" for command in one.commands)
+        lines.append(f"| `{one.preset}` | {typed} | {_escape(one.source)} | {one.system} | {one.result} |")
     return [*lines, ""]
 
 

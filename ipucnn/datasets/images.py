@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
+from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.hashing import AUGMENT, uniform
 from ipucnn.datasets.image_headers import check_header, is_tiff
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
@@ -114,26 +115,38 @@ def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IM
     Raises:
         DataError: as :func:`opened`.
     """
+    with opened(data, origin, max_pixels) as image:
+        return _converted(image, origin, channels)
+
+
+def _is_turned(image: Any) -> bool:
+    """Whether its EXIF data says that an image is to be turned or mirrored."""
+    # As hexadecimal text in a PNG, EXIF data is not looked at before.
+    if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
+        with contextlib.suppress(Exception):  # a damaged EXIF block says nothing; the pixels are fine
+            return image.getexif().get(_ORIENTATION) in _TURNED
+    return False
+
+
+def _converted(image: Any, origin: str, channels: int) -> Any:
+    """What :func:`open_image` returns, of a Pillow image that was opened."""
     from PIL import Image, ImageOps
 
-    with opened(data, origin, max_pixels) as image:
-        image.load()
-        # As hexadecimal text in a PNG, EXIF data is not looked at before.
-        if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
-            with contextlib.suppress(Exception):  # a damaged EXIF block says nothing; the pixels are fine
-                if image.getexif().get(_ORIENTATION) in _TURNED:  # else it would be copied
-                    image = ImageOps.exif_transpose(image) or image
-        if image.mode in SIXTEEN_BIT:  # Pillow's own conversion clips 16 bits instead of scaling them
-            image = Image.fromarray((np.asarray(image, np.int32).clip(0, 65535) >> 8).astype(np.uint8))
-        if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
-            layered = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
-        mode = "L" if channels == 1 else "RGB"
-        if image.mode != mode:  # else it would be copied
-            image = image.convert(mode)
-        if not image.width or not image.height:
-            raise DataError(f"{origin} has no pixels", "remove it")
-        return image
+    image.load()
+    if _is_turned(image):  # else it would be copied
+        with contextlib.suppress(Exception):
+            image = ImageOps.exif_transpose(image) or image
+    if image.mode in SIXTEEN_BIT:  # Pillow's own conversion clips 16 bits instead of scaling them
+        image = Image.fromarray((np.asarray(image, np.int32).clip(0, 65535) >> 8).astype(np.uint8))
+    if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
+        layered = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode != mode:  # else it would be copied
+        image = image.convert(mode)
+    if not image.width or not image.height:
+        raise DataError(f"{origin} has no pixels", "remove it")
+    return image
 
 
 def _resample(image: Any, size: Tuple[int, int], box: Box) -> Any:
@@ -276,8 +289,55 @@ def decode_for_training(
 
     A pure function of the image, ``seed`` and ``words`` (epoch, round, index).  Raises DataError.
     """
-    image, boxes = open_image(data, origin, channels, max_pixels), crops_of(crops)
-    array = _resample(image, size, boxes.box(image.width, image.height, size, seed, words))
-    if uniform(seed, AUGMENT, *words, boxes.flips) < 0.5:
-        array = np.ascontiguousarray(array[:, ::-1])
-    return array
+    boxes = crops_of(crops)
+    mirrored = uniform(seed, AUGMENT, *words, boxes.flips) < 0.5
+    with opened(data, origin, max_pixels) as image:
+        if channels == 3 and image.format == "JPEG" and image.mode == "RGB" and not _is_turned(image):
+            box = boxes.box(image.width, image.height, size, seed, words)
+            array = _jpeg_crop(data, image.size, box, size, mirrored)
+            if array is not None:
+                return array
+        image = _converted(image, origin, channels)
+        array = _resample(image, size, boxes.box(image.width, image.height, size, seed, words))
+        return np.ascontiguousarray(array[:, ::-1]) if mirrored else array
+
+
+_JPEG_END = b"\xff\xd9"
+_UPSAMPLED = 2
+"""libjpeg computes colours stored at half the width from two neighbours: at the edge of a part it lacks one."""
+
+
+def _jpeg_crop(
+    data: bytes, image_size: Tuple[int, int], box: Box, size: Tuple[int, int], mirrored: bool
+) -> Any:
+    """uint8 [*size, 3]: the box of a JPEG, of which no more is decoded than is needed; None where Pillow is to say what
+    is wrong with it.
+
+    Decoding has libjpeg's accurate transform, as Pillow has it, so that both give the same pixels.
+    """
+    import tensorflow as tf
+
+    if not data.endswith(_JPEG_END):  # truncated, perhaps below the box, which would not be seen
+        return None
+    part = []
+    for begin, end, length, num, more in zip(box[:2], box[2:], image_size, size[::-1], (_UPSAMPLED, 0)):
+        margin = math.ceil(max(1.0, (end - begin) / num)) + more
+        part.append((max(0, math.floor(begin) - margin), min(length, math.ceil(end) + margin)))
+    (left, right), (top, bottom) = part
+    try:
+        with tf.device("/CPU:0"):
+            pixels = tf.raw_ops.DecodeAndCropJpeg(
+                contents=data,
+                crop_window=[top, left, bottom - top, right - left],
+                channels=3,
+                dct_method="INTEGER_ACCURATE",
+            ).numpy()
+    except tf.errors.InvalidArgumentError:
+        return None
+    if HAS_KERNELS:
+        from ipucnn.datasets import kernels
+
+        return kernels.resize(pixels, (left, top, *image_size), box, size, mirrored)
+    inside = (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
+    array = _resample(pillow().fromarray(pixels), size, inside)
+    return np.ascontiguousarray(array[:, ::-1]) if mirrored else array

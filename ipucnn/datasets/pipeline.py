@@ -28,6 +28,7 @@ InputShape = Tuple[int, int, int]
 LARGE_BATCH_BYTES = 64 * 2**20
 SMALLEST_GROUP = 64
 LARGEST_GROUP_BYTES = 4 * 2**20
+FILES_AT_ONCE = 16
 STAGES = ("read", "decode", "augment", "batch")
 """What a training sample goes through, in this order; see ``until`` of :func:`train_batches`."""
 
@@ -149,28 +150,30 @@ def train_batches(
     else:
         all_labels = tf.constant(examples.labels)
 
-        def decode(ticket: Any) -> Tuple[Any, ...]:
-            epoch, turn, index = split_ticket(ticket, rounds)
-            image = _decode_in_python(
-                examples, info, input_shape, (seed, epoch, turn) if augment else None, index
+        def decode(tickets: Any) -> Tuple[Any, ...]:
+            epochs, turns, indices = split_ticket(tickets, rounds)
+            images = _decode_in_python(
+                examples, info, input_shape, (seed, epochs, turns) if augment else None, indices
             )
-            label = tf.gather(all_labels, index)
-            rest = (_first_round(turn),) if weigh_padding else ()
-            return (image, label, *rest) if mixing is None else (image, label, *rest, ticket)
+            labels = tf.gather(all_labels, indices)
+            rest = (_first_round(turns),) if weigh_padding else ()
+            return (images, labels, *rest) if mixing is None else (images, labels, *rest, tickets)
 
-        def finish(images: Any, labels: Any, *rest: Any) -> Tuple[Any, ...]:
+        def finish(*calls: Any) -> Tuple[Any, ...]:
+            images, labels, *rest = (tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls)
             images = prepare_size(images, input_shape)
             if mixing is not None:
-                words, rest = split_ticket(rest[-1], rounds), rest[:-1]
+                words = split_ticket(rest.pop(), rounds)
                 images, labels = mixing.apply(images, labels, seed, words, pixel_mean(info, input_shape))
             return (prepare_range(images, input_shape, input_range, info), labels, *rest)
 
         if until == "read":
             return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)
-        batches = _map(order, decode, parallel)
+        at_once = _files_at_once(batch_size)
+        batches = _map(order.batch(at_once, drop_remainder=True), decode, parallel)
         if until != "batch":
-            return batches
-        batches = batches.batch(batch_size, drop_remainder=True)
+            return batches.unbatch()
+        batches = batches.batch(batch_size // at_once, drop_remainder=True)
         batches = _map(batches, finish, parallel)
     return batches.prefetch(_prefetch(batch_size, input_shape))
 
@@ -243,14 +246,23 @@ def eval_batches(
 
         batches = _map(rows, prepare, parallel)
     else:
+        at_once = _files_at_once(batch_size)
 
-        def decode(index: Any, real: Any) -> Tuple[Any, Any, Any]:
-            image = _decode_in_python(examples, info, input_shape, None, index)
-            return image, tf.gather(stored_labels, index), real
+        def decode(row: Any, real: Any) -> Tuple[Any, Any, Any]:
+            return (
+                _decode_in_python(examples, info, input_shape, None, row),
+                tf.gather(stored_labels, row),
+                real,
+            )
 
-        batches = _map(rows.unbatch(), decode, parallel)
-        batches = batches.batch(batch_size, drop_remainder=True)
-        batches = _map(batches, finish, parallel)
+        def join(*calls: Any) -> Tuple[Any, Any, Any]:
+            return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
+
+        calls = tf.data.Dataset.from_tensor_slices(
+            (indices.reshape(-1, at_once), is_real.reshape(-1, at_once))
+        )
+        batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
+        batches = _map(batches, join, parallel)
         batches = batches.apply(tf.data.experimental.assert_cardinality(len(indices)))
     return batches.prefetch(_prefetch(batch_size, input_shape))
 
@@ -288,31 +300,41 @@ def _read_in_python(examples: Any, index: Any) -> Any:
 
 
 def _decode_in_python(
-    examples: Any, info: DatasetInfo, input_shape: InputShape, random: Any, index: Any
+    examples: Any, info: DatasetInfo, input_shape: InputShape, random: Any, indices: Any
 ) -> Any:
-    """uint8 [h, w, stored channels] of one encoded image; ``random`` is (seed, epoch, round) or None."""
+    """uint8 [n, h, w, stored channels] of n encoded images; ``random`` is (seed, epochs, rounds) or None."""
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
 
-    def decode(position: Any, epoch: Any, turn: Any) -> Any:
-        position = int(position)
+    def decode(positions: Any, epochs: Any, turns: Any) -> Any:
+        images: Any = np.empty((len(positions), *size, channels), np.uint8)
         try:
-            data, origin = examples.encoded(position), examples.describe(position)
-            if random is None:
-                return image_files.decode_for_eval(
-                    data, origin, size, channels, info.max_image_pixels, info.crops
-                )
-            words = (int(epoch), int(turn), position)
-            return image_files.decode_for_training(
-                data, origin, size, channels, random[0], words, info.max_image_pixels, info.crops
-            )
+            for k, (position, epoch, turn) in enumerate(
+                zip(positions.tolist(), epochs.tolist(), turns.tolist())
+            ):
+                data, origin = examples.encoded(position), examples.describe(position)
+                if random is None:
+                    images[k] = image_files.decode_for_eval(
+                        data, origin, size, channels, info.max_image_pixels, info.crops
+                    )
+                else:
+                    words = (epoch, turn, position)
+                    images[k] = image_files.decode_for_training(
+                        data, origin, size, channels, random[0], words, info.max_image_pixels, info.crops
+                    )
         except DataError as error:
             # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
             raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{error.hint or ''}\x1f") from error
+        return images
 
-    epoch, turn = (random[1], random[2]) if random is not None else (tf.constant(0), tf.constant(0))
-    image = tf.numpy_function(decode, [index, epoch, turn], tf.uint8)
-    image.set_shape((size[0], size[1], channels))
-    return image
+    epochs, turns = random[1:] if random is not None else (tf.zeros_like(indices), tf.zeros_like(indices))
+    images = tf.numpy_function(decode, [indices, epochs, turns], tf.uint8)
+    images.set_shape((indices.shape[0], size[0], size[1], channels))
+    return images
+
+
+def _files_at_once(batch_size: int) -> int:
+    """How many image files one call decodes: a divisor of the batch, because each call costs as much as reading one."""
+    return max(count for count in range(1, FILES_AT_ONCE + 1) if batch_size % count == 0)
 
 
 def _map(batches: tf.data.Dataset, function: Callable[..., Any], parallel: int) -> tf.data.Dataset:

@@ -1,5 +1,6 @@
 """Everything found here, the device that is used and why, and what to do next."""
 
+import os
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,8 +23,10 @@ from ipucnn.diagnosis.look import (
     Disk,
     Gpu,
     Host,
+    HostCluster,
     Poprun,
     Probe,
+    find_cluster,
     find_datasets,
     find_gpus,
     find_poprun,
@@ -53,6 +56,7 @@ class Diagnosis:
         surroundings, sdk: Python, packages and the Poplar SDK; ``sdk`` as for ``to_dict``.
         support: what those ask for who help with IPUs, by name.
         poprun: what it told this process.
+        cluster: the workers that this process is one of.
         gpu_problem: why there are no GPUs.
         probe: of TensorFlow, None without --deep.
         findings: problems first.
@@ -65,6 +69,7 @@ class Diagnosis:
     ipus: Ipus
     support: Dict[str, Fact]
     poprun: Poprun
+    cluster: HostCluster
     gpus: Tuple[Gpu, ...]
     gpu_problem: Optional[str]
     host: Host
@@ -117,6 +122,7 @@ class Diagnosis:
             "ipus": self.ipus.to_dict(),
             "support": {name: asdict(fact) for name, fact in self.support.items()},
             "poprun": self.poprun.to_dict(),
+            "cluster": self.cluster.to_dict(),
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "gpu_problem": self.gpu_problem,
             "host": asdict(self.host),
@@ -156,6 +162,9 @@ def diagnose(
     host, disk = look_at_host(), look_at_disk(Path("runs"))
     poprun = find_poprun(found.variables)
     choice, findings = choose(asked, found, ipus, gpus, gpu_problem, probe, poprun)
+    cluster = find_cluster(os.environ)
+    if cluster.problem is not None:
+        findings.append(Finding("problem", "cluster", cluster.problem.message, cluster.problem.hint))
     findings = sorted([*findings, *of_variables(found), *of_host(host, disk)], key=lambda f: f.rank)
     return Diagnosis(
         choice=choice,
@@ -164,6 +173,7 @@ def diagnose(
         ipus=ipus,
         support=support_facts(found, ipus, partition, cache, size_of_folder(cache)),
         poprun=poprun,
+        cluster=cluster,
         gpus=tuple(gpus),
         gpu_problem=gpu_problem,
         host=host,

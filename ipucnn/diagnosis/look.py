@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ipucnn.config.options import RunConfig
 from ipucnn.diagnosis.programs import TIMEOUT_S, Ran, run_program
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import absolute, free_bytes
 from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
+from ipucnn.sessions.host.workers import Workers, find_workers
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted
@@ -219,6 +221,49 @@ def find_poprun(variables: Mapping[str, str]) -> Poprun:
         return Poprun(find_instances(variables))
     except UserError as error:
         return Poprun(problem=error)
+
+
+@dataclass(frozen=True)
+class HostCluster:
+    """The workers that ``TF_CONFIG`` or Slurm name for the host session.
+
+    Attributes:
+        workers: of the run, and which of them this is; None for one worker, or where ``problem`` is.
+        problem: why the variables make no sense, None if they do.
+    """
+
+    workers: Optional[Workers] = None
+    problem: Optional[UserError] = None
+
+    @property
+    def line(self) -> str:
+        """In words; empty for one worker."""
+        if self.problem is not None:
+            return self.problem.message
+        found = self.workers
+        if found is None:
+            return ""
+        shown = ", ".join(found.addresses[:4]) + (", ..." if found.count > 4 else "")
+        return f"worker {found.index} of {found.count} ({found.source}): {shown}"
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON; keys are always there."""
+        found = self.workers
+        return {
+            "workers": 1 if found is None else found.count,
+            "rank": 0 if found is None else found.index,
+            "addresses": [] if found is None else list(found.addresses),
+            "source": None if found is None else found.source,
+            "problem": None if self.problem is None else self.problem.message,
+        }
+
+
+def find_cluster(variables: Mapping[str, str]) -> HostCluster:
+    """What the environment variables of a process say of other workers; never raises."""
+    try:
+        return HostCluster(find_workers(RunConfig(), variables))
+    except UserError as error:
+        return HostCluster(problem=error)
 
 
 PROBE_TIMEOUT_S = 180.0

@@ -10,6 +10,7 @@ import copy
 import os
 import re
 import sys
+import textwrap
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -67,8 +68,19 @@ def console(stream: TextIO) -> Console:
 
 
 def note(message: str) -> None:
-    """One line on stderr."""
-    print(printable(message), file=sys.stderr, flush=True)
+    """One line on stderr; on a terminal as many as it takes without breaking a word."""
+    text = printable(message)
+    if sys.stderr.isatty():
+        # Wrapped by words, not in columns of their own: what is longer than the screen stays whole.
+        lines = textwrap.wrap(
+            text,
+            console(sys.stderr).width,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        text = "\n".join(lines)
+    print(text, file=sys.stderr, flush=True)
 
 
 def plain_table(**details: Any) -> Table:

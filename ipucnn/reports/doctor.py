@@ -84,6 +84,8 @@ def _ipus(found: Diagnosis) -> Iterator[Tuple[str, str]]:
         yield "compiled programs", f"{support['executable_cache'].value}: {held}"
     if found.poprun.line:
         yield "poprun", found.poprun.line
+    if found.cluster.line:
+        yield "cluster", found.cluster.line
     shown = "POPLAR_SDK_ENABLED"
     yield from ((name, value) for name, value in found.variables.items() if name != shown)
 

@@ -20,10 +20,11 @@ from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
-from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published
+from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published, segments
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
     from ipucnn.planning.what_if import Choice
@@ -71,6 +72,17 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
     Args:
         choices: what its reader can choose from; without them the page has no script.
     """
+    environment = page_environment()
+    environment.globals.update(band_of_rows=band_of_rows)
+    environment.filters["proportion"] = proportion
+    environment.filters["verdict_class"] = verdict_class
+    # Macros of the template see what is global, not what is given to it.
+    environment.globals.update(plan=plan, page=_page(plan, choices))
+    return str(environment.get_template(TEMPLATE).render())
+
+
+def page_environment() -> Environment:
+    """What renders the templates of this folder: text is escaped, and what no page may contain is replaced."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from ipucnn.reports.plan_figures import clean
@@ -87,12 +99,8 @@ def render(plan: PipelinePlan, choices: Sequence[Choice] = ()) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(units=units, band_of_rows=band_of_rows)
-    environment.filters["proportion"] = proportion
-    environment.filters["verdict_class"] = verdict_class
-    # Macros of the template see what is global, not what is given to it.
-    environment.globals.update(plan=plan, page=_page(plan, choices))
-    return environment.get_template(TEMPLATE).render()
+    environment.globals.update(units=units)
+    return environment
 
 
 def verdict_class(verdict: str) -> str:
@@ -109,10 +117,12 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
     columns = ["stage", "IPU", "layers", "MACs", "parameters", "forward"]
     columns += ["recompute"] if recomputes else []
     columns += ["backward"] if plan.settings.training else []
-    stages = f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
+    stages, segmented = counted(plan.num_stages, "stage"), segments(plan)
     script = read_text(Path(__file__).parent / SCRIPT, MAX_BYTES) if choices else ""
     return Page(
-        title=f"{plan.model} in {stages} on {plan.system.title}",
+        title=f"{plan.model}: {segmented}, {plan.system.title}"
+        if segmented
+        else f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
         cards=_cards(plan),
         command_line="" if plan.order or is_network_file(plan.model) else command_line(plan),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.config.resolve import RUN_ORIGIN
@@ -57,6 +60,14 @@ def program_line(program: Program) -> str:
         )
     if program.num_ipus > 1:
         parts.append(f"{counted(program.num_ipus, 'IPU')}")
+    recipe = (
+        (program.clip_gradient_norm, "gradients clipped to a norm of {:g}"),
+        (program.ema_decay, "weights averaged with a decay of {:g}"),
+        (program.mixup, "mixup {:g}"),
+        (program.cutmix, "CutMix {:g}"),
+        (program.random_erasing, "random erasing {:g}"),
+    )
+    parts += [text.format(value) for value, text in recipe if value]
     return "; ".join(parts)
 
 
@@ -350,6 +361,17 @@ def report_rows(
                 f"{units.rate(measured['images_per_s'])} images/s steady, measured on {device['kind'].upper()}",
             )
         )
+        sharing = measured.get("sharing")
+        if sharing:
+            share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
+            received = units.size(sharing["received_bytes"])
+            rows.append(
+                (
+                    "workers",
+                    f"{sharing['workers']}; {share:.0%} of the time for adding gradients up ({sharing['reduction']}), "
+                    f"{received} for each worker and weight update",
+                )
+            )
         total = report["trained_samples"] / max(measured["train_s"] + compiled["compile_s"], 1e-9)
         rows.append(("with compilation", f"{units.rate(total)} images/s"))
         if measured.get("peak_memory_bytes"):
@@ -397,7 +419,7 @@ def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[s
 def print_report(
     report: Dict[str, Any], folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> None:
-    """The end report on stdout, and the command that evaluates the result.
+    """The end report on stdout, and the commands that evaluate the result and show its curves.
 
     Args:
         report: what ``report.json`` holds.
@@ -407,11 +429,18 @@ def print_report(
     """
     from rich.text import Text
 
+    from ipucnn.runs.folder import TENSORBOARD
+
     out = console(sys.stdout)
     rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
     out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
+    lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
+    if find_spec("tensorboard") is None:
+        lines[0] += "   (after: pip install tensorboard)"
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
-        out.print(Text(printable(f"evaluate it: ipucnn evaluate {folder}")), soft_wrap=True)
+        lines.insert(0, f"evaluate it: ipucnn evaluate {shlex.quote(folder)}")
+    for line in lines:
+        out.print(Text(printable(line)), soft_wrap=True)
 
 
 def print_compiled(report: Dict[str, Any]) -> None:

@@ -28,12 +28,18 @@ def count(value: float) -> str:
 
 
 def size(num_bytes: Optional[float]) -> str:
-    """Three digits in GiB or TiB, whole MiB below a GiB; nothing where it is unknown."""
+    """Three digits in KiB, GiB or TiB, whole MiB between them; nothing where it is unknown."""
     if num_bytes is None:
         return ""
     if num_bytes >= 1000 * 2**30:
         return f"{num_bytes / 2**40:.3g} TiB"
-    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.3g} GiB"
+    return (
+        f"{num_bytes / 2**20:.0f} MiB"
+        if num_bytes >= 2**20 or not num_bytes
+        else f"{num_bytes / 2**10:.3g} KiB"
+    )
 
 
 def mebibytes(num_bytes: float) -> str:

@@ -203,6 +203,11 @@ class TrainedRun:
         return int(height), int(width), int(channels)
 
     @property
+    def seed(self) -> int:
+        """Of the run."""
+        return int(self.checkpoint.meta["seed"])
+
+    @property
     def num_classes(self) -> int:
         """Classes the network was trained with."""
         return int(self.checkpoint.meta["num_classes"])

@@ -164,10 +164,8 @@ def _evaluate_classes(
     on_done: Optional[Callable[[int], None]],
 ) -> Tuple[str, float]:
     """Adds all samples to the totals, and writes a row for each; returns the kind of device and the seconds it took."""
-    from ipucnn.sessions.factory import create_session
-
     config = trained.config
-    session = create_session(config.device, verbose=verbose, config=config)
+    session = trained.session(verbose)
     trained = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 

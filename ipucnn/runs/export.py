@@ -6,7 +6,6 @@ samples of the data set through it; their logits are compared with those of the 
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -32,21 +31,22 @@ from ipucnn.filesystem import (
     is_file,
     is_folder,
     kind_of,
-    open_regular,
     write_folder,
     write_text,
 )
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.exported import RECORD, describe_setup, file_digest
 from ipucnn.runs.folder import BEST, CHECKPOINTS, RunFolder
-from ipucnn.runs.runtimes import IPU, KERAS, ONNX, SAVED_MODEL, TFLITE
+from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained
 from ipucnn.sessions.factory import create_session, runs_on_ipus
+from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
 
-RECORD, LABELS, INPUT, CARD = "export.json", "labels.json", "input.json", "README.md"
+LABELS, INPUT, CARD = "labels.json", "input.json", "README.md"
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
 # Largest difference relative to the deviation of the outputs, and share of samples with the same largest output.
@@ -123,13 +123,13 @@ def export_run(
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
     _check_request(request)
+    run_setup.refuse_instances("export")
     trained = open_trained(request.named)
-    output = _output(request, trained)
-    if request.form == IPU and not runs_on_ipus(trained.config.device):
-        raise MissingError(
-            "--format ipu compiles for IPUs, and the Poplar SDK is not here",
-            "run it in the Poplar SDK's environment, or choose another format: --format saved-model",
+    if trained.runtime is not None:
+        raise ConfigurationError(
+            f"{request.named.target} was exported already", "export the run that it is of: ipucnn export RUN"
         )
+    output = _output(request, trained)
     for warning in trained.warnings:
         say(f"warning: {warning}")
     trained = _in_32_bits(trained, request, say)
@@ -142,7 +142,7 @@ def export_run(
 
     def write(folder: Path) -> None:
         with _converting(request, verbose):
-            where = _write(request, trained, model, session, folder)
+            where = _write(request, trained, model, folder)
         record.update(_describe(request, trained, labels, folder, where))
         record["proof"] = _prove(request, record, samples, folder, labels)
         _write_json(folder / RECORD, record)
@@ -154,6 +154,11 @@ def export_run(
 
 def _check_request(request: ExportRequest) -> None:
     form = request.form
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            "poprun started this, and `ipucnn export` is one process",
+            "type it without poprun: ipucnn export ...",
+        )
     if form not in runtimes.FORMATS:
         raise ConfigurationError(
             f"--format {shown_value(form)}: must be one of {', '.join(runtimes.FORMATS)}",
@@ -175,13 +180,6 @@ def _check_request(request: ExportRequest) -> None:
             f"--format {form} needs {what}",
             "install what exports need with: python -m pip install 'ipucnn[export]'",
         )
-    if form == IPU and (request.batch is None or request.raw_uint8 or request.probabilities):
-        if request.batch is None:
-            raise ConfigurationError(
-                "--format ipu: a program for IPUs takes batches of one size", "say how large: --batch 4"
-            )
-        option = "--raw-uint8" if request.raw_uint8 else "--probabilities"
-        raise ConfigurationError(f"{option}: not with --format ipu, which has the network alone", "drop it")
 
 
 def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
@@ -220,8 +218,6 @@ def _run_folder(trained: TrainedSetup, request: ExportRequest) -> Optional[RunFo
 def _in_32_bits(trained: TrainedSetup, request: ExportRequest, say: Callable[[str], None]) -> TrainedSetup:
     """The setup in the arithmetic that exported networks have, on the device that they are compared on."""
     config = trained.config
-    if request.form == IPU:
-        return trained
     if config.precision != "32.32":
         say(f"note: trained in {config.precision}; the exported network computes in 32 bits")
     device = "cpu" if runs_on_ipus(config.device) else config.device
@@ -290,14 +286,8 @@ def _batches(
 # --- files
 
 
-def _write(
-    request: ExportRequest, trained: TrainedSetup, model: KerasModel, session: Session, folder: Path
-) -> Path:
+def _write(request: ExportRequest, trained: TrainedSetup, model: KerasModel, folder: Path) -> Path:
     """Writes the network; returns the path of the file, or of the SavedModel's folder, below ``folder``."""
-    if request.form == IPU:
-        where = folder / "1"
-        session.export_for_serving(model, where, int(request.batch or 1), request.output_name)
-        return where
     from tensorflow import keras
 
     from ipucnn.datasets.preprocessing import channel_affine
@@ -492,6 +482,7 @@ def _describe(
             "name": info.name if trained.summary["weight_updates"] is None else _trained_on(trained)
         },
         "figures": _figures(trained, request),
+        "setup": describe_setup(config, trained.seed, info, labels),
         "environment": environment(),
     }
 
@@ -562,16 +553,6 @@ def _digests(folder: Path, where: Path) -> Dict[str, Dict[str, Any]]:
     return found
 
 
-def file_digest(path: Path) -> Tuple[str, int]:
-    """SHA-256 of a file, and its bytes."""
-    digest, size = hashlib.sha256(), 0
-    with open_regular(path) as file:
-        for part in iter(lambda: file.read(2**20), b""):
-            digest.update(part)
-            size += len(part)
-    return digest.hexdigest(), size
-
-
 def _prove(
     request: ExportRequest, record: Dict[str, Any], samples: Samples, folder: Path, labels: List[str]
 ) -> Dict[str, Any]:
@@ -621,9 +602,7 @@ def _hint(request: ExportRequest) -> str:
 
 def _run_proof(job: Dict[str, Any], samples: Samples) -> Dict[str, Any]:
     """What ``runtimes.py`` finds, run as a script of its own."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if job["format"] != IPU:
-        environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with tempfile.TemporaryDirectory() as aside:
         _write_json(Path(aside) / "job.json", job)
         np.save(os.path.join(aside, "images.npy"), samples.images)

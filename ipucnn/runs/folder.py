@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
@@ -42,12 +43,14 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 PREDICTIONS = "predictions.png"
 # The log of --mlperf-logging.
 MLPERF = "mlperf.log"
+# The run as a page, of the commands that have it drawn.
+PAGE = "report.html"
 # WANDB is the folder of that library's own files, which --wandb makes.
 CHECKPOINTS, TENSORBOARD, WANDB = "checkpoints", "tensorboard", "wandb"
 # Of a cross-validation, whose folds are run folders below it.
 FOLDS = "folds.json"
 LAST, BEST = "last.npz", "best.npz"
-RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF)
+RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS, MLPERF, PAGE)
 _CURVES = "events.out.tfevents."
 Arrays = Mapping[str, np.ndarray]
 
@@ -281,6 +284,7 @@ class RunFolder:
         write_text(self.path / PROGRAM, program.to_json())
         write_text(self.path / METRICS, "".join(history))
         remove_file(self.path / REPORT)
+        remove_file(self.path / PAGE)
 
     def _remove_temporaries(self) -> None:
         remove_temporaries(self.path, lambda name: name in RUN_FILES)
@@ -363,7 +367,11 @@ class RunFolder:
             raise DataError(
                 f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"
             )
-        return RunConfig.from_yaml(text, str(path))
+        config = RunConfig.from_yaml(text, str(path))
+        if "keep-checkpoints:" not in text:
+            # Of an earlier version, which kept all: what such a run wrote is not deleted when it goes on.
+            config = replace(config, keep_checkpoints=None)
+        return config
 
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""

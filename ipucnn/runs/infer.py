@@ -105,8 +105,6 @@ def infer_run(
         ConfigurationError: neither images nor a subset, or both.
         DataError: no image at all, a segmentation network, or weights that do not fit.
     """
-    from ipucnn.sessions.factory import create_session
-
     _check_request("classify", images, subset)
     trained, paths, problems = _open(named, images, subset, outputs)
     if trained.record.task != "classification":
@@ -118,7 +116,7 @@ def infer_run(
     for warning in trained.warnings:
         say(f"warning: {warning}")
     config = trained.config
-    session = create_session(config.device, verbose=verbose, config=config)
+    session = trained.session(verbose)
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
     model = trained.build()
@@ -128,7 +126,7 @@ def infer_run(
     spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * num_cores())
     batch = batch_size(trained.input_shape, total)
-    finish = _finisher(trained)
+    finish = finisher(trained)
     readable: List[Tuple[int, ImageInput, np.ndarray]] = []
 
     def flush() -> None:
@@ -232,7 +230,7 @@ def _padded(images: List[np.ndarray], batch: int) -> np.ndarray:
     return stacked
 
 
-def _finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
+def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
     """From uint8 batches to the network's input, as evaluation prepares it."""
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 

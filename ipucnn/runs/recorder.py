@@ -6,7 +6,7 @@ Everything that is done here is done in such an order that every checkpoint is a
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
@@ -44,6 +44,9 @@ from ipucnn.text import counted
 from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
+
+# Of the time of weight updates, what collectives of workers may take without a warning.
+LARGEST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,8 @@ class Recorder:
     def note_process(self, is_continued: bool) -> List[str]:
         """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
         self._environment = environment()
+        if self._session.sharing is not None:
+            self._environment["workers"] = self._session.sharing.workers
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         first = self._training.first_weight_update
         self._processes = self._folder.add_environment(
@@ -522,6 +527,7 @@ class Recorder:
                 # One file under both names, which takes no more room than one.
                 self._folder.link_checkpoint(self._folder.checkpoints / LAST, BEST)
         self.report = self._make_report()
+        yield from self._warn_of_collectives()
         self._folder.write_report(self.report)
         if config.clean_dir:
             self._folder.clean(self.report["checkpoints"])
@@ -532,6 +538,21 @@ class Recorder:
                 f"interrupted when everything was done and saved in {self._folder.path}",
                 None,
             )
+
+    def _warn_of_collectives(self) -> Iterator[Notes]:
+        """Says so where much of the time went into adding gradients up over workers."""
+        sharing, train_s = self._session.sharing, self._timer.busy_s
+        if sharing is None or sharing.collective_s <= LARGEST_SHARE * train_s:
+            return
+        advice = "a larger --gradient-accumulation-count or --fused-micro-batches"
+        if sharing.reduction == "ordered":
+            advice += ", or --reduction ring, which gives other last digits"
+        yield Notes(
+            [
+                f"warning: {sharing.collective_s / train_s:.0%} of the time went into gathering gradients of "
+                f"{sharing.workers} workers, or waiting for them; less does with {advice}"
+            ]
+        )
 
     def _make_report(self) -> Dict[str, Any]:
         """``report.json``: what the run came to, and what its figures are of.
@@ -564,6 +585,7 @@ class Recorder:
                 "train_s": timer.busy_s,
                 "wall_s": time.perf_counter() - timer.started,
                 "peak_memory_bytes": peak_memory_bytes(),
+                "sharing": None if session.sharing is None else asdict(session.sharing),
                 "first_weight_update": training.first_weight_update,
             },
             "ended_early": self._reason if self._is_early else None,

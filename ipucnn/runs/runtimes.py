@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-SAVED_MODEL, KERAS, ONNX, TFLITE, IPU = "saved-model", "keras", "onnx", "tflite", "ipu"
-FORMATS = (SAVED_MODEL, KERAS, ONNX, TFLITE, IPU)
+SAVED_MODEL, KERAS, ONNX, TFLITE = "saved-model", "keras", "onnx", "tflite"
+FORMATS = (SAVED_MODEL, KERAS, ONNX, TFLITE)
 SIGNATURE = "serving_default"
 ENDINGS = {".onnx": ONNX, ".tflite": TFLITE}
 """Of files that are numbers and operations alone, and execute nothing else."""
@@ -83,9 +83,7 @@ def load(form: str, path: Path, threads: int = 0) -> Loaded:
         path: the file, of a SavedModel the folder.
         threads: of the runtime; 0 for its own choice.
     """
-    return {SAVED_MODEL: _saved_model, IPU: _ipu, KERAS: _keras, ONNX: _onnx, TFLITE: _tflite}[form](
-        path, threads
-    )
+    return {SAVED_MODEL: _saved_model, KERAS: _keras, ONNX: _onnx, TFLITE: _tflite}[form](path, threads)
 
 
 def _onnx(path: Path, threads: int) -> Loaded:
@@ -167,15 +165,6 @@ def _saved_model(path: Path, threads: int) -> Loaded:
         return function(**{inputs[0].name: tf.constant(images)})[outputs[0].name].numpy()
 
     return Loaded(f"TensorFlow {tf.__version__}", inputs, outputs, run)
-
-
-def _ipu(path: Path, threads: int) -> Loaded:
-    from tensorflow.python import ipu
-
-    configuration = ipu.config.IPUConfig()
-    configuration.auto_select_ipus = 1
-    configuration.configure_ipu_system()
-    return _saved_model(path, threads)
 
 
 def _keras(path: Path, threads: int) -> Loaded:

@@ -235,8 +235,10 @@ def differences(
         if field.name not in RESUMABLE and getattr(saved, field.name) != getattr(config, field.name)
     ]
     if not found:
-        # How many replicas validate changes nothing that is trained; the options that decide it were compared above.
-        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas")
+        # How many replicas validate changes nothing that is trained.  The options that decide that, and the recipe,
+        # were compared above; programs of earlier versions do not have the recipe.
+        recipe = ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
+        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas", *recipe)
         # A program of an earlier version lacks what it did not know yet.
         since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
         here, there = program.to_dict(), {**since, **meta.get("program", {})}
@@ -416,12 +418,15 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     if config.checkpoint_input_dir is not None:
         return _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
     found, skipped = newest_checkpoint(folder.checkpoints)
+    weights_alone = found if found is not None and not is_whole(found[1].meta) else None
+    if weights_alone is not None:
+        found = None
     if found is None and skipped:
-        raise DataError(
-            f"no checkpoint of {path} is readable; {skipped[0]}",
-            f"start it again with --overwrite --run-dir {path}",
-        )
-    if found is None or not is_whole(found[1].meta):
+        hint = f"start it again with --overwrite --run-dir {path}"
+        if weights_alone is not None:
+            hint = f"train on from the weights of its best validation with --weights {weights_alone[0]}, or {hint}"
+        raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
+    if found is None:
         return replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
     return _going_on(start, found, skipped)
 

@@ -252,13 +252,13 @@ class TrainingRun:
         if self.program.samples_discarded_per_epoch:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
-                f"{self.program.samples_discarded_per_epoch} of {self.info.num_train} training samples are "
+                f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
                 f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
                 f"updates x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
-                f"{self.program.samples_padded_per_epoch} samples of weight 0 fill up the last weight update of each "
+                f"{self.program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each "
                 "epoch; batch norm's statistics include them"
             )
         if runs_on_ipus(self.setup.config.device) and self.program.num_stages > 1 < self.program.num_replicas:
@@ -422,7 +422,9 @@ class TrainingRun:
             return []
 
         def size(variables: Iterable["TfVariable"]) -> int:
-            return sum(variable.numpy().nbytes for variable in variables)
+            # From their shapes: what instances train together is read by all of them or none.
+            kinds = ((v, getattr(v.dtype, "as_numpy_dtype", v.dtype)) for v in variables)
+            return sum(int(np.prod(v.shape)) * np.dtype(kind).itemsize for v, kind in kinds)
 
         weights = size(state.weights.values())
         first, last = self.first_weight_update, program.num_weight_updates
@@ -431,7 +433,7 @@ class TrainingRun:
         whole = max(1, due if config.keep_checkpoints is None else min(due, config.keep_checkpoints + 1))
         needed = whole * (weights + size(state.slots.values())) + weights
         free = free_bytes(self.folder.checkpoints)
-        if needed * 10 <= free:
+        if not free or needed * 10 <= free:  # 0: nobody knows
             return []
         fewer = "; --keep-checkpoints 2 keeps fewer" if config.keep_checkpoints is None and due > 2 else ""
         return [
@@ -514,10 +516,14 @@ class TrainingRun:
 
     def saved_config(self) -> RunConfig:
         """The configuration that repeats this run, its seed and place filled in."""
-        config = self.setup.config
+        config, sharing = self.setup.config, self.setup.config.max_workers
+        if isinstance(self.instances, Workers) and self.start.checkpoint is None:
+            # Where it is killed before its first checkpoint, it begins again with chunks that are as large.
+            sharing = max(sharing, self.instances.count)
         return replace(
             config,
             seed=self.seed,
+            max_workers=sharing,
             run_dir=str(self.folder.path),
             checkpoint_dir=str(self.folder.checkpoints) if config.checkpoint_dir else None,
             # A run that is continued later goes on from its own checkpoints.

@@ -5,7 +5,7 @@ What the command line names is found out, and all that can be is checked, withou
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
@@ -27,11 +27,13 @@ from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, 
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import open_run
+from ipucnn.runs.checkpoints import TrainedRun, open_run
+from ipucnn.runs.exported import ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
 from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import find_instances
+from ipucnn.sessions.session import Session
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import read_meta
 
@@ -46,7 +48,8 @@ class Named:
 
     Attributes:
         command: evaluate, infer or export.
-        target: a run folder, a checkpoint, a Keras weight file, or with ``weights`` a network of the registry.
+        target: a run folder, a checkpoint, an exported ONNX or TFLite file, a Keras weight file, or with ``weights`` a
+            network of the registry.
         flags: options given on the command line.
         which: ``--checkpoint``, which of a run's.
         weights: ``--weights``: imagenet, or a Keras weight file.
@@ -67,6 +70,7 @@ class TrainedSetup(Setup):
         summary: ``model``, ``checkpoint`` and ``weight_updates`` (None where that is not known), for reports.
         fill: puts the weights into the built network.
         names: the names of the classes.  It may ask the network, and import TensorFlow.
+        runtime: makes the session of an exported file, which has its weights itself; None: the device's session.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 where no data set is read.
     """
 
@@ -74,6 +78,17 @@ class TrainedSetup(Setup):
     fill: Callable[["KerasModel"], None]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
+    runtime: Optional[Callable[[], Session]] = None
+
+    def session(self, verbose: bool) -> Session:
+        """What runs the network: the session of the configuration's device, or the runtime of an exported file."""
+        from ipucnn.sessions.factory import create_session
+        from ipucnn.sessions.host.environment import import_tensorflow
+
+        if self.runtime is None:
+            return create_session(self.config.device, verbose=verbose, config=self.config)
+        import_tensorflow(verbose)
+        return self.runtime()
 
     @property
     def warnings(self) -> List[str]:
@@ -171,6 +186,8 @@ def task_of(named: Named) -> str:
             return get_model(target).task
         if is_keras_file(path):
             return get_model(str(named.flags["model_name"])).task
+        if is_exported(path):
+            return read_exported(path).facts.task
         if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
@@ -213,8 +230,9 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
             f"--checkpoint {which}: {target} is one checkpoint, not a run to choose from",
             "drop it, or give the run folder",
         )
+    run: Union[TrainedRun, ExportedNetwork]
     try:
-        run = open_run(path, which, command)
+        run = read_exported(path) if is_exported(path) else open_run(path, which, command)
         facts = run.facts
     except KeyError as error:
         raise DataError(
@@ -226,9 +244,8 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         _refuse_data(flags)
     resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
     resolved = _here(command, resolved)
-    seed = int(run.checkpoint.meta["seed"])
     if reads_data:
-        setup, num_stored = _prepare(resolved, seed, run.input_shape)
+        setup, num_stored = _prepare(resolved, run.seed, run.input_shape)
         setup = _normalised_as_trained(setup, facts)
         _check_classes(
             setup,
@@ -237,9 +254,14 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
             f"take {facts.name}, which it was trained on",
         )
     else:
-        setup, num_stored = _without_data(resolved, facts, run.input_shape, seed), 0
+        setup, num_stored = _without_data(resolved, facts, run.input_shape, run.seed), 0
+    runtime = None
+    if isinstance(run, ExportedNetwork):
+        runtime = run.session
+        setup = replace(setup, input_range="raw") if run.takes_pixels else setup
     return TrainedSetup(
         **vars(setup),
+        runtime=runtime,
         summary=run.summary,
         fill=run.fill,
         names=lambda: facts.class_names,

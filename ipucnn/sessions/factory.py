@@ -84,6 +84,11 @@ def create_session(
 
     cores = num_cores()
     gpus = [] if device == "cpu" else visible_gpus()
+    if gpus and cluster is not None:
+        raise ConfigurationError(
+            f"{cluster.count} workers compute on CPUs, and TensorFlow sees a GPU here",
+            "add --device cpu, or train with one worker on the GPU",
+        )
     if device == "gpu" and not gpus:
         raise MissingError("--device gpu: TensorFlow sees no GPU here", "use --device cpu")
     if len(gpus) > 1:

@@ -5,7 +5,6 @@ The training loop stands here, once; a session gives it what runs the next weigh
 
 import contextlib
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -155,6 +154,23 @@ class TrainState:
     events_done: int = 0
     earlier_losses: List[float] = field(default_factory=list)
     earlier_hits: List[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How several workers shared the weight updates that were timed.
+
+    Attributes:
+        workers: how many.
+        reduction: how gradients were added: ordered or ring.
+        received_bytes: that each worker got in a weight update, its own part included.
+        collective_s: seconds of worker 0 in collectives, waiting for other workers included.
+    """
+
+    workers: int
+    reduction: str
+    received_bytes: int
+    collective_s: float
 
 
 class NotFiniteError(UserError):
@@ -375,6 +391,11 @@ class Session:
         return value
 
     @property
+    def sharing(self) -> Optional[Sharing]:
+        """How several workers of the host shared the work; None where there is one."""
+        return None
+
+    @property
     def evaluation_shard(self) -> Tuple[int, int]:
         """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
         return 1, 0
@@ -519,17 +540,6 @@ class Session:
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
-
-    def export_for_serving(self, model: "KerasModel", folder: Path, batch: int, output_name: str) -> None:
-        """Writes a SavedModel that is compiled for this device.
-
-        Args:
-            model: with its weights.
-            folder: does not exist yet.
-            batch: samples of each call.
-            output_name: of the logits.
-        """
-        raise NotImplementedError
 
     def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
         """Logits of every element of a data set of images (or part of one), one array per element."""

@@ -66,6 +66,12 @@ class Program:
     executions_per_log: int = 1
     # In 16 bits the loss scale is found while training, and ``loss_scaling`` is not used
     auto_loss_scaling: bool = False
+    # What is done to gradients, weights and images beyond the optimizer and the set's own augmentation; 0: not done
+    clip_gradient_norm: float = 0.0
+    ema_decay: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    random_erasing: float = 0.0
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -394,6 +400,11 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
         precision=config.precision,
         loss_scaling=config.loss_scaling,
         seed=seed,
+        clip_gradient_norm=config.clip_gradient_norm or 0.0,
+        ema_decay=config.ema_decay or 0.0,
+        mixup=config.mixup or 0.0,
+        cutmix=config.cutmix or 0.0,
+        random_erasing=config.random_erasing or 0.0,
         warnings=tuple(warnings),
     )
 

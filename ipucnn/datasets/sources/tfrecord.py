@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Named
 
 import numpy as np
 
+from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.limits import available_bytes
 from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular, shown
@@ -100,9 +101,24 @@ def crc32c(data: bytes) -> int:
     return int(sums[0]) ^ 0xFFFFFFFF
 
 
-def masked_crc32c(data: bytes) -> int:
-    """The checksum as TFRecord files store it."""
-    crc = crc32c(data)
+@functools.lru_cache(maxsize=None)
+def _eight_tables() -> Any:
+    """uint32 [8, 256]: the effect of a byte with 0 to 7 zero bytes after it."""
+    tables: Any = np.empty((8, 256), np.uint32)
+    tables[0] = _tables()[0]
+    for k in range(1, 8):
+        tables[k] = tables[0][tables[k - 1] & 255] ^ tables[k - 1] >> 8
+    return tables
+
+
+def masked_crc32c(data: bytes, compiled: bool = False) -> int:
+    """The checksum as TFRecord files store it; ``compiled`` where many are to come, because Numba takes a moment."""
+    if compiled and HAS_KERNELS:
+        from ipucnn.datasets import kernels
+
+        crc = kernels.crc32c(data, _eight_tables())
+    else:
+        crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -186,7 +202,7 @@ def read_record(path: str, number: int, at: int) -> bytes:
         content = b"" if problem else file.read(length + 4)
     if not problem and len(content) < length + 4:
         problem = "truncated: the file became shorter while it was read"
-    if not problem and masked_crc32c(content[:-4]) != struct.unpack("<I", content[-4:])[0]:
+    if not problem and masked_crc32c(content[:-4], compiled=True) != struct.unpack("<I", content[-4:])[0]:
         problem = _CONTENT_DAMAGED
     if problem:
         raise DataError(f"{place}: {problem}", AGAIN)

@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.memory import program_memory
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.search.no_fit import infeasible_search
@@ -283,17 +282,12 @@ def _faster(
     faster: List[Candidate] = []
 
     def bound(settings: PlanSettings, counts: Sequence[Tuple[int, int]]) -> float:
-        """Images per second of any splits: full ticks and the weight update alone, and what the host can feed.
+        """Images per second of any splits.
 
         Where the host is what limits, the bound is a little less than that: what reaches it is as fast as can be.
         """
-        tick = planner.least_tick_s(settings)
         return max(
-            min(
-                own.global_batch_size
-                / (own.gradient_accumulation_count * tick + planner.least_update_s(own)),
-                planner.host_images_per_s(own) * (1 - SAME_SPEED),
-            )
+            min(planner.fastest_images_per_s(own), planner.host_images_per_s(own) * (1 - SAME_SPEED))
             for own in (
                 replace(settings, num_replicas=r, gradient_accumulation_count=count) for r, count in counts
             )
@@ -320,23 +314,17 @@ def _faster(
                 1 - SAME_SPEED
             ):
                 continue
-            below_s = max(_tick_for(planner, own, r, count, best * (1 - SAME_SPEED)) for r, count in counts)
+            below_s = max(
+                planner.tick_below_s(
+                    replace(own, num_replicas=r, gradient_accumulation_count=count), best * (1 - SAME_SPEED)
+                )
+                for r, count in counts
+            )
             candidate = planner.faster(own, limit, below_s)
             if candidate is not None:
                 faster += [_with_replicas(planner, candidate, r, count) for r, count in counts]
                 best = max(best, *(other.prediction.images_per_s for other in faster[-len(counts) :]))
     return faster
-
-
-def _tick_for(
-    planner: Planner, settings: PlanSettings, replicas: int, count: int, images_per_s: float
-) -> float:
-    """Tick, without its fixed part, above which splits are slower than that."""
-    if images_per_s <= 0:
-        return float("inf")
-    own = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
-    seconds = own.global_batch_size / images_per_s - planner.least_update_s(own)
-    return seconds / count - DEFAULT_CONSTANTS.fixed_s(planner.system)
 
 
 def _is_dominated(

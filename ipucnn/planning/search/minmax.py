@@ -8,7 +8,8 @@ lower corner together with the smallest Y of its upper corner.  It ends with a p
 """
 
 import heapq
-from typing import Dict, List, NamedTuple, Optional, Protocol, Tuple, Union
+from bisect import bisect_left, bisect_right
+from typing import Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from ipucnn.planning.search.tables import StageTables
 
 # What a dynamic program makes as small as possible.  Other goals, 0 and 1, stand for the largest cut of that class.
 LOAD, TRANSFER = -1, -2
+# Sums are rounded differently from loads: what is looked up in them is allowed this much more.
+_MORE = 1 + 1e-9
+# Ends of runs that a dynamic program looks at together.
+_COLUMNS = 64
+_LARGEST = float(np.finfo(float).max)
 
 
 class MinMaxResult(NamedTuple):
@@ -50,8 +56,11 @@ class _Loads:
         # Not by np.unique, which imports the masked arrays: a tenth of the time of a small search.
         own = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
         self.levels = [own] * num_classes
-        self.fits = [tables.fits(num_stages, stage).ravel() for stage in range(num_stages)]
-        self._guides: Dict[int, Tuple[np.ndarray, np.ndarray]] = {}
+        self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
+        self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
+        self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
+        self._together: Dict[int, List[float]] = {}
+        self._known: Dict[int, Tuple[np.ndarray, np.ndarray]] = {}
 
     def cut_class(self, stage: int) -> int:
         """Class of the cut that opens a stage."""
@@ -64,27 +73,80 @@ class _Loads:
         last = stage == self.num_stages - 1 and self.tables.recompute
         return stage if last else stage % 2 if self.alternates else 0
 
-    def guide(self, stage: int, swap: bool) -> Tuple[np.ndarray, np.ndarray]:
+    def lists(self, stage: int) -> Tuple[List[float], List[float]]:
         """(n + 1,) a and b of all items before each; the loads of runs are their differences but for rounding."""
         group = self.group(stage)
-        if group not in self._guides:
-            zero: np.ndarray = np.zeros(self.n + 1, dtype=int)
-            a, b = self.pair(stage, zero, np.arange(self.n + 1))
-            self._guides[group] = a, b
-        a, b = self._guides[group]
-        return (b, a) if swap else (a, b)
+        if group not in self._lists:
+            a, b = self.pair(stage, np.zeros(self.n + 1, dtype=int), np.arange(self.n + 1))
+            self._lists[group] = a.tolist(), b.tolist()
+        return self._lists[group]
+
+    def together(self, stage: int) -> List[float]:
+        """(n + 1,) a + b of all items before each, for schedules in which a stage takes much of X + Y; else none."""
+        group = self.group(stage)
+        if group not in self._together:
+            a, b = self.lists(stage)
+            self._together[group] = [] if self.alternates else [own + other for own, other in zip(a, b)]
+        return self._together[group]
+
+    def first(self, stage: int, end: int, x: float, y: float, both: float) -> int:
+        """No run of a stage that begins earlier and ends before ``end`` has a <= x, b <= y and a + b <= both."""
+        a, b = self.lists(stage)
+        found = max(bisect_left(a, (a[end] - x) / _MORE), bisect_left(b, (b[end] - y) / _MORE))
+        sums = self.together(stage)
+        return max(found, bisect_left(sums, (sums[end] - both) / _MORE)) if sums else found
+
+    def block(
+        self, stage: int, opens: np.ndarray, ends: np.ndarray, swap: bool
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of all runs that open at one of those items and end before one of these: ``pair``, and whether they fit.
+
+        Returns:
+            (ends, opens) a, b and whether; they are not to be changed.
+        """
+        fits = self.fits[stage].T
+        # (not where every stage has loads of its own: they would take much memory)
+        shared = len(self.tables.stage_s) != self.num_stages
+        if shared and len(opens) * len(ends) > 1 and _is_range(opens) and _is_range(ends):
+            # Neighbouring places are a part of what is known of all runs.
+            where = slice(int(ends[0]), int(ends[-1]) + 1), slice(int(opens[0]), int(opens[-1]) + 1)
+            group = self.group(stage)
+            if group not in self._known:
+                every: np.ndarray = np.arange(self.n + 1)
+                self._known[group] = self._pair(stage, every[:-1], every[:, None])
+            a, b = (table[where] for table in self._known[group])
+            allowed = fits[where]
+        else:
+            a, b = self._pair(stage, opens, ends[:, None])
+            allowed = fits[ends[:, None], opens]
+        return (b, a, allowed) if swap else (a, b, allowed)
+
+    def _pair(self, stage: int, i: np.ndarray, j: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        forward, backward = self.sums[stage]
+        ahead = forward[j] - forward[i]
+        back = backward[j] - backward[i]
+        if self.tables.recomputes(self.num_stages, stage):
+            back += ahead
+        return (back, ahead) if self.alternates and stage % 2 else (ahead, back)
+
+    def in_pairs(self, stage: int) -> List[List[float]]:
+        """Sums as in ``lists`` of which the runs of two neighbours, this stage first, have no more than X + Y together.
+
+        No a is above X and no b above Y: a of the one and b of the other, where both are seconds of the same pass.
+        """
+        if not self.alternates or stage + 1 >= self.num_stages:
+            return []
+        key = (self.group(stage), self.group(stage + 1))
+        if key not in self._pairs:
+            (a, b), (c, d) = self.lists(stage), self.lists(stage + 1)
+            self._pairs[key] = [first for first, second in ((a, d), (b, c)) if first == second]
+        return self._pairs[key]
 
     def pair(
         self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
     ) -> Tuple[np.ndarray, np.ndarray]:
         """(a, b) of items i .. j - 1 as a stage; ``swap`` gives (b, a)."""
-        forward, backward = self.sums[stage]
-        ahead = forward[j] - forward[i]
-        back = backward[j] - backward[i]
-        if self.tables.recomputes(self.num_stages, stage):
-            back = back + ahead
-        if self.alternates and stage % 2:
-            ahead, back = back, ahead
+        ahead, back = self._pair(stage, i, j)
         return (back, ahead) if swap else (ahead, back)
 
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
@@ -108,110 +170,68 @@ class _Loads:
         return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
 
     def least(
-        self, x: float, y: float, t: List[float], swap: bool, goal: int
+        self, x: float, y: float, t: List[float], swap: bool, goal: int, both: float
     ) -> Optional[Tuple[float, Tuple[int, ...]]]:
         """See ``_least``."""
-        return _least(self, x, y, t, swap, goal)
+        return _least(self, x, y, t, swap, goal, both)
 
     def value(self, x: float, y: float, t: List[float]) -> float:
         """The tick; monotone in each argument also after rounding, so that bounds hold exactly."""
         return x + y + self.weight * sum(t)
 
 
-class _Runs(NamedTuple):
-    """Runs of items i .. j - 1 whose loads are within thresholds, in the order of j and then of i.
-
-    Attributes:
-        offsets: (n + 2,) where the runs that end before each j begin.
-        first: (runs,) i.
-        place: (runs,) index of [i, j] in a flat (n, n + 1) table.
-        load: (runs,) b of the run.
-    """
-
-    offsets: np.ndarray
-    first: np.ndarray
-    place: np.ndarray
-    load: np.ndarray
-
-
-def _reach(
-    loads: _Loads, stage: int, fixed: np.ndarray, x: float, y: float, swap: bool, ahead: bool
-) -> np.ndarray:
-    """How far runs of a stage reach from each of some items with a <= x and b <= y.
-
-    Args:
-        fixed: one end of each run.
-        ahead: the largest j of runs from i, else the smallest i of runs to j.
-    """
-    n = loads.n
-    # Found in sums that are rounded differently from the loads, and then moved until the loads themselves say so.
-    guesses = []
-    for sums, most in zip(loads.guide(stage, swap), (x, y)):
-        aim = sums[fixed] + most if ahead else sums[fixed] - most
-        guesses.append(np.searchsorted(sums, aim, side="right" if ahead else "left") - (1 if ahead else 0))
-    far = np.minimum(*guesses) if ahead else np.maximum(*guesses)
-    far = np.clip(far, fixed, n) if ahead else np.clip(far, 0, fixed)
-    step = 1 if ahead else -1
-
-    def within(ends: np.ndarray) -> np.ndarray:
-        a, b = loads.pair(stage, fixed, ends, swap) if ahead else loads.pair(stage, ends, fixed, swap)
-        allowed: np.ndarray = (a <= x) & (b <= y)
-        return allowed
-
-    while True:
-        moved = np.clip(far + step, 0, n)
-        more = (moved != far) & within(moved)
-        if not more.any():
-            break
-        far = np.where(more, moved, far)
-    while True:
-        less = (far != fixed) & ~within(far)
-        if not less.any():
-            return far
-        far = np.where(less, far - step, far)
-
-
-def _windows(loads: _Loads, x: float, y: float, swap: bool) -> Optional[List[Tuple[int, int]]]:
+def _windows(
+    loads: _Loads, x: float, y: float, swap: bool, both: float = np.inf
+) -> Optional[List[Tuple[int, int]]]:
     """First and last item at which each stage can open if loads are at most x and y; the last is (n, n).
 
     Loads grow with the run, so the stages before can't reach further than greedily filled ones, empty ones
     among them: an item may be too much for a stage and not for the next, whose loads are others.
+
+    Args:
+        both: of x + y; as no a is above x and no b above y, a and b of a stage have no larger sum, nor a of a stage and
+            b of its neighbour.
     """
     n, k = loads.n, loads.num_stages
+    if swap:
+        x, y = y, x
+    own = [loads.lists(stage) for stage in range(k)]
+    pairs = [loads.in_pairs(stage) if both < np.inf else [] for stage in range(k)]
     high, low = [0] * (k + 1), [n] * (k + 1)
+    high[1:] = [n - (k - stage) for stage in range(1, k + 1)]
     for stage in range(k):
-        reach = int(_reach(loads, stage, np.array([high[stage]]), x, y, swap, ahead=True)[0])
-        high[stage + 1] = min(reach, n - (k - 1 - stage))
+        here = high[stage]
+        a, b = own[stage]
+        reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
+        sums = loads.together(stage)
+        if sums:
+            reach = min(reach, bisect_right(sums, (sums[here] + both) * _MORE) - 1)
+        high[stage + 1] = min(high[stage + 1], max(reach, here))
+        for sums in pairs[stage]:
+            reach = bisect_right(sums, (sums[here] + both) * _MORE) - 1
+            high[stage + 2] = min(high[stage + 2], max(reach, here))
     if high[k] != n:
         return None
+    low[:k] = range(k)
     for stage in range(k - 1, -1, -1):
-        reach = int(_reach(loads, stage, np.array([low[stage + 1]]), x, y, swap, ahead=False)[0])
-        low[stage] = max(reach, stage)
+        here = low[stage + 1]
+        low[stage] = max(low[stage], min(loads.first(stage, here, x, y, both), here))
+        for sums in pairs[stage - 1] if stage else ():
+            reach = bisect_left(sums, (sums[low[stage + 1]] - both) / _MORE)
+            low[stage - 1] = max(low[stage - 1], min(reach, here))
     if low[0] > 0 or any(low[s] > high[s] for s in range(k + 1)):
         return None
-    low[0] = 0
     return list(zip(low, high))
 
 
-def _runs(
-    loads: _Loads, stage: int, x: float, y: float, swap: bool, opens: Tuple[int, int], ends: Tuple[int, int]
-) -> _Runs:
-    """The runs that a stage may be as far as its loads are concerned, with i and j in those windows."""
-    low, high = ends
-    end = np.arange(low, high + 1)
-    begins = np.maximum(_reach(loads, stage, end, x, y, swap, ahead=False), opens[0])
-    counts = np.maximum(np.minimum(end, opens[1] + 1) - begins, 0)
-    offsets: np.ndarray = np.zeros(loads.n + 2, dtype=int)
-    offsets[low + 1 : high + 2] = np.cumsum(counts)
-    offsets[high + 2 :] = offsets[high + 1]
-    end = np.repeat(end, counts)
-    first = np.arange(len(end)) - np.repeat(offsets[low : high + 1] - begins, counts)
-    load = loads.pair(stage, first, end, swap)[1]
-    return _Runs(offsets, first, first * (loads.n + 1) + end, load)
-
-
 def _least(
-    loads: _Loads, x: float, y: float, t: List[float], swap: bool = False, goal: int = LOAD
+    loads: _Loads,
+    x: float,
+    y: float,
+    t: List[float],
+    swap: bool = False,
+    goal: int = LOAD,
+    both: float = np.inf,
 ) -> Optional[Tuple[float, Tuple[int, ...]]]:
     """How good the best of the splits with a <= x, b <= y and cuts <= t is, and its starts; None if there is no such.
 
@@ -221,68 +241,68 @@ def _least(
     Args:
         swap: a and b change roles.
         goal: LOAD: the smallest max b.  TRANSFER: the smallest sum of cut_s.  c: the smallest max cut_s of class c.
+        both: see ``_windows``; splits with a larger x + y may be left out.
     """
-    windows = _windows(loads, x, y, swap)
+    windows = _windows(loads, x, y, swap, both)
     if windows is None:
         return None
     n, k, cut_s = loads.n, loads.num_stages, loads.tables.cut_s
-    best = np.full(n + 1, np.inf)
-    best[0] = 0.0
-    bests = [best]
-    known: Dict[int, _Runs] = {}
-    # Stages with wide windows share the runs that are the same for them; narrow ones have less of their own.
-    shared = sum(high - low for low, high in windows) > n
-    everywhere = (0, n)
+    # Places at which a stage may open, by class of cut; the last stage ends before n.
+    legal = [np.flatnonzero(cut_s <= most) for most in t]
 
-    def runs_of(stage: int) -> _Runs:
-        key = loads.group(stage) if shared else stage
-        if key not in known:
-            spans = (everywhere, everywhere) if shared else (windows[stage], windows[stage + 1])
-            known[key] = _runs(loads, stage, x, y, swap, *spans)
-        return known[key]
-
-    def reached(stage: int, low: int, high: int) -> Tuple[np.ndarray, np.ndarray]:
-        """The runs of a stage that end at ``low`` to ``high``, and what each would make of the best so far."""
-        runs = runs_of(stage)
-        part = slice(int(runs.offsets[low]), int(runs.offsets[high + 1]))
-        values = bests[stage][runs.first[part]]
+    def reached(stage: int, opens: np.ndarray, before: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """(ends, opens) what runs between such places make of the best before them."""
+        a, b, fits = loads.block(stage, opens, ends, swap)
+        allowed = (a <= x) & fits
         if goal == LOAD:
-            values = np.maximum(values, runs.load[part])
-        fits = loads.fits[stage][runs.place[part]]
-        if not fits.all():
-            values[~fits] = np.inf
-        return runs.offsets[low : high + 2] - part.start, values
+            values = np.maximum(b, before)
+        else:
+            allowed &= b <= y
+            values = np.broadcast_to(before, b.shape)
+            if goal == TRANSFER:
+                values = values + cut_s[ends][:, None]
+            elif stage < k - 1 and loads.cut_class(stage + 1) == goal:
+                values = np.maximum(values, cut_s[ends][:, None])
+        return np.where(allowed, values, np.inf)
 
-    def with_cut(values: np.ndarray, stage: int, end: Union[int, slice]) -> np.ndarray:
-        if goal == TRANSFER:
-            return values + cut_s[end]
-        if goal != LOAD and stage < k - 1 and loads.cut_class(stage + 1) == goal:
-            return np.maximum(values, cut_s[end])
-        return values
-
+    # Where each stage can open, the best so far there, and by which opening of the stage before.
+    places: List[np.ndarray] = [np.zeros(1, dtype=int)]
+    best = np.zeros(1)
+    sources: List[np.ndarray] = []
     for stage in range(k):
         low, high = windows[stage + 1]
-        offsets, values = reached(stage, low, high)
-        least = np.minimum.reduceat(np.append(values, np.inf), offsets[:-1])
-        least[offsets[:-1] == offsets[1:]] = np.inf
-        least = with_cut(least, stage, slice(low, high + 1))
+        ends = np.array([n])
         if stage < k - 1:
-            least[cut_s[low : high + 1] > t[loads.cut_class(stage + 1)]] = np.inf
-        if not np.isfinite(least).any():
+            own = legal[loads.cut_class(stage + 1)]
+            ends = own[own.searchsorted(low) : own.searchsorted(high, side="right")]
+        least = np.full(len(ends), np.inf)
+        source: np.ndarray = np.zeros(len(ends), dtype=int)
+        # A part of the ends at a time: their runs begin near each other.
+        for begin in range(0, len(ends), _COLUMNS):
+            part = slice(begin, begin + _COLUMNS)
+            first = loads.first(stage, int(ends[begin]), *((y, x) if swap else (x, y)), both)
+            low, high = places[stage].searchsorted((first, ends[part][-1])).tolist()
+            if low < high:
+                values = reached(stage, places[stage][low:high], best[low:high], ends[part])
+                # Of equally good ones the first: ties fall to early cuts.
+                chosen = values.argmin(axis=1)
+                least[part] = values[np.arange(len(chosen)), chosen]
+                source[part] = chosen + low
+        kept = np.isfinite(least) if goal != LOAD else least <= min(y, _LARGEST)
+        if not kept.any():
             return None
-        best = np.full(n + 1, np.inf)
-        best[low : high + 1] = least
-        bests.append(best)
-    # The best opening for where each stage ends, read from the end of the network to its beginning.  Of equally good
-    # ones the first: ties fall to early cuts.
-    starts = [n]
+        places.append(ends[kept])
+        sources.append(source[kept])
+        best = least[kept]
+    starts, at = [], 0
     for stage in range(k - 1, -1, -1):
-        end = starts[-1]
-        values = with_cut(reached(stage, end, end)[1], stage, end)
-        source = int(np.flatnonzero(values == bests[stage + 1][end])[0])
-        runs = runs_of(stage)
-        starts.append(int(runs.first[int(runs.offsets[end]) + source]))
-    return float(best[n]), tuple(reversed(starts[1:]))
+        at = int(sources[stage][at])
+        starts.append(int(places[stage][at]))
+    return float(best[0]), tuple(reversed(starts))
+
+
+def _is_range(places: np.ndarray) -> bool:
+    return bool(places[-1] - places[0] == len(places) - 1)
 
 
 class Choices(Protocol):
@@ -300,7 +320,7 @@ class Choices(Protocol):
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]: ...
     def value(self, x: float, y: float, t: List[float]) -> float: ...
     def least(
-        self, x: float, y: float, t: List[float], swap: bool, goal: int
+        self, x: float, y: float, t: List[float], swap: bool, goal: int, both: float
     ) -> Optional[Tuple[float, Tuple[int, ...]]]: ...
 
 
@@ -314,10 +334,10 @@ class Search:
         self.num_evaluations = self.num_boxes = 0
 
     def _least(
-        self, x: float, y: float, t: List[float], swap: bool = False, goal: int = LOAD
+        self, x: float, y: float, t: List[float], both: float, swap: bool = False, goal: int = LOAD
     ) -> Optional[Tuple[float, Tuple[int, ...]]]:
         self.num_evaluations += 1
-        return self.loads.least(x, y, t, swap, goal)
+        return self.loads.least(x, y, t, swap, goal, both)
 
     def _levels(self, index: Tuple[int, ...]) -> List[float]:
         return [float(own[i]) for own, i in zip(self.loads.levels, index)]
@@ -333,22 +353,23 @@ class Search:
         """Finds the smallest Y in a box, and the smallest X that goes with it, and files the box under its bound."""
         low, high = self._levels(box.t_low), self._levels(box.t_high)
         # What Y may be at most to beat the best split (a little more: rounding).
-        y_limit = np.inf
+        y_limit = both = np.inf
         if np.isfinite(self.value):
             y_limit = (self.value - max(box.x_low, 0.0) - self.loads.weight * sum(low)) * (1 + 1e-12)
-        found = self._least(box.x_high, y_limit, high)
+            both = (self.value - self.loads.weight * sum(low)) * (1 + 1e-12)
+        found = self._least(box.x_high, y_limit, high, both)
         if found is None:
             return
         y, starts = found
-        self._offer(starts)
-        narrow = self._least(y, box.x_high, high, swap=True)
-        assert narrow is not None  # the split just found meets these thresholds
-        corner = self._offer(narrow[1])
+        corner = self._offer(starts)
+        narrow = self._least(y, box.x_high, high, both, swap=True)
+        if narrow is not None:  # else nothing with that Y is better than the best split
+            corner = self._offer(narrow[1])
         # No split that is better than the best one has cuts below these.
         t_low = list(box.t_low)
         for c in range(len(low)):
             if np.isfinite(y_limit) and box.t_low[c] < box.t_high[c]:
-                short = self._least(box.x_high, y_limit, high, goal=c)
+                short = self._least(box.x_high, y_limit, high, both, goal=c)
                 assert short is not None  # the split found above meets these thresholds
                 self._offer(short[1])
                 t_low[c] = max(t_low[c], int(np.searchsorted(self.loads.levels[c], short[0])))

@@ -276,7 +276,13 @@ class Chains:
         return (self.below_s - self.transfers_s) * (1 + 1e-9)
 
     def least(
-        self, x: float, y: float, t: List[float], swap: bool = False, goal: int = minmax.LOAD
+        self,
+        x: float,
+        y: float,
+        t: List[float],
+        swap: bool = False,
+        goal: int = minmax.LOAD,
+        both: float = np.inf,
     ) -> Optional[Tuple[float, Tuple[int, ...]]]:
         """As ``minmax``'s, over chains of down-sets."""
         k = self.num_stages

@@ -15,7 +15,7 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, Ticks, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.exact import (
@@ -96,6 +96,7 @@ class Planner:
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._alike: Dict[Tuple[object, ...], Solution] = {}
+        self._slower: Dict[Tuple[object, ...], float] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
@@ -228,8 +229,9 @@ class Planner:
         own_ipus = first.num_ipus_per_replica == first.num_stages
         if first.schedule == "Sequential" or not own_ipus or first.num_stages > len(self.starts):
             return True
-        seconds = first.global_batch_size / images_per_s - self.least_update_s(first)
-        below_s = seconds / first.gradient_accumulation_count - DEFAULT_CONSTANTS.micro_batch_s
+        below_s = self.tick_below_s(first, images_per_s)
+        if below_s <= 0:
+            return False
         found = minmax.search(
             self._fastest_tables(group, limit), first.num_stages, first.schedule, _FEW_EVALUATIONS, below_s
         )
@@ -249,17 +251,36 @@ class Planner:
         for candidate in ranked:
             solution, proved = candidate.solution, candidate
             if not solution.optimal:
-                # If its tick were as short as the bound on it, all of it would be faster by no more than that.
-                most = candidate.prediction.images_per_s * solution.objective_s / solution.lower_bound_s
-                if best is not None and most <= best.prediction.images_per_s:
+                # Only splits that make it as fast as the best so far are looked for.
+                below_s = np.inf
+                if best is not None:
+                    below_s = self.tick_below_s(candidate.settings, best.prediction.images_per_s)
+                if solution.lower_bound_s >= below_s:
                     continue
-                again = self.best(candidate.settings, limit)
-                assert again is not None  # these settings fit
-                proved = again
+                again = self._proof(candidate.settings, limit, below_s)
+                if again is None:
+                    continue
+                proved = self._candidate(candidate.settings, self.names(again.starts), limit, again)
             if best is None or _rank(proved) > _rank(best):
                 best = proved
         assert best is not None
         return best
+
+    def _proof(self, settings: PlanSettings, limit: float, below_s: float) -> Optional[Solution]:
+        """The fastest splits, proved, of stages on an IPU each if their tick is shorter than that.
+
+        Looked for once for all settings of which no number and nothing that fits is another.
+        """
+        tables = self.tables(settings, limit)
+        same = (tables.digest(settings.num_stages), settings.num_stages, settings.schedule, None)
+        found = self._alike.get(same)
+        if found is None and self._slower.get(same, 0.0) < below_s:
+            found = faster_split(tables, settings.num_stages, settings.schedule, below_s)
+            if found is None:
+                self._slower[same] = below_s
+            else:
+                self._alike[same] = found
+        return found if found is not None and found.objective_s < below_s else None
 
     def _of_group(self, group: Sequence[PlanSettings], limit: float) -> Iterator[Candidate]:
         """The best candidate of each settings of a group, until none of the rest can be faster."""
@@ -325,9 +346,38 @@ class Planner:
         return tick + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def fastest_images_per_s(self, settings: PlanSettings) -> float:
-        """A bound on the throughput of any splits: full ticks alone, and what the host can feed."""
-        speed = settings.micro_batch_size * settings.num_replicas / self.least_tick_s(settings)
-        return min(speed, self.host_images_per_s(settings))
+        """A bound on the throughput of any splits, and what the host can feed."""
+        tick_s = self.least_tick_s(settings) - DEFAULT_CONSTANTS.fixed_s(self.system)
+        seconds = max(count * tick_s + rest_s for count, rest_s in self._least_update_s(settings))
+        return min(settings.global_batch_size / seconds, self.host_images_per_s(settings))
+
+    def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
+        """The tick, without its fixed part, above which no splits are as fast as that; it may be negative."""
+        if images_per_s <= 0:
+            return float("inf")
+        seconds = settings.global_batch_size / images_per_s
+        ticks = [(seconds - rest_s) / count for count, rest_s in self._least_update_s(settings)]
+        return min(ticks) * (1 + 1e-9)  # a little more, for rounding
+
+    def _least_update_s(self, settings: PlanSettings) -> List[Tuple[int, float]]:
+        """Bounds on everything of a weight update: so many ticks, without their fixed part, and seconds besides.
+
+        A full tick lasts as long as its longest passes, and each of these comes once for every micro-batch, also while
+        the pipeline fills and drains: a tick for each.  Before the first and behind the last of them the other stages
+        are at work one after the other, so that all but one of these ticks and the work of all stages are a bound, too.
+        """
+        count, stages = settings.gradient_accumulation_count, settings.num_stages
+        fixed_s, rest_s = DEFAULT_CONSTANTS.fixed_s(self.system), self.least_update_s(settings)
+        if settings.schedule == "Sequential":
+            return [(count, count * fixed_s + rest_s)]
+        ticks = Ticks(settings.schedule, stages, count, settings.training)
+        rest_s += ticks.num_ticks // ticks.period * fixed_s
+        again = settings.training and settings.recomputation and stages > 1
+        forward_s, backward_s = self.least_seconds(settings)
+        work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
+        # The last stage is not recomputed; its forward pass is no longer than a tick.
+        others = count - 1 - again
+        return [(count, rest_s), *([(others, rest_s + work_s)] if others > 0 else [])]
 
     def host_images_per_s(self, settings: PlanSettings) -> float:
         """What the host can feed."""

@@ -125,6 +125,9 @@ class TiledNetwork:
         record = trained.record
         check_tile_size(record, tile_size)
         self._margin, self._step = int(record.builder_args["margin"]), record.size_step
+        if trained.runtime is not None:
+            # An exported network takes tiles of one size.
+            tile_size = tile_size or trained.input_shape[0]
         if tile_size is None and norm_of(trained.config.norm_layer) == "group":
             own = max(trained.input_shape[:2])
             tile_size = max(own, nearest_legal_sizes(record, self._margin + self._step)[-1])
@@ -202,7 +205,7 @@ class TiledNetwork:
         stacked = np.zeros((batch, *tiles[0].shape), np.float32)
         stacked[: len(tiles)] = tiles
         shape = (*tiles[0].shape[:2], trained.input_shape[2])
-        images = prepare_range(stacked, shape, trained.record.input_range, trained.source.info)
+        images = prepare_range(stacked, shape, trained.input_range, trained.source.info)
         try:
             return session.predict([images])[0][: len(tiles)]
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
@@ -214,12 +217,10 @@ class TiledNetwork:
     def _session(self, output: int) -> Session:
         """A session with the network built for tiles of that output."""
         if output not in self._sessions:
-            from ipucnn.sessions.factory import create_session
-
             record, config = self._trained.record, self._trained.config
             size = output + self._margin
             shape = (size, size, self._trained.input_shape[2])
-            session = create_session(config.device, verbose=self._verbose, config=config)
+            session = self._trained.session(self._verbose)
             model = replace(
                 self._trained, input_shape=shape, output_shape=output_shape(record, shape)
             ).build()

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -45,6 +45,10 @@ GRACE_S = 5.0
 # Connecting is tried again so often until the first worker is there.
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28
+# What comes of others who are at an address by chance, or on purpose.
+_NO_WORKER = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+# Of who has not proved yet that it belongs here, nothing longer is read.
+_MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
 # Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
 _GROUP_KEY = 1_000_003
@@ -116,8 +120,11 @@ class _Link:
         with self._lock:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
-    def receive(self) -> Any:
+    def receive(self, limit_bytes: int = _MAX_FRAME_BYTES) -> Any:
         """The next value; None for a heartbeat.
+
+        Args:
+            limit_bytes: how long it may be.
 
         Raises:
             OSError: the connection is gone.
@@ -125,19 +132,19 @@ class _Link:
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         self.heard = time.monotonic()
-        if length > _MAX_FRAME_BYTES:
+        if length > limit_bytes:
             raise ValueError("a frame that is too long")
         return json.loads(self._read(length)) if length else None
 
     def _read(self, length: int) -> bytes:
-        data = b""
+        data = bytearray()
         while len(data) < length:
             part = self._socket.recv(min(length - len(data), 2**20))
             if not part:
                 raise ConnectionError("closed")
             data += part
             self.heard = time.monotonic()
-        return data
+        return bytes(data)
 
     def set_timeout(self, seconds: Optional[float]) -> None:
         self._socket.settimeout(seconds)
@@ -193,7 +200,7 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             try:
                 link.set_timeout(GRACE_S)
                 rank = _welcome(link, workers, links)
-            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            except _NO_WORKER:
                 link.close()
                 continue
             link.rank = rank
@@ -218,7 +225,7 @@ def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
     """Which worker has connected.  Raises ValueError for who does not belong here, and tells them why."""
     nonce = secrets.token_hex(16)
     link.send({"nonce": nonce})
-    told = link.receive()
+    told = link.receive(_MAX_GREETING_BYTES)
     rank, count = int(told["rank"]), int(told["count"])
     problem = ""
     if not hmac.compare_digest(str(told["proof"]), _proof(nonce, rank, count)):
@@ -256,10 +263,10 @@ def _connect(workers: Workers, until: float) -> _Link:
             continue
         try:
             own = secrets.token_hex(16)
-            nonce = str(link.receive()["nonce"])
+            nonce = str(link.receive(_MAX_GREETING_BYTES)["nonce"])
             proof = _proof(nonce, workers.index, workers.count)
             link.send({"rank": workers.index, "count": workers.count, "nonce": own, "proof": proof})
-            answer = link.receive()
+            answer = link.receive(_MAX_GREETING_BYTES)
             if "problem" in answer:
                 raise ConfigurationError(
                     f"worker 0 at {workers.addresses[0]} sent worker {workers.index} away: "
@@ -272,7 +279,7 @@ def _connect(workers: Workers, until: float) -> _Link:
                     "give all workers the same one",
                 )
             return link
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except _NO_WORKER:
             link.close()
             time.sleep(_RETRY_S)
 
@@ -288,6 +295,8 @@ class Cluster:
         rank: which of them this one is.
         warnings: what differs between them that can change the last digits.
         place: TensorFlow's name of this worker, to precede that of a device; "" for one worker.
+        collective_s: a variable: seconds in collectives so far, waiting for other workers included.
+        received_bytes: of each collective that was made, by its number: what a worker gets of it.
     """
 
     def __init__(self, workers: Optional[Workers] = None, links: Optional[Dict[int, _Link]] = None) -> None:
@@ -301,7 +310,8 @@ class Cluster:
         self._is_closed = False
         self._strategy: Any = None
         self._num_collectives = 0
-        self._collective_s: Any = None
+        self.received_bytes: Dict[int, int] = {}
+        self.collective_s: Any = None
         for link in self._links.values():
             link.set_timeout(None)
             threading.Thread(target=self._listen, args=(link,), daemon=True).start()
@@ -461,6 +471,9 @@ class Cluster:
         self.place = f"/job:worker/replica:0/task:{self.rank}"
         # TensorFlow's notifier of preemptions takes SIGTERM for itself.
         interrupts.listen_again()
+        # Not while something is traced: a function that makes a variable is traced twice.
+        with tf.device(f"{self.place}/device:CPU:0"):
+            self.collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def gather(self, values: Tensor) -> Tensor:
         """What each worker has, in their order, inside a compiled function.
@@ -473,14 +486,42 @@ class Cluster:
         """
         import tensorflow as tf
 
+        def collect(values: Tensor, **details: Any) -> Tensor:
+            return tf.raw_ops.CollectiveGatherV2(input=values, **details)
+
+        gathered = self._collective(values, collect, self.count)
+        return tf.reshape(gathered, [self.count, values.shape[0]])
+
+    def add(self, values: Tensor) -> Tensor:
+        """The sum over workers, in whatever order is fastest, inside a compiled function.
+
+        Args:
+            values: float32 (n,), of the same length everywhere.
+        """
+        import tensorflow as tf
+
+        def reduce(values: Tensor, **details: Any) -> Tensor:
+            return tf.raw_ops.CollectiveReduceV2(input=values, merge_op="Add", final_op="Id", **details)
+
+        # A ring sends each part of the sum around twice, but to one worker.
+        return tf.ensure_shape(self._collective(values, reduce, 2), values.shape)
+
+    def _collective(self, values: Tensor, collect: Callable[..., Tensor], received: int) -> Tensor:
+        """One of TensorFlow's collectives, timed.
+
+        Args:
+            received: how often the size of ``values`` a worker gets.
+        """
+        import tensorflow as tf
+
         self._num_collectives += 1
-        size = values.shape[0]
+        self.received_bytes[self._num_collectives] = 4 * received * int(values.shape[0])
         with tf.device(f"{self.place}/device:CPU:0"):
             with tf.control_dependencies([values]):
                 begun = self._now()
             with tf.control_dependencies([begun]):
-                gathered = tf.raw_ops.CollectiveGatherV2(
-                    input=tf.identity(values),
+                result = collect(
+                    tf.identity(values),
                     group_size=self.count,
                     group_key=_GROUP_KEY,
                     instance_key=self._num_collectives,
@@ -488,25 +529,15 @@ class Cluster:
                     communication_hint="ring",
                     timeout_seconds=0.0,
                 )
-            with tf.control_dependencies([gathered]):
+            with tf.control_dependencies([result]):
                 self.collective_s.assign_add(self._now() - begun)
-        return tf.reshape(gathered, [self.count, size])
+        return result
 
     def _now(self) -> Tensor:
         """Seconds, when its turn comes; TensorFlow's own time stamps are refused where operations are deterministic."""
         import tensorflow as tf
 
         return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
-
-    @property
-    def collective_s(self) -> Any:
-        """A variable: seconds in collectives so far, waiting for other workers included."""
-        if self._collective_s is None:
-            import tensorflow as tf
-
-            with tf.init_scope():
-                self._collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        return self._collective_s
 
 
 def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int) -> Tuple[Cluster, int]:

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn import interrupts
+from ipucnn.compiled import HAS_KERNELS, unseen
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import control_groups, fixed_threads, free_bytes, num_cores, swap_bytes
 
 MEBI = 2**20
-# Whether Numba compiles part of the training step.  The last one for Python 3.8 makes no use of the vectors of a CPU:
-# its code takes twice as long as TensorFlow's.
-HAS_KERNELS = sys.version_info >= (3, 9)
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
 LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
 # Beside the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
@@ -207,41 +205,9 @@ def import_matplotlib() -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    with _unseen("matplotlib", "matplotlibrc"):
+    with unseen("matplotlib", "matplotlibrc"):
         import matplotlib
     return matplotlib
-
-
-def import_numba() -> Any:
-    """Numba, without the settings it would take from a ``.numba_config.yaml`` in the current folder.
-
-    Such a file is anybody's, and could name a folder from which compiled code is loaded.
-
-    Raises:
-        MissingError: it cannot be imported.
-    """
-    try:
-        with _unseen("numba", ".numba_config.yaml"):
-            import numba
-            from numba.core import config
-    except ImportError as error:
-        raise MissingError(
-            f"Numba cannot be imported: {error}", "install it with: python -m pip install numba"
-        ) from None
-    config._HAVE_YAML = False  # Its compiler would look for the file again before each function.
-    return numba
-
-
-@contextlib.contextmanager
-def _unseen(module: str, name: str) -> Iterator[None]:
-    """While a module is imported for the first time, a file of this name in the current folder is not there."""
-    exists = os.path.exists
-    if module not in sys.modules:
-        os.path.exists = lambda path: path != name and exists(path)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os.path.exists = exists
 
 
 def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
@@ -260,7 +226,7 @@ def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
         start()
 
 
-def _quiet_import(start: Optional[Callable[[], None]]) -> Any:
+def _quiet_import(start: Optional[Callable[[], None]] = None) -> Any:
     """Imports without the messages that come from C++, before any log level counts."""
     with stderr_aside(shown_if_failed=True):
         import tensorflow as tf

@@ -21,10 +21,10 @@ import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.aliases import KerasLayer, Tensor
+from ipucnn.compiled import HAS_KERNELS
 from ipucnn.models.blueprint import Step
 from ipucnn.models.layers.micro_batches import BatchNormalization, GroupNormalization, ghost_batch_norm
 from ipucnn.models.layers.per_sample import SubsamplePad
-from ipucnn.sessions.host.environment import HAS_KERNELS
 
 # A layer: its output of its input.
 Compute = Callable[[Tensor], Tensor]

@@ -18,8 +18,9 @@ from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.compiled import import_numba
+from ipucnn.compiled import jit as _jit
 from ipucnn.machine import operation_threads
-from ipucnn.sessions.host.environment import import_numba
 
 numba = import_numba()
 
@@ -45,29 +46,6 @@ def _array(kind: Any, dimensions: int, readonly: bool = False) -> Any:
 _X3, _X4, _X1 = (_array(numba.float32, dimensions, readonly=True) for dimensions in (3, 4, 1))
 _Y3, _Y4, _Y2 = (_array(numba.float32, dimensions) for dimensions in (3, 4, 2))
 _INT = numba.int64
-
-
-def _jit(*signature: Any, **more: Any) -> Callable[..., Any]:
-    """Compiles for these arguments, without the interpreter's lock.
-
-    A product and a sum may become one operation (FMA); sums keep their order, not-a-number and infinities stay.
-    """
-    options = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"contract"},
-        **more,
-    }
-    signatures = [numba.void(*signature)] if signature else []
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(*signatures, cache=True, **options)(function)
-        except Exception:
-            # No folder can be written, the disk is full, or a file of the cache is damaged.
-            return numba.njit(*signatures, **options)(function)
-
-    return decorate
 
 
 @_jit(inline="always")

@@ -12,23 +12,23 @@ import math
 import re
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn import interrupts
-from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph, TfIterator, TfVariable
+from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
 from ipucnn.models.names import is_moving_statistic
-from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding, streams
+from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
 from ipucnn.sessions.host.workers import check_share
 from ipucnn.sessions.session import (
     Batch,
@@ -37,21 +37,21 @@ from ipucnn.sessions.session import (
     MakeDataset,
     NotFiniteError,
     Session,
+    Sharing,
     Stopped,
     TrainedPart,
     TrainState,
 )
 from ipucnn.text import counted
 from ipucnn.training.batching import divisors
-from ipucnn.training.losses import LossFunction, class_numbers
+from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
-from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
+from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 # An execution runs in slices of about this long, so that interrupts and progress don't wait for its end.
 SLICE_S = 1.0
-SEED_MASK = 0x7FFFFFFF
 
 # How many micro-batches are computed as one: more samples per operation cost less overhead each, until the activations
 # leave the cache or the memory.  It changes nothing but the order of floating-point sums.
@@ -117,411 +117,6 @@ def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
     return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))
 
 
-class Preprocessing:
-    """The last step of preprocessing, left to the device.
-
-    Args:
-        affine: what is done to each channel; None: the input pipeline did it.
-        transfer: type of the images on the way to the device.
-    """
-
-    def __init__(self, affine: Optional[ChannelAffine] = None, transfer: str = "float32") -> None:
-        self._affine, self.transfer = affine, transfer
-
-    def pack(self, images: Tensor) -> Tensor:
-        """Images as they travel: a byte for each value, if so."""
-        return tf.cast(tf.round(images), tf.uint8) if self.transfer == "uint8" else images
-
-    def unpack(self, images: Tensor) -> Tensor:
-        """What travelled, in the network's range."""
-        return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
-
-
-AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
-
-
-class Move(NamedTuple):
-    """What a chunk has to say of moving statistics, and what is done with that when the chunk's turn comes.
-
-    Attributes:
-        statistic: float32, of the chunk alone.
-        settle: (statistic, chunk's number within the weight update); in the order of chunks.
-    """
-
-    statistic: Tensor
-    settle: Callable[[Tensor, Tensor], None]
-
-
-class UpdateLoop:
-    """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
-
-    Args:
-        model: functional Keras model with logits as output.
-        program: batch arithmetic, with ``fused_micro_batches`` chosen.
-        optimizer: over the weights that are kept and trainable.
-        loss: (logits, labels, micro-batches) -> one value per micro-batch.
-        weights: the model's.
-        arithmetic: what is computed in.
-        preprocessing: of the images that the iterator has.
-        on_cpu: whether it runs on a CPU.
-        cluster: the workers that share the chunks of a weight update.
-
-    Attributes:
-        scaler: finds the loss scale, if the program leaves it to it.
-    """
-
-    def __init__(
-        self,
-        model: KerasModel,
-        program: Program,
-        optimizer: Optimizer,
-        loss: LossFunction,
-        weights: Weights,
-        arithmetic: Arithmetic,
-        preprocessing: Preprocessing,
-        on_cpu: bool,
-        cluster: Cluster,
-    ) -> None:
-        self._unpack = preprocessing.unpack
-        self._cluster = cluster
-        self._program = program
-        self._optimizer = optimizer
-        self._loss = loss
-        self._weights = weights
-        self._arithmetic = arithmetic
-        self._trainable = [weights.read[name] for name in weights.trainable]
-        recomputes = program.recomputation and program.num_stages > 1
-        splits = program.pipeline_splits if recomputes else ()
-        self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
-        self._fused = program.fused_micro_batches
-        self._chunks = program.num_micro_batches // self._fused
-        self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
-        self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
-        if self.scaler is not None:
-            self._scale = self.scaler.factor
-        norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
-        moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
-            layer.name: (
-                weights.kept[f"{layer.name}/moving_mean"],
-                weights.kept[f"{layer.name}/moving_variance"],
-                layer.momentum,
-            )
-            for layer in norms
-        }
-        once = {layer.name for layer in norms if layer.moves_once}
-        self._norms = {name: variables for name, variables in moving.items() if name not in once}
-        # Those that move once per weight update, and the sums over its chunks for each group of replicas.
-        self._once = {name: variables for name, variables in moving.items() if name in once}
-        groups = program.num_replicas // program.dbn_replica_group_size
-        self._sums = {
-            name: tf.Variable(tf.zeros([groups, 2, mean.shape[0]]), trainable=False)
-            for name, (mean, _, _) in self._once.items()
-        }
-        self._function = tf.function(self._run, autograph=False)
-        self._concrete: Any = None
-        self.collect = tf.function(self._collect, autograph=False)
-
-    def trace(self, iterator: TfIterator) -> TfGraph:
-        """Traces the loop for any number of weight updates, once; returns its graph."""
-        if self._concrete is None:
-            self._concrete = self._function.get_concrete_function(
-                iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
-            )
-        return self._concrete.graph
-
-    def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
-        """Losses and accuracies, float32 (n,), of n weight updates from number ``first`` (int64) on.
-
-        One concrete function: TensorFlow 2.6 would trace again for each new n.
-        """
-        self.trace(iterator)
-        return self._concrete(iterator, rates, first)
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the model has moving statistics that move with every micro-batch."""
-        return bool(self._norms)
-
-    def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
-        """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates.
-
-        The forward pass is that of training; no weight changes.
-        """
-        steps = tf.cast(num_updates, tf.int64) * (self._chunks // self._cluster.count)
-        order = list(self._norms.items())
-        moving = [variable for _, variables in order for variable in variables[:2]]
-
-        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            images = iterator.get_next()[0]
-            context = self._context(step * self._cluster.count + self._cluster.rank)
-            self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
-            found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
-            means = [tf.reduce_mean(statistic, axis=0) for name, _ in order for statistic in found[name]]
-            added = self._in_order(
-                step, means, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
-            )
-            return (step + 1, *added)
-
-        start = [tf.zeros(variable.shape) for variable in moving]
-        _, *sums = tf.while_loop(
-            lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
-        )
-        count = tf.cast(num_updates, tf.int64) * self._chunks
-        for variable, total in zip(moving, sums):
-            variable.assign(total / tf.cast(count, tf.float32))
-
-    def _in_order(
-        self, step: Tensor, parts: List[Tensor], sums: Sequence[Tensor], add: AddParts
-    ) -> Sequence[Tensor]:
-        """Adds what chunks of all workers gave to sums, chunk by chunk, as one worker would.
-
-        Args:
-            step: scalar int64; the workers' chunks are number ``step * workers`` and those after it.
-            parts: float32, of this worker's chunk.
-            sums: to be added to.
-            add: (chunk's number, its parts, sums) -> sums.
-        """
-        workers = self._cluster.count
-        if workers == 1:
-            return add(step, parts, sums)
-        shapes = [[int(n) for n in part.shape] for part in parts]
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        gathered = self._cluster.gather(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
-
-        def body(worker: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(gathered[worker], sizes), shapes)]
-            return (worker + 1, *add(step * workers + worker, pieces, sums))
-
-        _, *sums = tf.while_loop(
-            lambda worker, *_: worker < workers,
-            body,
-            (tf.constant(0, tf.int64), *sums),
-            parallel_iterations=1,
-        )
-        return sums
-
-    def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
-        count = tf.shape(rates)[0]
-        losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
-        hits = tf.TensorArray(tf.float32, size=count, element_shape=[])
-
-        def body(i: Tensor, losses: Tensor, hits: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-            loss, hit = self._update(iterator, rates[i], first + tf.cast(i, tf.int64))
-            return i + 1, losses.write(i, loss), hits.write(i, hit)
-
-        _, losses, hits = tf.while_loop(
-            lambda i, *_: i < count, body, (tf.constant(0), losses, hits), parallel_iterations=1
-        )
-        return losses.stack(), hits.stack()
-
-    def _update(self, iterator: TfIterator, rate: Tensor, update: Tensor) -> Tuple[Tensor, Tensor]:
-        """One weight update; returns its mean loss and accuracy."""
-        total = float(self._program.num_micro_batches)
-        own = self._rounding_of_weights(update)
-        self._weights.copy(own)
-        if self._chunks == 1:
-            chunk = tf.constant(0, tf.int64)
-            gradients, loss, hits, moves = self._chunk(iterator, update, chunk)
-            for move in moves:
-                move.settle(move.statistic, chunk)
-        else:
-            gradients, loss, hits = self._accumulate(iterator, update)
-        if not self._arithmetic.is_plain:
-            gradients = self._weights.round_gradients(gradients, self._rounding_of_gradients(update))
-        if self.scaler is not None:
-            gradients, beyond = self.scaler.unscaled(gradients)
-            self.scaler.look(beyond, update)
-        elif self._scale != 1.0:
-            gradients = [g / self._scale for g in gradients]
-        rounded = None
-        if self._arithmetic.precision == "16.16":
-            rounded = lambda values: own.all(values, "the weights and the optimizer's state")  # noqa: E731
-        self._optimizer.apply(gradients, rate, update, rounded)
-        return loss / total, hits / (total * self._program.micro_batch_size)
-
-    def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
-        running = self._program.gradient_accumulation_reduction_method == "running_mean"
-        workers, count = self._cluster.count, len(self._trainable)
-
-        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            gradients, loss, hits, moves = self._chunk(iterator, update, step * workers + self._cluster.rank)
-
-            def add(chunk: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
-                for move, statistic in zip(moves, parts[count + 2 :]):
-                    move.settle(statistic, chunk)
-                added = [s + g for s, g in zip(sums, parts[: count + 2])]
-                if running:
-                    # acc * n/(n+1) + g/(n+1), as the SDK accumulates: never larger than the largest gradient.
-                    n = tf.cast(chunk, tf.float32)
-                    means = [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, parts[:count])]
-                    added = [*means, *added[count:]]
-                return added
-
-            parts = [*gradients, loss, hits, *(move.statistic for move in moves)]
-            return (step + 1, *self._in_order(step, parts, sums, add))
-
-        start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
-        zero = tf.constant(0.0)
-        _, *sums = tf.while_loop(
-            lambda step, *_: step < self._chunks // workers,
-            body,
-            (tf.constant(0, tf.int64), *start, zero, zero),
-            parallel_iterations=1,
-        )
-        return sums[:count], sums[count], sums[count + 1]
-
-    def _gradient_weight(self) -> float:
-        """What a micro-batch's loss counts for in the gradient of its chunk."""
-        method = self._program.gradient_accumulation_reduction_method
-        if method == "sum":  # the sum over accumulation steps of the mean over replicas
-            return 1.0 / self._program.num_replicas
-        if method == "running_mean":
-            return 1.0 / self._fused
-        return 1.0 / self._program.num_micro_batches
-
-    def _chunk(
-        self, iterator: TfIterator, update: Tensor, chunk: Tensor
-    ) -> Tuple[List[Tensor], Tensor, Tensor, List["Move"]]:
-        """Forward and backward of the fused micro-batches: gradients, sum of losses, number of hits, statistics."""
-        images, labels, *weights = iterator.get_next()
-        images = self._unpack(images)
-        if weights:
-            # Means over all samples of the weight update become means over those that count.
-            weights = [weights[0] * self._padding_scale(update)]
-        context = self._context(update * self._chunks + chunk)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._trainable)
-            logits = self._network(images, True, self._rounding_of_layers(update, chunk), context)
-            losses = self._loss(logits, labels, self._fused, *weights)
-            share = self._gradient_weight()
-            # In 16 bits the gradients of layers must be those of a micro-batch, and a share of them would underflow.
-            objective = tf.reduce_sum(losses) * (
-                self._scale if self._arithmetic.is_half else share * self._scale
-            )
-            if weights and self._program.gradient_accumulation_reduction_method == "sum":
-                objective = objective / self._padding_scale(update)
-        gradients = tape.gradient(
-            objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        if self._arithmetic.is_half:
-            gradients = [g * share for g in gradients]
-        moves = [*self._moves(context, chunk), *self._moves_once(context, chunk)]
-        truth = class_numbers(labels)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
-        pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
-        if weights:
-            right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
-        return gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels, moves
-
-    def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
-        """That of a chunk's activations and their gradients; each micro-batch draws by itself."""
-        if self._arithmetic.stochastic_rounding != "ON":
-            return Rounding(self._arithmetic)
-        micro_batches = chunk * self._fused + tf.range(self._fused, dtype=tf.int64)
-        return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
-
-    def _rounding_of_gradients(self, update: Tensor) -> Rounding:
-        """That of the weights' gradients, which differ from replica to replica."""
-        if self._arithmetic.stochastic_rounding != "ON":
-            return Rounding(self._arithmetic)
-        return self._rounding_of_weights(update)
-
-    def _rounding_of_weights(self, update: Tensor) -> Rounding:
-        """That of what all replicas have in common: weights and the optimizer's state."""
-        if self._arithmetic.stochastic_rounding == "OFF":
-            return Rounding(self._arithmetic)
-        none_of_them = tf.constant([self._program.num_micro_batches], tf.int64)
-        return Rounding(self._arithmetic, streams(self._program.seed, update, none_of_them))
-
-    def _padding_scale(self, update: Tensor) -> Tensor:
-        """Samples of a weight update over those of them that are no padding, for the run's ``update``-th."""
-        p = self._program
-        is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
-        real = p.global_batch_size - p.samples_padded_per_epoch
-        return tf.where(is_last, p.global_batch_size / real, 1.0)
-
-    def _context(self, chunk: Tensor) -> ExecutionContext:
-        """The context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
-        number = (chunk * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
-        seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
-        return ExecutionContext(
-            num_groups=self._fused // self._program.dbn_replica_group_size,
-            seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
-            num_micro_batches=self._fused,
-        )
-
-    def _moves_once(self, context: ExecutionContext, chunk: Tensor) -> List["Move"]:
-        """Moving statistics that move once per weight update, in its last chunk.
-
-        Of each replica the statistics are averaged over accumulation; over replicas the mean is the average of
-        theirs, and the variance that of all their numbers around it.  What the means of one replica's micro-batches
-        differ by stays out of it, as in the public application (``batch_norm.py``).
-        """
-        p = self._program
-        in_chunk = self._fused // p.dbn_replica_group_size
-        groups = p.num_replicas // p.dbn_replica_group_size
-        replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
-
-        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
-            def settle(sums: Tensor, chunk: Tensor) -> None:
-                total = self._sums[name]
-                if self._chunks > 1:
-                    sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
-                    total.assign(sums)
-                means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
-                new_mean = tf.reduce_mean(means, axis=0)
-                new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
-                everywhere = numbers * float(p.num_replicas)
-                new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
-                moving_mean, moving_variance, momentum = self._once[name]
-                is_last = tf.equal(chunk, self._chunks - 1)
-                for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
-                    moved = moving * momentum + new * (1.0 - momentum)
-                    moving.assign(tf.where(is_last, moved, moving))
-
-            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
-            sums.set_shape(self._sums[name].shape)
-            return Move(sums, settle)
-
-        return [
-            of_layer(layer.name, mean, variance, numbers)
-            for layer, mean, variance, numbers in context.update_statistics
-        ]
-
-    def _moves(self, context: ExecutionContext, chunk: Tensor) -> List["Move"]:
-        """Moving statistics after this chunk, in closed form.
-
-        One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
-        statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
-        is linear).  After all G steps the statistic of step g counts (1 - momentum) * momentum**(G - 1 - g).
-        """
-        p = self._program
-        group = p.dbn_replica_group_size
-        groups = self._fused // group
-        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
-            group
-        )
-        step = tf.floor(position / float(p.num_replicas))
-        count = float(p.gradient_accumulation_count)
-
-        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Move:
-            def settle(share: Tensor, chunk: Tensor) -> None:
-                decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
-                moving.assign(moving * decay + share)
-
-            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
-            share = tf.linalg.matvec(statistic, weight, transpose_a=True)
-            share.set_shape(moving.shape)
-            return Move(share, settle)
-
-        moves = []
-        for layer, mean, variance in context.batch_statistics:
-            moving_mean, moving_variance, momentum = self._norms[layer.name]
-            moves.append(of_variable(moving_mean, momentum, mean))
-            moves.append(of_variable(moving_variance, momentum, variance))
-        return moves
-
-
 class Evaluation:
     """``run(images, labels, weights)``: what one batch adds to the metrics; ``predict(images)``: logits."""
 
@@ -579,6 +174,8 @@ class HostSession(Session):
         self._loop: Optional[UpdateLoop] = None
         self._evaluation: Optional[Evaluation] = None
         self._large_batches: Optional[LargeBatches] = None
+        # Seconds in collectives before weight updates were timed: waiting for who compiled last.
+        self._waited_s = 0.0
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes it with ``eight_bit_transfer`` or ``accelerator_side_preprocess``."""
@@ -619,6 +216,7 @@ class HostSession(Session):
                     self._preprocessing,
                     self._on_cpu,
                     self._cluster,
+                    self._config.reduction == "ordered",
                 )
 
             if program.fused_micro_batches == 0:
@@ -733,11 +331,28 @@ class HostSession(Session):
             if update_s is None:
                 # The first update tells nothing, it compiles; the second runs alone and is timed.
                 update_s, self.first_update_s = SLICE_S, part.timed_s
+                self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
             update_s = part.timed_s / count
             return part
 
         return run
+
+    @property
+    def _collective_s(self) -> float:
+        return float(self._cluster.collective_s.numpy()) if self._cluster.count > 1 else 0.0
+
+    @property
+    def sharing(self) -> Optional[Sharing]:
+        """How the workers shared the weight updates that were timed; None for one worker."""
+        if self._cluster.count == 1 or self._loop is None:
+            return None
+        return Sharing(
+            self._cluster.count,
+            self._config.reduction,
+            self._loop.received_bytes,
+            self._collective_s - self._waited_s,
+        )
 
     def any_instance(self, flag: bool) -> bool:
         """Whether it is set on any worker: all of them have to ask."""

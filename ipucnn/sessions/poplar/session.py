@@ -30,7 +30,7 @@ from ipucnn.sessions.poplar.model import (
     copy_weights,
 )
 from ipucnn.sessions.poplar.surroundings import gives_nothing_back
-from ipucnn.sessions.poplar.training import TrainedNetwork
+from ipucnn.sessions.poplar.training import Stream, TrainedNetwork
 from ipucnn.sessions.poplar.validation import (
     check_evaluation,
     check_num_ipus,
@@ -191,7 +191,8 @@ class PoplarSession(Session):
         if p is None or self._trained is None:
             raise RuntimeError("compile() comes before compile_ahead()")
         started = time.perf_counter()
-        self._trained.execute(make_dataset(0, p.micro_batch_size), 0, p.weight_updates_per_execution)
+        stream = self._trained.stream(make_dataset(0, p.micro_batch_size), 0)
+        self._trained.execute(stream, 0, p.weight_updates_per_execution)
         if not self._config.precise_batch_norm:
             self.recompute_statistics(make_dataset)
         if evaluation is not None:
@@ -203,25 +204,27 @@ class PoplarSession(Session):
     # --- training --------------------------------------------------------------------------------------
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Runs whole executions, each on a data set of its own; the first one compiles, and is not timed."""
+        """Runs whole executions; the first one compiles, and is not timed."""
         p = self.program
         assert p is not None
-        size = p.micro_batch_size
+        stream = self.feed(make_dataset(self.state.weight_updates, p.micro_batch_size))
 
         def run(end: int) -> TrainedPart:
             first, is_compiled = self.state.weight_updates, self.first_update_s > 0
-            part = self._run(make_dataset(first, size), end - first)
+            part = self._run(stream, end - first)
             return part if is_compiled else replace(part, timed_s=0.0)
 
         return run
 
-    def feed(self, dataset: TfDataset) -> TfDataset:
-        """The data set itself, which ``fit`` wants."""
-        return dataset
+    def feed(self, dataset: TfDataset) -> Stream:
+        """What :meth:`execute` takes its batches from; it goes on where it stopped."""
+        if self._trained is None:
+            raise RuntimeError("compile() comes before feed()")
+        return self._trained.stream(dataset, self.state.weight_updates)
 
-    def _run(self, batches: TfDataset, num_weight_updates: int) -> TrainedPart:
+    def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
         """One execution; its mean loss and accuracy are told of each of its weight updates."""
-        assert self._trained is not None
+        assert self._trained is not None and isinstance(batches, Stream)
         started = time.perf_counter()
         loss, hit, compiled = self._trained.execute(batches, self.state.weight_updates, num_weight_updates)
         spent_s = time.perf_counter() - started

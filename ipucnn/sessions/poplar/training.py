@@ -1,8 +1,8 @@
 """A network in training on IPUs: its batches, loss and optimizer; one execution is one ``fit`` of one epoch.
 
-The data set of an execution begins at its first weight update: data order is a pure function of the position, so
-nothing is lost between two executions, and events happen at the same places as on the host.  The SDK keeps the
-compiled program from one ``fit`` to the next.
+All executions take their batches from one iterator, so that what the input pipeline has made ready at the end of one
+is the beginning of the next, and events happen at the same places as on the host.  The SDK keeps the compiled program
+from one ``fit`` to the next.
 
 - Batches are static micro-batches of int32 labels, accumulation step by accumulation step, replica by replica, as on
   the host.
@@ -16,7 +16,7 @@ compiled program from one ``fit`` to the next.
 """
 
 import zlib
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -109,7 +109,42 @@ def training_batches(
         .enumerate()
         .map(tf.autograph.experimental.do_not_convert(call), num_parallel_calls=2, deterministic=True)
     )
-    return prepared.prefetch(4)
+    return prepared.prefetch(max(4, 2 * p.num_replicas // instances.count))
+
+
+class Stream(Iterable[Tuple[Any, ...]]):
+    """Batches for ``fit`` that one iterator prepares: each execution takes as many as it needs.
+
+    A data set that is given to ``fit`` is iterated anew (keras/ipu/extensions/data_adapter.py and extensions_base.py of
+    graphcore/keras make an infeed for each call), and the SDK's Keras refuses iterators.  So each call is given a data
+    set of its own, which takes its elements from an iterator that stays.  Resources that a data set's functions
+    hold are seen by the infeed: driver/tools/infeed_iterator.cc of graphcore/tensorflow r2.6 wraps the device for
+    it.
+
+    Args:
+        batches: from the first execution's first on, as many as there will ever be needed.
+    """
+
+    def __init__(self, batches: TfDataset) -> None:
+        with tf.device("/CPU:0"):
+            self._iterator = iterator = iter(batches)
+
+            def following(_: Tensor) -> Tuple[Tensor, ...]:
+                element: Tuple[Tensor, ...] = next(iterator)
+                return element
+
+            # Made once: to make it traces a function.
+            everything = tf.data.Dataset.range(2**62)
+            self._rest = everything.map(tf.autograph.experimental.do_not_convert(following))
+
+    def __iter__(self) -> Iterator[Tuple[Any, ...]]:
+        batches: Iterator[Tuple[Any, ...]] = self._iterator
+        return batches
+
+    def take(self, count: int) -> TfDataset:
+        """The next ``count`` elements; they are gone once they have been read, and only then."""
+        with tf.device("/CPU:0"):
+            return self._rest.take(count)
 
 
 def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
@@ -413,7 +448,7 @@ class Float32View:
 
     def __init__(self, variable: TfVariable) -> None:
         self._variable = variable
-        self.shape = variable.shape
+        self.shape, self.dtype = variable.shape, tf.float32
 
     def numpy(self) -> np.ndarray:
         """float32 values."""
@@ -511,13 +546,21 @@ class TrainedNetwork:
         )
         self._steps = steps_per_execution
 
-    def execute(
-        self, dataset: TfDataset, first: int, count: int
-    ) -> Tuple[float, float, List[CompiledModule]]:
-        """One execution.
+    def stream(self, dataset: TfDataset, first: int) -> Stream:
+        """What executions from a weight update on are given.
 
         Args:
             dataset: (images, labels[, weights]) of this instance, from weight update ``first`` on.
+        """
+        transfer = transfer_type(self._config, self._device.preprocess)
+        takes_seeds, instances = self.made.takes_seeds, self._device.instances
+        return Stream(training_batches(dataset, self._program, first, takes_seeds, transfer, instances))
+
+    def execute(self, stream: Stream, first: int, count: int) -> Tuple[float, float, List[CompiledModule]]:
+        """One execution.
+
+        Args:
+            stream: whose next batches are those of weight update ``first``.
             first: weight updates done before.
             count: weight updates to do.
 
@@ -532,15 +575,14 @@ class TrainedNetwork:
                 self._compile(steps)
         update.set_rates(first, self._schedule(np.arange(first, first + count)))
         made.model.optimizer.iterations.assign(first)
-        transfer = transfer_type(self._config, self._device.preprocess)
-        batches = training_batches(dataset, p, first, made.takes_seeds, transfer, instances)
+        local_steps = steps * (p.num_replicas // instances.count)
         if self._draws_random_numbers():
             self._device.reset_seed(_seed(p.seed, first))
         with self._device.running(training=True) as compiled:
             history = made.model.fit(
-                batches,
+                stream.take(local_steps),
                 epochs=1,
-                steps_per_epoch=steps * (p.num_replicas // instances.count),
+                steps_per_epoch=local_steps,
                 verbose=0,
                 shuffle=False,
             )

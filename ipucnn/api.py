@@ -1,0 +1,268 @@
+"""The Python API: what ``import ipucnn`` gives.  Nothing heavy is imported until a function needs it.
+
+It says what the commands say: the same options under the same names, with ``_`` in place of ``-``, the same errors
+(``ipucnn.errors.UserError``, with ``message`` and ``hint``), and the same results.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from ipucnn.aliases import KerasModel
+from ipucnn.config.options import BY_NAME, RunConfig, specs_for
+from ipucnn.config.request import RunRequest
+from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+from ipucnn.filesystem import expand
+from ipucnn.runs.compare import read_run
+
+if TYPE_CHECKING:
+    from ipucnn.planning.pipeline_plan import PipelinePlan
+    from ipucnn.runs.recorder import RunEvent
+    from ipucnn.runs.train import TrainingRun
+    from ipucnn.runs.trained import TrainedSetup
+    from ipucnn.sessions.session import Session
+
+Image = Union[str, Path, np.ndarray]
+"""A file, or uint8 pixels [height, width] or [height, width, channels], channels red, green, blue."""
+
+
+class Run:
+    """A trained network, ready to predict; see :func:`load`.
+
+    Attributes:
+        config: the run's configuration, every option by its name.
+        labels: the names of the classes, in the order of the outputs.
+    """
+
+    def __init__(self, trained: "TrainedSetup", path: str) -> None:
+        self._trained, self._path = trained, path
+        self._session: Optional[Session] = None
+        self._model: KerasModel = None
+        self.config: RunConfig = trained.config
+
+    @property
+    def labels(self) -> Tuple[str, ...]:
+        """The names of the classes, in the order of the outputs."""
+        return self._trained.names()
+
+    @property
+    def history(self) -> List[Dict[str, Any]]:
+        """The rows of the run's ``metrics.jsonl``; see :func:`read_history`."""
+        return read_history(self._path)
+
+    @property
+    def keras_model(self) -> KerasModel:
+        """The network as a Keras model with its weights; it takes images as the input pipeline gives them."""
+        if self._model is None:
+            self._ready()
+        return self._model
+
+    def predict(self, images: Union[Image, Sequence[Image]]) -> np.ndarray:
+        """The probabilities of the classes of images, which are brought to the network as ``ipucnn infer`` does it.
+
+        Args:
+            images: one, several in a list, or several of one size in an array [n, height, width, channels].
+
+        Returns:
+            float32 [n, classes].
+
+        Raises:
+            DataError: an image cannot be read, or an array is none of 8-bit pixels.
+            ConfigurationError: the network segments images, which ``ipucnn infer`` does.
+        """
+        from ipucnn.runs.infer import finisher
+        from ipucnn.training.evaluation import log_softmax
+
+        if self._trained.record.task != "classification":
+            raise ConfigurationError(
+                f"{self._trained.record.name} segments images, and predict() gives one answer for each",
+                "write masks with: ipucnn infer RUN IMAGE --output masks",
+            )
+        if isinstance(images, (str, Path)) or (isinstance(images, np.ndarray) and images.ndim < 4):
+            images = [images]
+        pixels = [self._pixels(image) for image in images]
+        self._ready()
+        assert self._session is not None
+        finish, found = finisher(self._trained), []
+        for group in _of_one_shape(pixels):
+            logits = np.asarray(self._session.predict([finish(np.stack(group))])[0])
+            found.append(np.exp(log_softmax(logits)))
+        classes = self._trained.source.info.num_classes
+        return np.concatenate(found).astype(np.float32) if found else np.zeros((0, classes), np.float32)
+
+    def _pixels(self, image: Image) -> np.ndarray:
+        from ipucnn.runs.images.inputs import images_of_files
+
+        trained = self._trained
+        if isinstance(image, (str, Path)):
+            (found,) = images_of_files([str(image)], trained.source.info, trained.input_shape)
+            return found.read()
+        pixels = np.asarray(image)
+        pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
+            raise DataError(
+                f"an array of type {pixels.dtype} and shape {list(np.shape(image))} is no image",
+                "give uint8 pixels of 0..255, [height, width] or [height, width, 1 or 3]",
+            )
+        return pixels
+
+    def _ready(self) -> None:
+        """Builds the network and its session, once."""
+        if self._session is not None:
+            return
+        session = self._trained.session(verbose=False)
+        self._model = self._trained.build()
+        session.prepare_evaluation(self._model, None)
+        self._session = session
+
+
+def _of_one_shape(images: Sequence[np.ndarray], most: int = 64) -> Iterator[List[np.ndarray]]:
+    """Neighbours of one shape together, at most so many."""
+    group: List[np.ndarray] = []
+    for image in images:
+        if group and (group[0].shape != image.shape or len(group) == most):
+            yield group
+            group = []
+        group.append(image)
+    if group:
+        yield group
+
+
+def load(run: Union[str, Path], checkpoint: Optional[str] = None) -> Run:
+    """Opens a run folder, a checkpoint, or an exported ONNX or TFLite file.
+
+    >>> import ipucnn
+    >>> run = ipucnn.load("runs/mine")
+    >>> run.labels
+    ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
+    >>> import numpy as np
+    >>> run.predict(np.zeros((2, 8, 8, 1), np.uint8)).shape
+    (2, 10)
+
+    Args:
+        run: its path.
+        checkpoint: which of the run's: "best", "last", or a file name; None for the last where there is one.
+
+    Raises:
+        UserError: as ``ipucnn infer`` says it.
+    """
+    from ipucnn.runs.trained import Named, open_trained
+
+    return Run(open_trained(Named("infer", str(run), {}, which=checkpoint), reads_data=False), str(run))
+
+
+def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:
+    """The rows of a run's ``metrics.jsonl``: one for each execution and validation, with ``event`` and
+    ``weight_updates``.
+
+    >>> import ipucnn
+    >>> [row["weight_updates"] for row in ipucnn.read_history("runs/mine") if row["event"] == "validation"]
+    [2, 4]
+
+    Raises:
+        DataError: the folder is no run.
+    """
+    return read_run(expand(str(run), "RUN")).history
+
+
+def plan(
+    model: str, *, stages: Optional[int] = None, system: Optional[str] = None, **options: Any
+) -> "PipelinePlan":
+    """Plans how to split a network over IPUs, as ``ipucnn plan-splits`` does.
+
+    >>> import ipucnn
+    >>> plan = ipucnn.plan("resnet18", stages=2, dataset="cifar10", micro_batch_size=4)
+    >>> len(plan.splits), plan.verdict, plan.optimal
+    (1, 'fits', True)
+
+    Args:
+        model: a network of ``ipucnn models``, or a file that holds one.
+        stages: to split into; None searches for the best use of the IPUs.
+        system: to plan for; None for the smallest POD.
+        options: of ``ipucnn plan-splits``, by their names.
+
+    Raises:
+        UserError: as the command says it; ``InfeasibleError`` where no plan fits.
+    """
+    from ipucnn.planning.plan import check_not_fitting, make_plan
+    from ipucnn.planning.request import make_request
+    from ipucnn.runs.setup import input_shape_for, network_options
+    from ipucnn.sessions.host.environment import import_tensorflow
+
+    resolved = _request("plan-splits", model, options).resolve()
+    request = make_request(resolved, network_options, input_shape_for, stages=stages, system=system)
+    made = make_plan(request, [], lambda note: None, import_tensorflow)
+    check_not_fitting(made, request)
+    return made
+
+
+class Training:
+    """A training run that begins when it is iterated over; see :func:`train`.
+
+    Attributes:
+        folder: the run folder.
+        report: what ``report.json`` holds, once the run is over.
+    """
+
+    def __init__(self, run: "TrainingRun") -> None:
+        self._run = run
+        self.folder: Path = run.folder.path
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What ``report.json`` holds, once the run is over; before that nothing."""
+        return self._run.final_report
+
+    def __iter__(self) -> Iterator["RunEvent"]:
+        return self._run.events()
+
+
+def train(model: str, **options: Any) -> Training:
+    """Checks a training run as ``ipucnn train`` does, and gives what trains when it is iterated over.
+
+    >>> import ipucnn
+    >>> training = ipucnn.train("toy_model", dataset="digits", limit_train=64, num_epochs=1, seed=1, run_dir="runs/new")
+    >>> names = [type(event).__name__ for event in training]
+    >>> names[0], "ExecutionFinished" in names, "Validated" in names
+    ('Started', True, True)
+    >>> str(training.folder), training.report["trained_samples"]
+    ('runs/new', 64)
+
+    Args:
+        model: a network of ``ipucnn models``.
+        options: of ``ipucnn train``, by their names.
+
+    Raises:
+        UserError: as the command says it, here or while it trains.
+    """
+    from ipucnn.runs.train import TrainingRun
+
+    return Training(TrainingRun(_request("train", model, options).resolve()))
+
+
+def _request(command: str, model: str, options: Mapping[str, Any]) -> RunRequest:
+    """The request of a command with options as keywords.
+
+    Raises:
+        ConfigurationError: an option that the command does not have.
+    """
+    from ipucnn.planning.pipeline_plan import read_plan
+
+    known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(
+                f"`ipucnn {command}` has no option {name}",
+                did_you_mean(name, known) or f"`ipucnn {command} --help` lists them",
+            )
+    values = {name: _typed(name, value) for name, value in options.items() if value is not None}
+    return RunRequest(command, values, model, read_plan=read_plan)
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value as it would be typed: options that are texts of numbers, too."""
+    if isinstance(value, Path):
+        return str(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and BY_NAME[name].parse is not None else value

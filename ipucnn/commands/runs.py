@@ -1,0 +1,99 @@
+"""``ipucnn runs``, ``ipucnn diff`` and ``ipucnn plot``: run folders beside one another."""
+
+import json
+from typing import List, Optional
+
+import typer
+
+from ipucnn.commands.run_arguments import own_option
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.text import counted, shown_value
+
+AS_JSON = typer.Option(False, "--json", help="Print the result as JSON.")
+FOLDER = typer.Argument("runs", metavar="[FOLDER]", help="Folder with run folders in it.")
+SORT = own_option(
+    "--sort",
+    "name|age|accuracy|time|size",
+    "Order of the rows: the youngest, or the most, first.",
+    shown="name",
+)
+RUN_1 = typer.Argument(..., metavar="RUN1", help="A run folder.")
+RUN_2 = typer.Argument(..., metavar="RUN2", help="Another one.")
+RUNS = typer.Argument(..., metavar="RUN...", help="One or several run folders.")
+OUTPUT = own_option("--output", "FILE", "The picture to write: .png, .pdf or .svg.", shown="curves.png")
+
+
+def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JSON) -> None:
+    """List run folders: network, data, best figure, state, time, size and age.
+
+    A run is finished, ended early (as --target-accuracy or --early-stopping asked for), running (another process is
+    writing it), or stopped: `ipucnn train --resume` goes on with it.
+    """
+    from ipucnn.filesystem import expand
+    from ipucnn.reports.console import note
+    from ipucnn.reports.runs import print_runs
+    from ipucnn.runs.compare import SORTS, find_runs, read_run, sort_runs, summary
+
+    by = "name" if sort is None else sort
+    if by not in SORTS:
+        raise ConfigurationError(f"--sort {shown_value(by)}: must be one of {', '.join(SORTS)}", "--sort age")
+    rows, damaged = [], 0
+    for path in find_runs(expand(folder, "FOLDER")):
+        try:
+            rows.append(summary(read_run(path)))
+        except UserError as error:
+            damaged += 1
+            note(f"left out: {error.message}")
+    rows = sort_runs(rows, by)
+    if not rows:
+        raise DataError(f"{folder} has no runs in it", "train one with: ipucnn train toy_model")
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print_runs(rows)
+    if damaged:
+        raise DataError(
+            f"{damaged} of {damaged + len(rows)} runs could not be read", "the lines above say why"
+        )
+
+
+def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> None:
+    """Say in what two runs differ: options, Program, versions, data, and the first weight update that differs.
+
+    Two runs are equal if their options, Program, data and histories are, wherever they ran.
+    """
+    from ipucnn.filesystem import expand
+    from ipucnn.reports.runs import print_diff
+    from ipucnn.runs.compare import diff_runs, read_run
+
+    found = diff_runs(read_run(expand(first, "RUN1")), read_run(expand(second, "RUN2")))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        print_diff(found)
+
+
+def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
+    """Draw the curves of one or several runs: loss, accuracy (of masks Dice) and learning rate."""
+    from ipucnn.filesystem import expand, write_output
+    from ipucnn.reports.console import note
+    from ipucnn.reports.evaluate import check_can_plot
+    from ipucnn.reports.runs import PICTURES, draw_curves
+    from ipucnn.runs.compare import read_run
+    from ipucnn.runs.folder import RUN_FILES
+    from ipucnn.runs.images.outputs import check_outputs, format_of
+
+    check_can_plot()
+    path = expand("curves.png" if output is None else output, "--output")
+    paths = [expand(folder, "RUN") for folder in folders]
+    inputs = [("a file of the run", run / name) for run in paths for name in RUN_FILES]
+    check_outputs([("--output", path, PICTURES)], inputs)
+    records = [read_run(run) for run in paths]
+    for record in records:
+        if not record.history:
+            raise DataError(
+                f"run {record.path} has no history yet",
+                "leave it out, or go on with it: ipucnn train --resume",
+            )
+    write_output(path, lambda temporary: draw_curves(records, temporary, format_of(path, PICTURES)))
+    note(f"curves of {counted(len(records), 'run')} in {path}")

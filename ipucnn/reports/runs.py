@@ -1,0 +1,376 @@
+"""Run folders beside one another: the list of them, the differences of two, curves, and the page of one.
+
+The page (``report.html`` in the run folder, ``run.html.j2``) needs nothing else: figures are inline SVG, and its style
+is that of a plan's page.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ipucnn.filesystem import is_file, read_bytes, write_text
+from ipucnn.reports import units
+from ipucnn.reports.console import console, plain_table
+from ipucnn.runs.compare import FIGURES, RunRecord, read_run
+from ipucnn.runs.folder import PAGE, PREDICTIONS
+from ipucnn.text import counted, printable, shown_value
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from rich.table import Table
+
+PICTURES = (".png", ".pdf", ".svg")
+TEMPLATE = "run.html.j2"
+_MOST_PICTURE_BYTES = 16 * 2**20
+WIDE = 100
+"""Columns from which on the list has all it knows."""
+MOST_CLASSES = 100
+"""Classes up to which a page has their confusion matrix."""
+
+
+# --- the list
+
+
+def print_runs(rows: List[Dict[str, Any]]) -> None:
+    """Runs as a table on stdout; in a narrow one without time, size and age."""
+    out, table = console(sys.stdout), plain_table()
+    columns = [
+        ("run", "left"),
+        ("network", "left"),
+        ("data set", "left"),
+        ("best", "right"),
+        ("state", "left"),
+    ]
+    columns.append(("updates", "right"))
+    if out.width >= WIDE:
+        columns += [("time", "right"), ("size", "right"), ("age", "right")]
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        total = row["num_weight_updates"]
+        cells = (
+            row["run"],
+            row["model"],
+            row["dataset"] or "",
+            "" if row["value"] is None else _figure(row["figure"], row["value"]),
+            row["state"],
+            f"{row['weight_updates']:,}" + ("" if total is None else f"/{total:,}"),
+            units.duration(row["time_s"]),
+            units.mebibytes(row["size_bytes"]),
+            "" if row["age_s"] is None else _age(row["age_s"]),
+        )
+        table.add_row(*_texts(*cells[: len(columns)]))
+    out.print(table)
+
+
+def _texts(*cells: str) -> List[Any]:
+    """Cells in which brackets are no markup."""
+    from rich.text import Text
+
+    return [Text(printable(cell)) for cell in cells]
+
+
+def _figure(name: str, value: float) -> str:
+    return f"Dice {value:.4f}" if name == "dice" else f"{value:.2%}"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            return counted(int(seconds // size), unit)
+    return "now"
+
+
+# --- the differences
+
+
+def print_diff(found: Dict[str, Any]) -> None:
+    """The differences of two runs as tables on stdout, and in the last line what they come to."""
+    from rich.text import Text
+
+    out = console(sys.stdout)
+    for name in ("options", "places", "program", "data", "versions"):
+        if found[name]:
+            title = {"places": "where things lie", "program": "Program"}.get(name, name)
+            out.print(_pairs(title, found["runs"], found[name]))
+    out.print(_pairs("at the end", found["runs"], found["final"]))
+    for line in _conclusions(found):
+        out.print(Text(printable(line)), soft_wrap=True)
+
+
+def _pairs(title: str, runs: Sequence[str], pairs: Dict[str, List[Any]]) -> Table:
+    table = plain_table(title=title)
+    table.add_column("")
+    for run in runs:
+        table.add_column(printable(run), overflow="fold")
+    for name, values in pairs.items():
+        table.add_row(*_texts(name, *map(_value, values)))
+    return table
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else shown_value(json.dumps(value))
+
+
+def _conclusions(found: Dict[str, Any]) -> List[str]:
+    history = found["history"]
+    if history is not None:
+        names = ", ".join(
+            f"{name} {_exact(values[0])} and {_exact(values[1])}"
+            for name, values in history["figures"].items()
+        )
+        after, until = history["after"], history["weight_updates"]
+        first = (
+            f"weight update {until}"
+            if until - after <= 1
+            else f"one of weight updates {after + 1:,} to {until:,}, which are one row of the history"
+        )
+        lines = [f"the histories differ first at {first} ({history['event']}: {names})"]
+    elif found["compared"]:
+        lines = [f"the histories have the same bytes in all {found['compared']:,} rows that both have"]
+    else:
+        lines = ["the histories have no row in common"]
+    if None in found["data_sha256"]:
+        lines.append("whether the samples are the same is not known: a run has no checkpoint that says it")
+    if found["equal"]:
+        lines.append("equal")
+    else:
+        parts = [name for name in ("options", "program", "data") if found[name]]
+        parts += ["histories"] if history is not None else []
+        lines.append(f"different: {', '.join(parts)}" if parts else "not comparable")
+    return lines
+
+
+def _exact(value: Any) -> str:
+    """All digits: the difference may be in the last."""
+    return "none" if value is None else repr(value)
+
+
+# --- curves
+
+
+class Curve(NamedTuple):
+    """A line of a figure: its name, style class or number of the run, and points (epoch or weight update, value)."""
+
+    name: str
+    points: List[Tuple[float, float]]
+    is_validation: bool
+
+
+def _curves(run: RunRecord, figure: str) -> List[Curve]:
+    """Training and validation of one figure, over epochs where the Program says how long they are."""
+    per_epoch = run.program.get("weight_updates_per_epoch") or 1
+    found = []
+    for event, is_validation in (("execution", False), ("validation", True)):
+        points = [
+            (row["weight_updates"] / per_epoch, float(row[figure]))
+            for row in run.rows(event)
+            if isinstance(row.get(figure), (int, float))
+        ]
+        if points:
+            found.append(Curve("validation" if is_validation else "training", points, is_validation))
+    return found
+
+
+def _figures_of(runs: Sequence[RunRecord]) -> List[Tuple[str, str]]:
+    """(key, title) of what is drawn: the loss, the figure by which the best validation is chosen, and the rate."""
+    has_dice = any("dice" in row for run in runs for row in run.rows("validation"))
+    main = "dice" if has_dice else "accuracy"
+    return [("loss", "loss"), (main, "Dice" if has_dice else "accuracy"), ("learning_rate", "learning rate")]
+
+
+def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
+    """Draws the curves of runs into one picture: training dashed, validation whole, a colour for each run.
+
+    Args:
+        path: the file to write, whatever its name.
+        suffix: ".png", ".pdf" or ".svg".
+    """
+    from ipucnn.sessions.host.environment import import_matplotlib
+
+    import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(13, 4.2))
+    FigureCanvasAgg(picture)
+    figures = _figures_of(runs)
+    for axis, (key, title) in zip(picture.subplots(1, len(figures)), figures):
+        for number, run in enumerate(runs):
+            for curve in _curves(run, key):
+                label = run.path.name if len(runs) > 1 else curve.name
+                axis.plot(
+                    *zip(*curve.points),
+                    color=f"C{number % 10}",
+                    linestyle="-" if curve.is_validation or key == "learning_rate" else "--",
+                    marker="o" if len(curve.points) == 1 else "",
+                    label=printable(label).replace("$", r"\$"),
+                )
+        axis.set(xlabel="epoch", ylabel=title)
+        if key == "loss" and all(y > 0 for run in runs for c in _curves(run, key) for _, y in c.points):
+            axis.set_yscale("log")
+        axis.grid(alpha=0.3)
+    handles, labels = picture.axes[1].get_legend_handles_labels()
+    shown = dict(zip(labels[::-1], handles[::-1]))
+    picture.legend(shown.values(), shown.keys(), loc="lower center", ncol=min(len(shown), 4) or 1)
+    how = "training dashed, validation whole"
+    picture.suptitle(
+        f"{runs[0].config.model_name}: {how}" if len(runs) == 1 else f"{counted(len(runs), 'run')}: {how}"
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        picture.tight_layout(rect=(0, 0.06 * (1 + (len(shown) - 1) // 4), 1, 1))
+        picture.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
+
+
+# --- the page
+
+_WIDTH, _HEIGHT = 520.0, 260.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 12.0, 40.0
+
+
+class Facts(NamedTuple):
+    """What the page says."""
+
+    title: str
+    subtitle: str
+    cards: List[Tuple[str, str, str]]
+    curves: List[Tuple[str, Markup]]
+    classes: Optional[Markup]
+    masks: str
+    program: List[Tuple[str, str]]
+    machine: List[Tuple[str, str]]
+    commands: List[str]
+    policy: str
+
+
+def write_page(folder: Path, evaluation: Optional[Dict[str, Any]] = None) -> None:
+    """Writes the page of a run into its folder; see :func:`run_page`."""
+    write_text(folder / PAGE, run_page(read_run(folder), evaluation))
+
+
+def run_page(run: RunRecord, evaluation: Optional[Dict[str, Any]] = None) -> str:
+    """The page of a run that ended.
+
+    Args:
+        evaluation: what ``ipucnn evaluate`` found, for its confusion matrix.
+    """
+    from ipucnn.reports.plan_html import page_environment
+
+    environment = page_environment()
+    environment.globals.update(page=_facts(run, evaluation))
+    return str(environment.get_template(TEMPLATE).render())
+
+
+def _facts(run: RunRecord, evaluation: Optional[Dict[str, Any]]) -> Facts:
+    report = run.report or {}
+    measured, compiled = report.get("measured", {}), report.get("compilation", {})
+    best, validations = run.best(), run.rows("validation")
+    dataset = report.get("dataset", {}).get("name", run.config.dataset)
+    cards = []
+    if best is not None:
+        cards.append((f"best validation {best[0]}", _figure(*best), "of all validations"))
+    if validations:
+        last = validations[-1]
+        cards.append(
+            ("validation loss", f"{last['loss']:.4f}", f"after {last['weight_updates']:,} weight updates")
+        )
+    cards.append(
+        ("state", run.state, report.get("ended_early") or counted(run.weight_updates, "weight update"))
+    )
+    if measured:
+        device = compiled.get("device", {})
+        cards.append(
+            ("throughput", f"{units.rate(measured['images_per_s'])} images/s", f"on {device.get('name')}")
+        )
+    cards.append(("time", units.duration(run.seconds()), "executions and validations"))
+    environment = run.environment
+    machine = [
+        (name, _value(environment.get(name)))
+        for name in ("cpu", "threads", "platform", "tensorflow", "keras")
+    ]
+    machine += [(name, _value(environment.get(name))) for name in ("numpy", "python", "ipucnn")]
+    return Facts(
+        title=f"{run.config.model_name} on {dataset}",
+        subtitle=f"run {run.path.name}, seed {run.program.get('seed')}; measured, not predicted",
+        cards=cards,
+        curves=[(title, _svg(run, key, title)) for key, title in _figures_of([run]) if _curves(run, key)],
+        classes=None if evaluation is None else _confusion(evaluation),
+        masks=_picture(run.path / PREDICTIONS),
+        program=[(name.replace("_", " "), _value(value)) for name, value in sorted(run.program.items())],
+        machine=machine,
+        commands=[printable(str(process["command"])) for process in run.processes if "command" in process],
+        policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+    )
+
+
+def _picture(path: Path) -> str:
+    """A picture as the address of its own bytes; empty where there is none."""
+    if not is_file(path):
+        return ""
+    return "data:image/png;base64," + base64.b64encode(read_bytes(path, _MOST_PICTURE_BYTES)).decode()
+
+
+def _svg(run: RunRecord, key: str, title: str) -> Markup:
+    """One figure over epochs: training in the colour of forward passes, validation in that of backward ones."""
+    from ipucnn.reports import plan_figures as draw
+
+    curves = _curves(run, key)
+    values = [y for curve in curves for _, y in curve.points]
+    end = max(x for curve in curves for x, _ in curve.points) or 1.0
+    top = 1.0 if key in FIGURES else max(values) * 1.05 or 1.0
+    bottom = _HEIGHT - _BOTTOM
+
+    def x(epoch: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * epoch / end
+
+    def y(value: float) -> float:
+        return bottom - (bottom - _TOP) * min(max(value / top, 0.0), 1.0)
+
+    marks: List[Markup] = []
+    for tick in draw.nice_ticks(top, 5):
+        marks.append(draw.line(_LEFT, y(tick), _WIDTH - _RIGHT, y(tick), "grid"))
+        marks.append(draw.text(_LEFT - 6, y(tick) + 4, f"{tick:.4g}", "small end"))
+    for tick in draw.nice_ticks(end, 6):
+        marks.append(draw.line(x(tick), bottom, x(tick), bottom + 5, "axis"))
+        marks.append(draw.text(x(tick), bottom + 18, f"{tick:.4g}", "small middle"))
+    marks.append(draw.line(_LEFT, bottom, _WIDTH - _RIGHT, bottom, "axis"))
+    marks.append(draw.text(_WIDTH / 2, _HEIGHT - 4, "epoch", "small middle"))
+    for curve in curves:
+        class_ = "curve validation" if curve.is_validation else "curve training"
+        points = " ".join(f"{x(a):.2f},{y(b):.2f}" for a, b in curve.points)
+        marks.append(draw.element("polyline", points=points, class_=class_))
+        for a, b in curve.points if len(curve.points) <= 60 else ():
+            tip = draw.element("title", f"{curve.name}, epoch {a:.4g}: {b:.6g}")
+            marks.append(draw.element("circle", tip, cx=x(a), cy=y(b), r=3.0, class_=class_ + " mark"))
+    about = ", ".join(f"{curve.name} ends at {curve.points[-1][1]:.4g}" for curve in curves)
+    return draw.svg(key.replace("_", "-"), title, about, _HEIGHT, marks, _WIDTH)
+
+
+def _confusion(evaluation: Dict[str, Any]) -> Optional[Markup]:
+    """The confusion matrix as a table, each cell shaded by its share of the true class; None for too many classes."""
+    from ipucnn.reports import plan_figures as draw
+
+    counts, names = evaluation["confusion_matrix"], [row["name"] for row in evaluation["classes"]]
+    if len(names) > MOST_CLASSES:
+        return None
+    cell: Callable[..., Markup] = draw.element
+    columns = [cell("th", name, scope="col", class_="n") for name in names]
+    head = cell("tr", cell("th", "true \\ predicted", scope="col"), *columns)
+    rows = []
+    for name, row in zip(names, counts):
+        total = max(sum(row), 1)
+        cells = [
+            cell("td", str(count), class_="n", style=f"--share: {100 * count / total:.0f}%") for count in row
+        ]
+        rows.append(cell("tr", cell("th", name, scope="row"), *cells))
+    return cell("table", cell("thead", head), cell("tbody", *rows), class_="confusion")

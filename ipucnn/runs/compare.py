@@ -1,0 +1,344 @@
+"""Run folders beside one another: what each is and how far it came, and in what two of them differ.
+
+Everything is read from the files of the folders, which may be those of others, damaged, or written at this moment.
+Nothing here imports TensorFlow.
+"""
+
+import calendar
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record, read_record_if_whole
+from ipucnn.errors import DataError, UserError
+from ipucnn.filesystem import entries, exists, file_size, is_file, is_folder, is_link, locked, read_text
+from ipucnn.json_fields import is_count, is_number, is_text
+from ipucnn.runs.folder import BEST, CONFIG, ENVIRONMENT, LAST, METRICS, PROGRAM, TIMINGS, RunFolder
+from ipucnn.text import printable
+from ipucnn.training.checkpoints import read_meta
+
+SORTS = ("name", "age", "accuracy", "time", "size")
+STATES = ("finished", "ended early", "running", "stopped")
+FIGURES = ("dice", "accuracy")
+"""Of a validation, by which the best one is chosen: the first that it has."""
+# Versions and hardware, as ``provenance.environment`` notes them.
+_ENVIRONMENT = ("ipucnn", "python", "tensorflow", "keras", "numpy", "platform", "cpu", "threads", "variables")
+# Where a run is put, and nothing of what it computes.
+_PLACES = ("run_dir", "checkpoint_dir", "dataset_path")
+# What a row of the history says of when, not of what was computed.
+_WHEN = ("event", "weight_updates")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What the files of a run folder say; what is absent or damaged is empty.
+
+    Attributes:
+        path: the folder.
+        config: its resolved configuration.
+        program: ``program.json``.
+        history: the rows of ``metrics.jsonl``, each with ``event`` and ``weight_updates``.
+        timings: those of ``timings.jsonl``.
+        report: of a run that ended, else None.
+        processes: of ``environment.json``: who wrote the run, the last at the end.
+        is_locked: another process is writing it.
+    """
+
+    path: Path
+    config: RunConfig
+    program: Mapping[str, Any]
+    history: List[Dict[str, Any]]
+    timings: List[Dict[str, Any]]
+    report: Optional[Dict[str, Any]]
+    processes: List[Dict[str, Any]]
+    is_locked: bool
+
+    @property
+    def state(self) -> str:
+        """One of ``STATES``."""
+        if self.report is not None:
+            return "ended early" if self.report.get("ended_early") else "finished"
+        return "running" if self.is_locked else "stopped"
+
+    @property
+    def weight_updates(self) -> int:
+        """Done, as far as the history says."""
+        return max((row["weight_updates"] for row in self.history), default=0)
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Of the process that wrote last."""
+        return self.processes[-1] if self.processes else {}
+
+    def rows(self, event: str) -> List[Dict[str, Any]]:
+        """The rows of one kind of event."""
+        return [row for row in self.history if row["event"] == event]
+
+    def best(self) -> Optional[Tuple[str, float]]:
+        """The best figure of all validations, with its name; None where none was validated."""
+        rows = self.rows("validation")
+        for name in FIGURES:
+            values = [row[name] for row in rows if is_number(row.get(name))]
+            if values:
+                return name, max(values)
+        return None
+
+    def seconds(self) -> float:
+        """What executions and validations took, over all processes."""
+        return sum(row["wall_s"] for row in self.timings if is_number(row.get("wall_s")))
+
+
+def read_run(path: Path) -> RunRecord:
+    """Reads a run folder.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not is_folder(path):
+        what = "is a file" if exists(path) else "does not exist"
+        raise DataError(f"run folder {path} {what}", "`ipucnn runs` lists the runs there are")
+    folder = RunFolder(path)
+    config = folder.read_config()
+    program = read_record_if_whole(path / PROGRAM)
+    processes = read_record_if_whole(path / ENVIRONMENT)
+    return RunRecord(
+        path=path,
+        config=config,
+        program=program if isinstance(program, dict) else {},
+        history=[row for row in _lines(path / METRICS) if _is_row(row)],
+        timings=_lines(path / TIMINGS),
+        report=folder.read_report(),
+        processes=[p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else [],
+        is_locked=_is_locked(path),
+    )
+
+
+def _is_row(row: Dict[str, Any]) -> bool:
+    return is_text(row.get("event")) and is_count(row.get("weight_updates"))
+
+
+def _lines(path: Path) -> List[Dict[str, Any]]:
+    """The objects of a file with one JSON value to a line; a line that is half written is left out."""
+    if not is_file(path):
+        return []
+    found = []
+    for line in read_text(path, MAX_RECORD_BYTES).split("\n"):
+        try:
+            value = load_record(line)
+        except (NotJson, BadDocument):
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        handle = locked(path)
+    except (BlockingIOError, FileNotFoundError):
+        return True
+    if handle is not None:
+        os.close(handle)
+    return False
+
+
+def find_runs(folder: Path) -> List[Path]:
+    """The run folders in a folder, and the folds of cross-validations in it; the folder itself where it is one.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not is_folder(folder):
+        raise DataError(f"folder {folder} does not exist", "train a first run: ipucnn train toy_model")
+    return list(_runs_in(folder, depth=2))
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
+    folds = [p for p in entries(folder) if p.name.startswith("fold-") and is_folder(p)]
+    if is_file(folder / CONFIG) and not folds:
+        yield folder
+    elif depth:
+        for path in folds or entries(folder):
+            if is_folder(path) and not is_link(path):
+                yield from _runs_in(path, depth - 1)
+
+
+def summary(run: RunRecord) -> Dict[str, Any]:
+    """A run in a line: ``run``, ``model``, ``dataset``, ``state``, ``figure`` and ``value`` (of its best validation, or
+    None), ``weight_updates`` of ``num_weight_updates``, ``time_s``, ``size_bytes``, ``started`` and ``age_s``.
+    """
+    best = run.best()
+    started = run.environment.get("started")
+    began = _seconds_of(started)
+    epochs, per_epoch = run.program.get("num_epochs"), run.program.get("weight_updates_per_epoch")
+    has_total = is_count(epochs) and is_count(per_epoch)
+    return {
+        "run": str(run.path),
+        "model": run.config.model_name,
+        "dataset": run.config.dataset,
+        "state": run.state,
+        "figure": None if best is None else best[0],
+        "value": None if best is None else best[1],
+        "weight_updates": run.weight_updates,
+        "num_weight_updates": int(epochs or 0) * int(per_epoch or 0) if has_total else None,
+        "time_s": run.seconds(),
+        "size_bytes": _size(run.path),
+        "started": started if is_text(started) else None,
+        "age_s": None if began is None else max(0.0, time.time() - began),
+    }
+
+
+def _seconds_of(started: Any) -> Optional[float]:
+    """A time as ``environment.json`` has it, in seconds since 1970; None for anything else."""
+    try:
+        return float(calendar.timegm(time.strptime(str(started)[:19], "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return None
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in a folder; links are not followed."""
+    total = 0
+    for path in entries(folder):
+        if is_link(path):
+            continue
+        if is_folder(path):
+            total += _size(path)
+        elif is_file(path):
+            total += file_size(path)
+    return total
+
+
+def sort_runs(rows: List[Dict[str, Any]], by: str) -> List[Dict[str, Any]]:
+    """Rows of :func:`summary` in one of the orders ``SORTS``: names as they are, the youngest, the most, first."""
+    if by == "name":
+        return rows
+    key = {"age": "age_s", "accuracy": "value", "time": "time_s", "size": "size_bytes"}[by]
+
+    def order(row: Dict[str, Any]) -> Tuple[bool, float]:
+        value = row[key]
+        return value is None, 0.0 if value is None else value if by == "age" else -value
+
+    return sorted(rows, key=order)
+
+
+# --- two runs
+
+
+def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
+    """In what two runs differ.
+
+    Returns:
+        ``options``, ``program``, ``versions`` and ``data``: name -> [of the first, of the second], only what differs.
+        ``places``: the same of options that say where things lie.  ``history``: where the histories part, or None;
+        see :func:`first_difference`.  ``compared``: how many rows both have.  ``final``: name -> both, all there are.
+        ``equal``: whether options, Program, data and histories are the same.
+    """
+    named = {spec.key: spec for spec in SPECS if spec.in_yaml}
+    options = {
+        key: [_plain(getattr(run.config, spec.name)) for run in (first, second)]
+        for key, spec in named.items()
+    }
+    differing = _differing(options)
+    places = {key: differing.pop(key) for key in list(differing) if named[key].name in _PLACES}
+    keys = sorted({*first.program, *second.program})
+    program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})
+    versions = {key: [run.environment.get(key) for run in (first, second)] for key in _ENVIRONMENT}
+    versions["sources"] = [_sources(run) for run in (first, second)]
+    data = _differing({"data set": [_data(run)[0] for run in (first, second)]})
+    digests = [_data(run)[1] for run in (first, second)]
+    if None not in digests:
+        data.update(_differing({"SHA-256 of the samples": digests}))
+    rows, compared = first_difference(first.history, second.history)
+    return {
+        "runs": [str(first.path), str(second.path)],
+        "options": differing,
+        "places": places,
+        "program": program,
+        "versions": _differing(versions),
+        "data": data,
+        "data_sha256": digests,
+        "history": rows,
+        "compared": compared,
+        "final": _final(first, second),
+        "equal": not (differing or program or data or rows) and bool(compared),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _differing(pairs: Mapping[str, List[Any]]) -> Dict[str, List[Any]]:
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _sources(run: RunRecord) -> Any:
+    git = run.environment.get("git")
+    own = git.get("ipucnn") if isinstance(git, dict) else None
+    return own.get("sources_sha256") if isinstance(own, dict) else None
+
+
+def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
+    """The data set's name, and the digest of its samples, which a checkpoint has; None where it is not known."""
+    checkpoints = RunFolder(run.path, run.config.checkpoint_dir).checkpoints
+    for name in (LAST, BEST):
+        try:
+            meta = read_meta(checkpoints / name)
+        except UserError:
+            continue
+        digest = meta.get("data_sha256")
+        return printable(meta["dataset"]), digest if is_text(digest) else None
+    return run.config.dataset, None
+
+
+def first_difference(
+    first: List[Dict[str, Any]], second: List[Dict[str, Any]]
+) -> Tuple[Optional[Dict[str, Any]], int]:
+    """Where two histories part.
+
+    Rows are compared that both have: of the same event, at the same weight update.  A row of an execution is about all
+    weight updates since the one before it.
+
+    Returns:
+        ``event``, ``after`` and ``weight_updates`` (equal up to the former, different at the latter at the latest), and
+        ``figures``: name -> both values; None where no common row differs.  And the number of rows that both have.
+    """
+    of_second = {(row["event"], row["weight_updates"]): row for row in second}
+    pairs = [(row, of_second.get((row["event"], row["weight_updates"]))) for row in first]
+    common = [(row, other) for row, other in pairs if other is not None]
+    after = 0
+    for row, other in common:
+        names = sorted((row.keys() | other.keys()) - set(_WHEN))
+        figures = {
+            name: [row.get(name), other.get(name)] for name in names if row.get(name) != other.get(name)
+        }
+        if figures:
+            updates = row["weight_updates"]
+            return {
+                "event": row["event"],
+                "after": min(after, updates),
+                "weight_updates": updates,
+                "figures": figures,
+            }, len(common)
+        if row["event"] == "execution":
+            after = row["weight_updates"]
+    return None, len(common)
+
+
+def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
+    """The figures at the end of both, as far as there are any."""
+    found: Dict[str, List[Any]] = {"state": [run.state for run in (first, second)]}
+    found["weight updates"] = [run.weight_updates for run in (first, second)]
+    lasts = [(run.rows("validation") or [{}])[-1] for run in (first, second)]
+    for name in ("loss", "accuracy", "dice", "iou", "top5"):
+        if any(name in last for last in lasts):
+            found[f"validation {name}"] = [last.get(name) for last in lasts]
+    reports = [run.report or {"measured": {}} for run in (first, second)]
+    found["images per second"] = [report["measured"].get("images_per_s") for report in reports]
+    return found

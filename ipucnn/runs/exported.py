@@ -1,0 +1,238 @@
+"""Exported networks in place of a run: what the folder of an export says, and a session that runs its file.
+
+Only files are taken that :mod:`ipucnn.runs.export` wrote and proved, and that are still what they were then: what
+stands beside a file says how images are brought to it, and what its outputs are.  An ONNX or TFLite file is numbers and
+operations of its runtime alone; a SavedModel executes what is in it, and is not taken.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from ipucnn import json_fields
+from ipucnn.aliases import KerasModel, Tensor
+from ipucnn.config.options import RunConfig
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.documents import read_record
+from ipucnn.errors import ConfigurationError, DataError, MissingError
+from ipucnn.filesystem import is_file, open_regular
+from ipucnn.json_fields import is_count, is_mapping, is_number, is_text, list_of
+from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
+from ipucnn.models.registry import get_model
+from ipucnn.runs import runtimes
+from ipucnn.sessions.session import DeviceInfo, Session
+from ipucnn.training.losses import LossFunction
+
+RECORD = "export.json"
+_HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
+_SETUP: json_fields.Fields = {
+    "config": ("a text", is_text),
+    "seed": ("a whole number", is_count),
+    "dataset": ("a text", is_text),
+    "class_names": ("a list of texts", list_of(is_text)),
+    "image_shape": ("a list", lambda value: isinstance(value, list) and len(value) == 3),
+    "mean": ("a list of numbers", list_of(is_number)),
+    "std": ("a list of numbers", list_of(is_number)),
+}
+_FIELDS: json_fields.Fields = {
+    "format": ("a text", is_text),
+    "model": ("a text", is_text),
+    "input": ("a mapping", is_mapping),
+    "output": ("a mapping", is_mapping),
+    "files": ("a mapping", is_mapping),
+    "weights": ("a mapping", is_mapping),
+    "setup": ("a mapping", is_mapping),
+}
+
+
+def is_exported(path: Path) -> bool:
+    """Whether a name is that of a file of an exported network, which can be run in place of a run."""
+    return path.suffix.lower() in runtimes.ENDINGS
+
+
+def describe_setup(
+    config: RunConfig, seed: int, info: DatasetInfo, class_names: Iterable[str]
+) -> Dict[str, Any]:
+    """What ``export.json`` has to say for :class:`ExportedNetwork` to open the export again."""
+    return {
+        "config": config.to_yaml(),
+        "seed": seed,
+        "dataset": info.name,
+        "class_names": list(class_names),
+        "image_shape": list(info.image_shape),
+        "mean": list(info.mean),
+        "std": list(info.std),
+    }
+
+
+@dataclass(frozen=True)
+class ExportedNetwork:
+    """An exported file with what stands beside it; what a ``checkpoints.TrainedRun`` is of a run.
+
+    Attributes:
+        path: of the file.
+        form: its format.
+        record: ``export.json``.
+    """
+
+    path: Path
+    form: str
+    record: Mapping[str, Any]
+
+    @property
+    def config(self) -> RunConfig:
+        """Of the run that was exported."""
+        return RunConfig.from_yaml(self.record["setup"]["config"], str(self.path.parent / RECORD))
+
+    @property
+    def seed(self) -> int:
+        """Of that run."""
+        return int(self.record["setup"]["seed"])
+
+    @property
+    def input_shape(self) -> Tuple[int, int, int]:
+        """(height, width, channels)."""
+        height, width, channels = self.record["input"]["shape"][1:]
+        return int(height), int(width), int(channels)
+
+    @property
+    def num_classes(self) -> int:
+        """Outputs of an image or pixel."""
+        return len(self.record["setup"]["class_names"])
+
+    @property
+    def facts(self) -> DatasetInfo:
+        """The facts of the data that it was trained on, as far as they are known."""
+        setup = self.record["setup"]
+        return DatasetInfo(
+            name=setup["dataset"],
+            task=get_model(self.record["model"]).task,
+            num_classes=self.num_classes,
+            image_shape=tuple(setup["image_shape"]),  # type: ignore[arg-type]
+            num_train=0,
+            num_eval=0,
+            class_names=tuple(setup["class_names"]),
+            location=str(self.path),
+            mean=tuple(setup["mean"]),
+            std=tuple(setup["std"]),
+            crops=setup["dataset"],
+        )
+
+    @property
+    def summary(self) -> Dict[str, Any]:
+        """What identifies the weights that are used, for reports."""
+        updates = self.record["weights"].get("weight_updates")
+        return {"checkpoint": str(self.path), "model": self.record["model"], "weight_updates": updates}
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether it takes pixels of 0..255 and brings them to its range itself."""
+        return bool(self.record["input"].get("dtype") == "uint8")
+
+    def fill(self, model: KerasModel) -> None:
+        """The weights are in the file."""
+
+    def session(self) -> "RuntimeSession":
+        """Runs the file."""
+        return RuntimeSession(self)
+
+
+def read_exported(path: Path) -> ExportedNetwork:
+    """Opens a file of an exported network.
+
+    Raises:
+        DataError: it is absent, nothing beside it says what it is, or it is not what was proved.
+        MissingError: its runtime is not installed.
+    """
+    form = runtimes.ENDINGS[path.suffix.lower()]
+    if not is_file(path):
+        raise DataError(f"exported network {path} does not exist", _HINT)
+    if not is_file(path.parent / RECORD):
+        raise DataError(
+            f"{path} has no {RECORD} beside it, which says how images are brought to it and what its classes are",
+            _HINT,
+        )
+    record = read_record(path.parent / RECORD, "", _HINT)
+    problem = None if isinstance(record, dict) else "is no mapping"
+    problem = problem or json_fields.wrong_field(record, _FIELDS, _FIELDS)
+    problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _SETUP)
+    shape = record["input"].get("shape") if not problem else None
+    if problem or not (isinstance(shape, list) and len(shape) == 4 and all(map(is_count, shape[1:]))):
+        raise DataError(f"{path.parent / RECORD} {problem or 'has no shape of the input'}", _HINT)
+    file = record["files"].get(path.name)
+    if not isinstance(file, dict) or file.get("sha256") != file_digest(path)[0]:
+        raise DataError(
+            f"{path} is not the file that was proved: its SHA-256 is not that of {RECORD}",
+            "export the run again",
+        )
+    missing = [name for name in runtimes.missing_packages(form) if name not in ("onnx", "tf2onnx")]
+    if missing:
+        raise MissingError(
+            f"{path} runs in {missing[0]}, which is not installed",
+            "install what exports need with: python -m pip install 'ipucnn[export]'",
+        )
+    return ExportedNetwork(path, form, record)
+
+
+def file_digest(path: Path) -> Tuple[str, int]:
+    """SHA-256 of a file, and its bytes."""
+    digest, size = hashlib.sha256(), 0
+    with open_regular(path) as file:
+        for part in iter(lambda: file.read(2**20), b""):
+            digest.update(part)
+            size += len(part)
+    return digest.hexdigest(), size
+
+
+class RuntimeSession(Session):
+    """Predicts with an exported file in its own runtime, on the CPU; it trains nothing.
+
+    Args:
+        network: as it was read.
+    """
+
+    def __init__(self, network: ExportedNetwork) -> None:
+        self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
+        self._network = network
+        self._loaded: Optional[runtimes.Loaded] = None
+
+    def take_preprocessing(self, affine: Any) -> bool:
+        """Images come as the description of the input has them."""
+        return False
+
+    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+        """Loads the file; ``model`` is not looked at."""
+        network = self._network
+        try:
+            self._loaded = runtimes.load(network.form, network.path, num_cores())
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise DataError(
+                f"{network.path} cannot be loaded: {type(error).__name__}: {reason}", _HINT
+            ) from error
+
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
+        """float32 logits of each element; of probabilities their logarithms."""
+        return [self._logits(np.asarray(images)) for images in dataset]
+
+    def _logits(self, images: np.ndarray) -> np.ndarray:
+        assert self._loaded is not None
+        described = self._network.record["input"]
+        height, width = self._network.input_shape[:2]
+        if images.shape[1:3] != (height, width):
+            raise ConfigurationError(
+                f"{self._network.path} takes images of {height}x{width}, and these have "
+                f"{images.shape[1]}x{images.shape[2]}",
+                "drop --tile-size, or export the network again for another size",
+            )
+        if self._network.takes_pixels:
+            images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
+        size = described["shape"][0] or len(images)
+        run = self._loaded.run
+        found = np.concatenate([run(part) for part in runtimes.batches(images, size)])[: len(images)]
+        if self._network.record["output"]["name"] == "probabilities":
+            found = np.log(np.maximum(found, np.finfo(np.float32).tiny))
+        return found

@@ -1,0 +1,112 @@
+"""The Python API: its documentation's examples, and that it says what the commands say."""
+
+import doctest
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ipucnn
+from ipucnn import api, cli
+from ipucnn.errors import ConfigurationError, DataError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    line = (
+        "train toy_model --dataset digits --limit-train 64 --limit-eval 40 --num-epochs 2 --seed 1 --run-dir"
+    )
+    batch = ["--micro-batch-size", "8", "--gradient-accumulation-count", "4"]
+    assert cli.run([*line.split(), str(folder / "runs" / "mine"), *batch]) == 0
+    return folder
+
+
+def test_the_examples_of_the_documentation(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    found = doctest.testmod(api, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.failed == 0 and found.attempted >= 12
+
+
+def test_predictions_are_those_of_the_command(folder, run):
+    rng = np.random.RandomState(0)
+    arrays = [rng.randint(0, 256, shape).astype(np.uint8) for shape in ((8, 8), (8, 8), (8, 8))]
+    for number, pixels in enumerate(arrays):
+        Image.fromarray(pixels).save(f"{number}.png")
+    names = [f"{number}.png" for number in range(3)]
+    code, out, _ = run("infer", folder / "runs" / "mine", *names, "--top", 10, "--json")
+    assert code == 0
+    wanted = np.zeros((3, 10))
+    for row, result in enumerate(json.loads(out)):
+        for guess in result["predictions"]:
+            wanted[row, guess["class"]] = guess["probability"]
+    loaded = ipucnn.load(folder / "runs" / "mine")
+    for images in (names, [Path(name) for name in names], arrays, np.stack(arrays)[..., np.newaxis]):
+        found = loaded.predict(images)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(loaded.predict(names[1]), wanted[1:2], rtol=1e-5, atol=1e-7)
+    assert loaded.predict([]).shape == (0, 10)
+    assert loaded.config.model_name == "toy_model" and loaded.history == ipucnn.read_history(
+        folder / "runs" / "mine"
+    )
+    assert loaded.keras_model.output_shape[-1] == 10
+
+
+def test_images_of_several_sizes_keep_their_order(folder):
+    loaded = ipucnn.load(folder / "runs" / "mine")
+    rng = np.random.RandomState(1)
+    images = [rng.randint(0, 256, (8, 8 + 4 * (i % 2), 1)).astype(np.uint8) for i in range(5)]
+    alone = [loaded.predict(image)[0] for image in images]
+    np.testing.assert_allclose(loaded.predict(images), alone, rtol=1e-5, atol=1e-7)
+
+
+def test_mistakes_are_those_of_the_commands(folder):
+    with pytest.raises(DataError, match="run folder absent does not exist"):
+        ipucnn.load("absent")
+    with pytest.raises(DataError, match="has no better"):
+        ipucnn.load(folder / "runs" / "mine", checkpoint="better")
+    loaded = ipucnn.load(folder / "runs" / "mine")
+    for wrong in (np.zeros((8, 8), np.float32), np.zeros((8, 8, 4), np.uint8), np.zeros((0, 8), np.uint8)):
+        with pytest.raises(DataError, match="is no image"):
+            loaded.predict(wrong)
+    with pytest.raises(DataError):
+        loaded.predict("absent.png")
+    with pytest.raises(ConfigurationError, match="`ipucnn train` has no option num_epoch") as caught:
+        ipucnn.train("lenet", num_epoch=3)
+    assert "'num_epochs'" in caught.value.hint
+    with pytest.raises(ConfigurationError, match="unknown model"):
+        ipucnn.plan("lennet")
+    with pytest.raises(AttributeError, match="no attribute 'loed'"):
+        ipucnn.loed  # noqa: B018
+
+
+def test_a_run_of_the_interface_is_that_of_the_command(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    options = dict(
+        dataset="digits", limit_train=64, limit_eval=40, num_epochs=2, seed=1, run_dir="runs/again"
+    )
+    training = ipucnn.train("toy_model", micro_batch_size=8, gradient_accumulation_count=4, **options)
+    assert not training.report
+    events = list(training)
+    assert len(events) > 2 and training.report["trained_samples"] == 128
+    assert ipucnn.read_history("runs/again") == ipucnn.read_history("runs/mine")
+
+
+def test_nothing_heavy_is_imported_until_it_is_used():
+    code = (
+        "import sys, ipucnn; assert set(sys.modules).isdisjoint({'numpy', 'tensorflow', 'typer', 'ipucnn.api'});"
+        "ipucnn.load; assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_package_says_that_it_is_typed():
+    package = Path(ipucnn.__file__).parent
+    assert (package / "py.typed").is_file()
+    stub = (package / "__init__.pyi").read_text()
+    assert all(f"import {name} as {name}\n" in stub for name in ipucnn.__all__ if name != "__version__")

@@ -1,0 +1,227 @@
+"""Run folders beside one another: the list, the differences of two, their curves, and the page of one."""
+
+import json
+import re
+import shutil
+import xml.dom.minidom
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipucnn import cli
+from ipucnn.errors import DataError
+from ipucnn.filesystem import locked
+from ipucnn.runs.compare import first_difference, read_run, sort_runs, summary
+
+LINE = "train mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micro-batch-size 8 --num-epochs 2 --seed 3"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two runs of one command, and one with another learning rate."""
+    folder = tmp_path_factory.mktemp("compare") / "runs"
+    for name, more in (("first", ""), ("again", ""), ("faster", "--learning-rate 0.5")):
+        line = f"{LINE} --gradient-accumulation-count 1 --logs-per-epoch 4 {more}"
+        assert cli.run([*line.split(), "--run-dir", str(folder / name)]) == 0
+    return folder
+
+
+def test_the_list_says_what_each_run_is(folder, run, monkeypatch):
+    code, out, _ = run("runs", folder, "--json")
+    rows = json.loads(out)
+    assert code == 0 and [Path(row["run"]).name for row in rows] == ["again", "faster", "first"]
+    history = [json.loads(line) for line in (folder / "first" / "metrics.jsonl").read_text().splitlines()]
+    row, last = rows[2], max(r["weight_updates"] for r in history)
+    assert (row["model"], row["dataset"], row["state"]) == ("mnist_cnn", "digits", "finished")
+    assert row["value"] == max(r["accuracy"] for r in history if r["event"] == "validation")
+    assert row["weight_updates"] == row["num_weight_updates"] == last
+    assert row["size_bytes"] == sum(p.stat().st_size for p in (folder / "first").rglob("*") if p.is_file())
+    assert 0 <= row["age_s"] < 3600
+    for columns in (80, 160):
+        code, out, _ = run("runs", folder, columns=columns)
+        assert (
+            code == 0 and "mnist_cnn" in out.replace("\n", "") and max(map(len, out.splitlines())) <= columns
+        )
+
+
+def test_states_of_runs(folder, tmp_path):
+    path = tmp_path / "r"
+    shutil.copytree(str(folder / "first"), str(path))
+    report = json.loads((path / "report.json").read_text())
+    (path / "report.json").write_text(json.dumps({**report, "ended_early": "accuracy reached"}))
+    assert summary(read_run(path))["state"] == "ended early"
+    (path / "report.json").unlink()
+    assert summary(read_run(path))["state"] == "stopped"
+    handle = locked(path)
+    if handle is not None:
+        assert summary(read_run(path))["state"] == "running"
+
+
+def test_orders_put_what_is_not_known_last():
+    rows = [
+        {"run": str(i), "value": value, "age_s": age, "time_s": i, "size_bytes": -i}
+        for i, (value, age) in enumerate([(0.5, 30.0), (None, None), (0.9, 2.0)])
+    ]
+    order = {
+        by: [row["run"] for row in sort_runs(rows, by)] for by in ("name", "accuracy", "age", "time", "size")
+    }
+    assert order["name"] == ["0", "1", "2"] and order["accuracy"] == ["2", "0", "1"]
+    assert (
+        order["age"] == ["2", "0", "1"]
+        and order["time"] == ["2", "1", "0"]
+        and order["size"] == ["0", "1", "2"]
+    )
+
+
+def test_what_is_damaged_is_named_and_the_others_are_listed(folder, run, tmp_path):
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(str(folder / "first"), str(tmp_path / "runs" / "good"))
+    (tmp_path / "runs" / "bad").mkdir()
+    (tmp_path / "runs" / "bad" / "config.yml").write_text("nothing: of use\n")
+    (tmp_path / "runs" / "notes").mkdir()
+    code, out, err = run("runs", "--json")
+    assert code == 3 and [row["run"] for row in json.loads(out)] == ["runs/good"]
+    assert "left out: runs/bad/config.yml is damaged" in err and "1 of 2 runs could not be read" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["runs", "absent"], 3, "folder absent does not exist"),
+        (["runs", ".", "--sort", "beauty"], 2, "--sort beauty: must be one of"),
+        (["runs", "."], 3, ". has no runs in it"),
+        (["diff", "absent", "absent"], 3, "run folder absent does not exist"),
+        (["diff", ".", "."], 3, "is not a run folder"),
+        (["plot", "absent"], 3, "run folder absent does not exist"),
+        (["plot", "absent", "--output", "curves.txt"], 2, "--output curves.txt"),
+    ],
+)
+def test_what_is_wrong_is_told(run, words, code, message):
+    found, out, err = run(*words)
+    lines = err.splitlines()
+    assert (found, out, len(lines)) == (code, "", 2) and message in lines[0], err
+
+
+def test_two_runs_of_one_command_are_equal(folder, run):
+    code, out, _ = run("diff", folder / "first", folder / "again")
+    assert code == 0 and out.splitlines()[-1] == "equal" and "the same bytes in all" in out
+    code, out, _ = run("diff", folder / "first", folder / "again", "--json")
+    found = json.loads(out)
+    assert found["equal"] and not found["options"] and list(found["places"]) == ["run-dir"]
+    assert found["data_sha256"][0] == found["data_sha256"][1] is not None
+
+
+def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):
+    code, out, _ = run("diff", folder / "first", folder / "faster", "--json")
+    found = json.loads(out)
+    assert code == 0 and list(found["options"]) == ["learning-rate"] and not found["equal"]
+    assert found["options"]["learning-rate"][1] == 0.5
+    # The rate is another from the first weight update on; the loss of the first is still that of the same weights.
+    assert (found["history"]["after"], found["history"]["weight_updates"]) == (0, 1)
+    assert list(found["history"]["figures"]) == ["learning_rate"]
+    code, out, _ = run("diff", folder / "first", folder / "faster")
+    assert "the histories differ first at weight update 1 (execution: learning_rate " in out
+    assert out.splitlines()[-1] == "different: options, histories"
+
+
+def test_a_history_that_was_changed_in_one_number_is_found(folder, tmp_path, run):
+    path = tmp_path / "changed"
+    shutil.copytree(str(folder / "first"), str(path))
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    number = [i for i, row in enumerate(rows) if row["event"] == "execution"][-1]
+    rows[number]["loss"] = rows[number]["loss"] * (1 + 2e-16)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "exec')
+    code, out, _ = run("diff", folder / "first", path, "--json")
+    found = json.loads(out)["history"]
+    assert code == 0 and found["weight_updates"] == rows[number]["weight_updates"] == found["after"] + 1
+    assert list(found["figures"]) == ["loss"]
+
+
+def naive_difference(first, second):
+    for row in first:
+        for other in second:
+            same = row["event"] == other["event"] and row["weight_updates"] == other["weight_updates"]
+            if same and row != other:
+                return row["weight_updates"]
+    return None
+
+
+ROWS = st.lists(st.integers(0, 1), max_size=6).map(
+    lambda losses: [
+        {"event": "execution", "weight_updates": 2 * i + 2, "loss": x} for i, x in enumerate(losses)
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=ROWS, second=ROWS)
+def test_the_first_difference_is_that_of_a_loop(first, second):
+    found, compared = first_difference(first, second)
+    wanted = naive_difference(first, second)
+    assert (found and found["weight_updates"]) == wanted and compared == min(len(first), len(second))
+    if found:
+        assert found["after"] == wanted - 2
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_curves_of_several_runs_are_drawn(folder, run, ending):
+    code, out, err = run("plot", folder / "first", folder / "faster", "--output", f"both.{ending}")
+    assert code == 0 and out == "" and f"curves of 2 runs in both.{ending}" in err
+    data = Path(f"both.{ending}").read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]) and len(data) > 5000
+
+
+def test_a_run_without_a_history_is_not_drawn(folder, run, tmp_path):
+    (tmp_path / "r").mkdir()
+    shutil.copy(str(folder / "first" / "config.yml"), "r/config.yml")
+    code, _, err = run("plot", "r")
+    assert code == 3 and "run r has no history yet" in err and not Path("curves.png").exists()
+
+
+def test_the_page_of_a_run_needs_nothing_else_and_says_what_the_files_say(folder):
+    text = (folder / "first" / "report.html").read_text()
+    xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", ""))
+    assert "<h1>mnist_cnn on digits</h1>" in text and "prefers-color-scheme: dark" in text
+    for word in ("<script", "src=", "href=", "@import", "url("):
+        assert word not in text
+    report = json.loads((folder / "first" / "report.json").read_text())
+    best = max(row["accuracy"] for row in read_run(folder / "first").rows("validation"))
+    assert f"{best:.2%}" in text and f"{report['environment']['cpu']}" in text
+    assert "weight updates per epoch" in text
+    assert text.count("<polyline") == 5  # training and validation of loss and accuracy, and the rate
+    points = re.search(r'<polyline points="([^"]+)" class="curve training"', text).group(1).split()
+    assert len(points) == len(read_run(folder / "first").rows("execution"))
+
+
+def test_the_page_gets_the_confusion_matrix_of_an_evaluation(folder, run, tmp_path):
+    shutil.copytree(str(folder / "first"), "r")
+    code, out, _ = run("evaluate", "r", "--report", "--json")
+    assert code == 0
+    text, counts = Path("r/report.html").read_text(), json.loads(out)["confusion_matrix"]
+    table = xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", "")).getElementsByTagName("table")
+    shown = next(t for t in table if t.getAttribute("class") == "confusion")
+    cells = [int(cell.firstChild.data) for cell in shown.getElementsByTagName("td")]
+    assert cells == [count for row in counts for count in row]
+    code, _, err = run("evaluate", "r/checkpoints/last.npz", "--report")
+    assert code == 2 and "--report: r/checkpoints/last.npz is no run folder" in err
+
+
+def test_hostile_names_are_escaped(folder, tmp_path):
+    from ipucnn.reports.runs import run_page
+
+    shutil.copytree(str(folder / "first"), str(tmp_path / "r"))
+    path = tmp_path / "r" / "environment.json"
+    processes = json.loads(path.read_text())
+    processes[-1]["command"] = "</pre><script>alert(1)</script>\x00"
+    path.write_text(json.dumps(processes))
+    text = run_page(read_run(tmp_path / "r"))
+    assert "<script" not in text and "&lt;script&gt;" in text and "\x00" not in text
+
+
+def test_no_folder_is_no_run(tmp_path):
+    with pytest.raises(DataError, match="is a file"):
+        (tmp_path / "x").write_text("")
+        read_run(tmp_path / "x")

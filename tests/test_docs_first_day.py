@@ -1,0 +1,67 @@
+"""The first day on an IPU-POD in docs/ipu.md: what its commands print on the double has the forms that are shown."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from poplar_double import installed
+from test_doctor import IDLE, INFO, PARTITIONS, POD, tool  # noqa: F401 - a fixture
+
+from ipucnn import cli
+
+PAGE = Path(__file__).parents[1] / "docs" / "ipu.md"
+SECTION = PAGE.read_text(encoding="utf-8").partition("## A first day on an IPU-POD")[2].partition("\n## ")[0]
+BLOCKS = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", SECTION, re.DOTALL)]
+SHOWN = {block[0][2:]: block[1:] for block in BLOCKS if block[0].startswith("$ ") and len(block) > 1}
+
+
+def form(line):
+    """A line without its numbers, and with single blanks."""
+    return " ".join(re.sub(r"\d[\d.,]*", "#", line).split())
+
+
+def printed(line, capfd):
+    assert cli.run(shlex.split(line)[1:]) == 0
+    captured = capfd.readouterr()
+    return {form(row) for row in (captured.out + captured.err).splitlines()}
+
+
+def missing(line, forms):
+    return [row for row in SHOWN[line] if row and row != "..." and form(row) not in forms]
+
+
+@pytest.fixture(autouse=True)
+def pod(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "p7")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("POPDIST_NUM_TOTAL_REPLICAS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_ten_lines_are_shown():
+    lines = [line for block in BLOCKS for line in block]
+    typed = [line for line in lines if line.startswith(("source", "export", "python", "$ "))]
+    assert len(typed) == 10 and len(SHOWN) == 3
+
+
+def test_what_doctor_says(tool, capfd):  # noqa: F811 - the fixture
+    tool("gc-info", list_devices=POD, device_info=INFO)
+    tool("gc-monitor", IDLE)
+    tool("vipu", PARTITIONS)
+    (line,) = (line for line in SHOWN if "doctor" in line)
+    with installed(sdk="3.3"):
+        forms = printed(line, capfd)
+    assert missing(line, forms) == []
+
+
+@pytest.mark.slow
+def test_what_the_first_network_says(capfd):
+    train, evaluate = (line for line in SHOWN if "doctor" not in line)
+    with installed(sdk="3.3"):
+        assert missing(train, printed(train, capfd)) == []
+    with installed(sdk="3.3"):
+        assert missing(evaluate, printed(evaluate, capfd)) == []

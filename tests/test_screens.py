@@ -1,0 +1,167 @@
+"""What commands print fits the screen, at any width: no line is wider, no word is broken, nothing is cut off.
+
+Exempt are, by name: lines that are there to be pasted (commands, YAML, paths); errors and hints, which are one line
+each so that they can be found and pasted; the drawings of plans, whose width is that of the screen; and ``models`` in a
+pipe, which has one line for each network for programs to read.
+"""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ipucnn import cli
+from ipucnn.command_table import COMMANDS
+
+WIDTHS = (80, 100, 160)
+WIDE = 700
+TO_PASTE = re.compile(
+    r"(ipucnn |evaluate it: |see its curves: |\s*- ipucnn |[\w-]+_plan:|  [a-z-]+: |error: |hint: |report in "
+    r"|(programs|figure|contact sheet|predictions of|written|picture).* in |written: )"
+)
+DRAWING = re.compile(r"\s*(IPU|stage)s? \d+(-\d+)? |\s*- forward|timeline, predicted")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\")
+COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7])(?:;\d+)*m")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run, and the report of a benchmark, both of a second."""
+    folder = tmp_path_factory.mktemp("screens")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train = "train lenet --dataset digits --num-epochs 1 --limit-train 160 --limit-eval 40 --seed 1 --run-dir run"
+        assert cli.run(train.split()) == 0
+        benchmark = "benchmark lenet --host-generated-data --micro-batch-size 2 --executions 3 --min-time 0.1"
+        assert cli.run([*benchmark.split(), "--max-time", "6", "--run-dir", "bench"]) == 0
+    return folder
+
+
+def show_report():
+    from ipucnn.reports.train import print_report
+
+    report = json.loads(Path("run/report.json").read_text(encoding="utf-8"))
+    print_report(report, "run", 0.97, 123456789)
+    return 0
+
+
+def show_benchmark():
+    from ipucnn.benchmarking.report import read_report
+    from ipucnn.reports.benchmark import print_benchmark
+
+    print_benchmark(read_report(Path("bench/report.json")))
+    return 0
+
+
+SCREENS = {
+    "help": [],
+    **{f"{name} --help": [name, "--help"] for name in COMMANDS},
+    "train --help-all": ["train", "--help-all"],
+    "train --help WORD": ["train", "--help", "patience"],
+    "models": ["models", "*net5*"],
+    "doctor": ["doctor"],
+    "dry run": [
+        "train",
+        "cifar_resnet8",
+        "--dataset",
+        "digits",
+        "--replicas",
+        "2",
+        "--dry-run",
+        "--seed",
+        "1",
+    ],
+    "configuration": ["train", "lenet", "--print-config"],
+    "plan": ["plan-splits", "cifar_resnet8", "--stages", "2"],
+    "plan of a search": [
+        "plan-splits",
+        "lenet",
+        "--ipus",
+        "2",
+        "--micro-batch-size",
+        "8",
+        "--global-batch-size",
+        "64",
+    ],
+    "optimisations": ["plan-splits", "cifar_resnet8", "--stages", "2", "--optimisations"],
+    "verified": ["verify-dataset", "digits"],
+    "evaluation": ["evaluate", "run"],
+    "predictions": ["infer", "run", "--split", "eval", "--limit-eval", "8"],
+    "end of a run": show_report,
+    "benchmark": show_benchmark,
+}
+NEEDS_A_RUN = ("evaluation", "predictions", "end of a run", "benchmark")
+PIPED_WHOLE = ("models",)
+
+
+def printed(name, width, monkeypatch, terminal=False, **environment):
+    """stdout and stderr of a screen."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("CI", "1")  # no bars
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    out, err = (Terminal(), Terminal()) if terminal else (io.StringIO(), io.StringIO())
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    command = SCREENS[name]
+    code = command() if callable(command) else cli.run(command)
+    assert code == 0, err.getvalue()
+    return SimpleNamespace(out=out.getvalue(), err=err.getvalue())
+
+
+def checked(text):
+    return [
+        line
+        for line in ESCAPES.sub("", text).splitlines()
+        if not TO_PASTE.match(line) and not DRAWING.match(line)
+    ]
+
+
+def words(lines):
+    """Words with letters, without what surrounds them."""
+    found = re.split(r"[\s│]+", " ".join(lines))
+    return {
+        word
+        for word in (one.strip(".,;:()'\"`") for one in found)
+        if re.search("[A-Za-z]{2}", word) and "/" not in word
+    }
+
+
+def broken(name, shown, wide, width):
+    lines = checked(shown)
+    too_wide = [line for line in lines if len(line) > width]
+    return too_wide, sorted(words(lines) - words(checked(wide))), [line for line in lines if "…" in line]
+
+
+@pytest.mark.parametrize("name", sorted(SCREENS))
+def test_screens_fit(name, monkeypatch, request, tmp_path):
+    if name in NEEDS_A_RUN:
+        monkeypatch.chdir(request.getfixturevalue("trained"))
+    else:
+        # Of a name of a few letters: screens name the folder, and a path may be longer than a line.
+        monkeypatch.setattr("ipucnn.diagnosis.look.absolute", lambda folder: Path("/data"))
+        monkeypatch.chdir(tmp_path)
+    wide = printed(name, WIDE, monkeypatch).out
+    for width in () if name in PIPED_WHOLE else WIDTHS:
+        assert broken(name, printed(name, width, monkeypatch).out, wide, width) == ([], [], []), width
+    shown = printed(name, 80, monkeypatch, terminal=True, NO_COLOR="1")
+    assert not COLOURS.search(shown.out + shown.err)
+    assert broken(name, shown.out, wide, 80) == ([], [], [])
+    assert [line for line in checked(shown.err) if len(line) > 80] == []
+
+
+def test_a_broken_word_is_noticed():
+    wide = "images per second"
+    assert broken("x", "images per sec\nond", wide, 20) == ([], ["ond", "sec"], [])
+    assert broken("x", "images per second", wide, 10)[0] == ["images per second"]
+    assert broken("x", "imag…", wide, 80)[2] == ["imag…"]
