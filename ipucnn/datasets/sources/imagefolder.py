@@ -13,7 +13,7 @@ from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataS
 from ipucnn.datasets.hashing import HELD_OUT, permutation
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, asking, is_folder
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 EVAL_NAMES = ("val", "valid", "validation", "test")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -159,7 +159,7 @@ def open_imagefolder(
                 raise DataError(f"{where} has no images in class folders", LAYOUT)
     warnings += _few(names, np.bincount(train.labels, minlength=len(names)))
     if skipped_train + skipped_eval:
-        warnings.append(f"{folder}: {skipped_train + skipped_eval} files that are no images were passed over")
+        warnings.append(f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
