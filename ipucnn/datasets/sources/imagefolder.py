@@ -159,7 +159,9 @@ def open_imagefolder(
                 raise DataError(f"{where} has no images in class folders", LAYOUT)
     warnings += _few(names, np.bincount(train.labels, minlength=len(names)))
     if skipped_train + skipped_eval:
-        warnings.append(f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}")
+        warnings.append(
+            f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}"
+        )
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
