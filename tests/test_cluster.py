@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -23,8 +25,10 @@ from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
+from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
-from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
@@ -252,6 +256,66 @@ def test_strangers_at_the_door_do_no_harm():
     assert results == [[0, 1]]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [b'{"rank": Infinity, "count": 2, "nonce": "", "proof": ""}', b'{"nonce": NaN, "rank": 1e999}', b""],
+)
+def test_a_stranger_does_not_end_the_start(monkeypatch, words):
+    """Worker 0 waits for its own, for as long as it was told to: numbers that are none, and a byte now and then."""
+    monkeypatch.setattr(cluster, "GRACE_S", 0.5)
+    named, raised = addresses(2), []
+    host, port = named[0].split(":")
+
+    def first():
+        try:
+            join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    stranger = None
+    while stranger is None:
+        with suppress(OSError):
+            stranger = socket.create_connection((host, int(port)), timeout=10)
+    stranger.sendall(len(words or b"x" * 200).to_bytes(4, "big") + words)
+    sent = 0
+    while not words and sent < 200 and thread.is_alive():
+        sent += 1
+        with suppress(OSError):
+            stranger.sendall(b" ")
+        time.sleep(0.1)
+    thread.join(30)
+    stranger.close()
+    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not come" in raised[0].message
+    assert sent < 100
+
+
+def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(5)
+    here = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def answer():
+        with suppress(OSError):
+            while True:
+                connection = listener.accept()[0]
+                connection.sendall(b"\0\0\0\x02[]")
+                connection.close()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with pytest.raises(WorkersError, match="worker 0 was not at"):
+        join(
+            Workers(2, 1, addresses=(here, "127.0.0.1:1"), source="test"),
+            RunConfig(start_timeout=0.5),
+            {},
+            1,
+        )
+    listener.close()
+
+
 def test_which_numbers_of_workers_fit():
     for chunks, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
         check_share(chunks, workers)
@@ -345,6 +409,20 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def test_all_workers_settle_statistics_where_a_signal_ends_them(tmp_path):
+    """They gather statistics: worker 0 would wait for ever for others who ended before."""
+    settled = []
+    recorder = Recorder.__new__(Recorder)
+    recorder._guard = SimpleNamespace(exit_code=130)
+    recorder._training = SimpleNamespace(program=SimpleNamespace(num_weight_updates=2))
+    recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
+    recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
+    recorder._settle_statistics = lambda: settled.append(True)
+    with pytest.raises(Interrupted, match="the first worker saves it"):
+        recorder._interrupt()
+    assert settled
 
 
 # -- who writes -------------------------------------------------------------------------------------------------------
@@ -442,10 +520,18 @@ def test_doctor_says_what_cluster_it_sees(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, 7)])
-def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "more"),
+    [(signal.SIGTERM, 143, ""), (signal.SIGKILL, 7, ""), (signal.SIGINT, 130, "--ipus-per-replica 2")],
+)
+def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     """After a checkpoint, or at once where the worker had no time for one; the run goes on to the same bytes."""
-    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const", "--run-dir"]
+    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const"]
+    if more:  # a pipeline, whose statistics all workers measure together before a checkpoint
+        flags += more.split()
+        flags[flags.index("--gradient-accumulation-count") + 1] = "4"
+        flags[flags.index("--num-replicas") + 1] = "1"
+    flags.append("--run-dir")
     flags[flags.index("--num-epochs") + 1] = "400"
     ended = []
     thread = threading.Thread(target=lambda: ended.append(launch(tmp_path, *flags, "two")))
@@ -458,7 +544,7 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code):
     thread.join(200)
     assert ended[0].returncode == code, ended[0].stderr
     assert "Traceback" not in ended[0].stderr
-    expected = "interrupted after" if code == 143 else "worker 1 left"
+    expected = "worker 1 left" if code == 7 else "interrupted after"
     assert expected in ended[0].stderr
     done = int(load_checkpoint(tmp_path / "two" / "checkpoints" / "last.npz").meta["weight_updates"])
     assert 0 < done < 800

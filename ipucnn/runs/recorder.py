@@ -505,9 +505,10 @@ class Recorder:
         updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
+        # Workers measure statistics together: those that write nothing, too.
+        self._settle_statistics()
         if isinstance(self._folder, SilentFolder):
             raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
-        self._settle_statistics()
         path = self._save(LAST)
         raise Interrupted(
             exit_code,
