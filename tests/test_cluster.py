@@ -27,13 +27,20 @@ from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
+from ipucnn.runs import train as runs_train
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
-from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
-from ipucnn.training.checkpoints import load_checkpoint
+from ipucnn.sessions.host.workers import (
+    Workers,
+    check_share,
+    expand_nodes,
+    find_workers,
+    notes_of_sharing,
+)
+from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "from ipucnn.__main__ import main; main()"
@@ -188,6 +195,49 @@ def test_workers_that_would_train_something_else():
     for result in met(3, run=lambda rank: {"--seed": 1 + rank // 2}):
         assert isinstance(result, ConfigurationError)
         assert result.message == "worker 2 has --seed 2, and worker 0 has 1"
+
+
+def test_what_workers_compare(monkeypatch):
+    told = {}
+    monkeypatch.setattr(runs_train, "join", lambda workers, config, run, threads: (told.update(run), threads))
+    monkeypatch.setattr(runs_train, "fix_threads", lambda number: told.update(threads=number))
+    run = TrainingRun.__new__(TrainingRun)
+    run.instances = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
+    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5))
+    checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
+    run.start, run.data_sha256 = SimpleNamespace(checkpoint=checkpoint), "x"
+    run._join()
+    # What ends a run, and all of the checkpoint: else one worker would end, or leave the loop out, alone.
+    assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(told)
+    assert told["--target-accuracy"] == 0.5 and told["threads"] == 5
+    assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
+
+
+def test_workers_that_begin_with_other_weights():
+    """Files of the same name may have other contents on another machine."""
+    values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
+    for result in met(3, act=lambda one: one.require_same("weights", digest_of(values[one.rank], {}))):
+        assert isinstance(result, ConfigurationError)
+        assert "worker 2 begins with other weights than worker 0" in result.message
+    assert met(2, act=lambda one: one.require_same("weights", digest_of(values[0], {}))) == [(3, None)] * 2
+
+
+@pytest.mark.parametrize("changed", ["name", "dtype", "shape", "value", "slot", "meta"])
+def test_what_a_digest_notices(changed):
+    value = np.arange(4, dtype=np.float32)
+    other = {
+        "dtype": value.view(np.int32),
+        "shape": value.reshape(2, 2),
+        "value": value + np.float32(1e-6),
+    }.get(changed, value)
+    one = Checkpoint({"a": value, "b": value}, {"c": value}, {"seed": 1})
+    same = Checkpoint({"b": value.copy(), "a": value}, {"c": value}, {"seed": 1})
+    two = Checkpoint(
+        {"x" if changed == "name" else "a": other, "b": value},
+        {"c": value + np.float32(changed == "slot")},
+        {"seed": 1 + (changed == "meta")},
+    )
+    assert one.digest == same.digest != two.digest
 
 
 def test_workers_whose_last_digits_may_differ(monkeypatch):
@@ -405,6 +455,7 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
+    assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
     # Where it begins again it makes chunks for as many workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
@@ -423,6 +474,17 @@ def test_all_workers_settle_statistics_where_a_signal_ends_them(tmp_path):
     with pytest.raises(Interrupted, match="the first worker saves it"):
         recorder._interrupt()
     assert settled
+
+
+@pytest.mark.parametrize("secret", ["", "x"])
+def test_a_run_without_a_secret_says_so(monkeypatch, secret):
+    monkeypatch.setenv("IPUCNN_SECRET", secret)
+    workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
+    program = SimpleNamespace(num_micro_batches=4, fused_micro_batches=1)
+    notes = notes_of_sharing(workers, RunConfig(max_workers=2), program, True)
+    assert any("IPUCNN_SECRET is not set" in note for note in notes) == (not secret)
+    # The chunks are those that were asked for.
+    assert not any("the chunks are those" in note for note in notes)
 
 
 # -- who writes -------------------------------------------------------------------------------------------------------

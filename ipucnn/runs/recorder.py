@@ -382,7 +382,7 @@ class Recorder:
         self._session.state.events_done += 1
         self._reason = reason_to_end(state.history, self._config)
         if self._session.any_instance(self._reason is not None) and self._reason is None:
-            self._reason = "another instance of poprun ended it"
+            self._reason = "another process of the run ended it"
         if self._has_target and self._compiled_at is not None:
             self._time_to_train_s = time.perf_counter() - self._compiled_at
         if self._mlperf is not None and self._compiled_at is not None:

@@ -348,6 +348,20 @@ class Cluster:
         """What worker 0 has, on all of them."""
         return self.exchange(what, value)[0]
 
+    def require_same(self, what: str, digest: str) -> None:
+        """Refuses workers that do not have the same; all of them come to the same verdict.
+
+        Raises:
+            ConfigurationError: naming the worker.
+        """
+        everyone = self.exchange(what, digest)
+        for rank, other in enumerate(everyone):
+            if other != everyone[0]:
+                raise ConfigurationError(
+                    f"worker {rank} begins with other {what} than worker 0: their gradients do not belong together",
+                    "give all workers the same network and the same --weights file",
+                )
+
     def any_signal(self, flag: bool) -> bool:
         """Whether a flag is set on any worker.  A signal that one of them got is then noted on all."""
         if self.count == 1:
