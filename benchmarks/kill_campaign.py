@@ -13,10 +13,10 @@ process must have ended with the exit code of its signal and without a traceback
 With ``--broken`` the processes run builds that are broken on purpose, by what is put around them here, and the campaign
 shows that it would notice: exit code 5 if it did each time, 1 if one escaped.
 
-With ``--workers 1 2 4`` runs of one configuration are trained by so many workers of this machine (``ipucnn launch``), a
-random number of them each time.  One of them, drawn at random, gets SIGINT, SIGTERM, SIGKILL or SIGSTOP at a random
-moment of training; the others must end by themselves, with the exit code that docs/cluster.md has for it, and the bytes
-must be those of one worker that was left alone.
+With ``--workers 1 2 4`` runs of two configurations, in turn, are trained by so many workers of this machine
+(``ipucnn launch``), a random number of them each time.  One of them, drawn at random, gets SIGINT, SIGTERM, SIGKILL or
+SIGSTOP at a random moment of training; the others must end by themselves, with the exit code that docs/cluster.md has
+for it, and the bytes must be those of one worker that was left alone.
 """
 
 import argparse
@@ -419,15 +419,22 @@ def one_run(
 # What `ipucnn launch` ends with after a signal to one of its workers.  One that is stopped is missed after half a
 # minute; where it is alone it is killed.
 WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 7, signal.SIGSTOP: 7}
-WORKERS_CONFIGURATION = (
+_WORKERS_COMMON = (
     "cifar_resnet8 --dataset digits --augment --replicas 2 --micro-batch-size 8 --gradient-accumulation-count 4 "
     "--optimizer adam --optimizer-params {} --lr-schedule cosine --limit-train 640 --limit-eval 100 --num-epochs 24 "
     "--ckpts-per-epoch 1 --logs-per-epoch 2 --precise-batch-norm 0 --threads 1"
 )
+# In a pipeline the statistics are measured anew before each checkpoint, by all workers together.
+WORKERS_CONFIGURATIONS = {
+    "resnet": _WORKERS_COMMON,
+    "pipeline": f"{_WORKERS_COMMON} --ipus-per-replica 2",
+}
 WORKER_DELAY_S = 6.0
 
 
-def start_workers(count: int, most: int, folder: Path, resume: bool, log: Path) -> "subprocess.Popen[bytes]":
+def start_workers(
+    configuration: str, count: int, most: int, folder: Path, resume: bool, log: Path
+) -> "subprocess.Popen[bytes]":
     """``ipucnn launch`` with so many workers, of ``most`` that there may be."""
     import shlex
 
@@ -435,7 +442,7 @@ def start_workers(count: int, most: int, folder: Path, resume: bool, log: Path) 
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
     words = [sys.executable, "-m", "ipucnn", "launch", "-n", str(count), "--", "train"]
-    words += [*shlex.split(WORKERS_CONFIGURATION), "--seed", "11", "--run-dir", str(folder)]
+    words += [*shlex.split(WORKERS_CONFIGURATIONS[configuration]), "--seed", "11", "--run-dir", str(folder)]
     words += ["--resume"] if resume else ["--max-workers", str(most)]
     with open(log, "ab") as out:
         # In the background of a script SIGINT is ignored, and what is ignored stays so.
@@ -470,18 +477,20 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
     """The campaign of workers, and its table; the exit code."""
     rng, log, most = random.Random(f"{options.seed} workers"), place / "workers.log", max(options.workers)
     until = time.time() + options.minutes * 60 if options.minutes is not None else float("inf")
-    reference = place / "reference"
-    if start_workers(1, most, reference, False, log).wait():
-        raise SystemExit(f"{reference}: {log.read_text()[-2000:]}")
+    names = list(WORKERS_CONFIGURATIONS)
+    for name in names:
+        if start_workers(name, 1, most, place / f"reference-{name}", False, log).wait():
+            raise SystemExit(f"reference of {name}: {log.read_text()[-2000:]}")
     counts = {"kills": 0, "runs": 0, "differing": 0, "wrong end": 0, "late": 0}
     counts.update({number.name: 0 for number in WORKER_CODES})
     counts.update({f"{count} workers": 0 for count in options.workers})
     while counts["kills"] < options.kills and time.time() < until:
         folder, turn = place / f"run-{counts['runs']}", 0
+        configuration = names[counts["runs"] % len(names)]
         while turn < options.per_run and counts["kills"] < options.kills:
             count, number = rng.choice(options.workers), rng.choice(list(WORKER_CODES))
             before = log.stat().st_size
-            process = start_workers(count, most, folder, turn > 0, log)
+            process = start_workers(configuration, count, most, folder, turn > 0, log)
             code = kill_a_worker(process, folder, number, rng)
             said = log.read_bytes()[before:].decode(errors="replace")
             turn += 1
@@ -496,10 +505,10 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
                 counts["wrong end"] += 1
                 print(said[-3000:], file=sys.stderr, flush=True)
         count = rng.choice(options.workers)
-        if start_workers(count, most, folder, True, log).wait():
+        if start_workers(configuration, count, most, folder, True, log).wait():
             raise SystemExit(f"{folder}: --resume with {count} workers failed\n{log.read_text()[-3000:]}")
         counts["runs"] += 1
-        differing = compare(reference, folder)
+        differing = compare(place / f"reference-{configuration}", folder)
         if differing:
             counts["differing"] += 1
             print(f"{folder}: {', '.join(differing)}", file=sys.stderr)

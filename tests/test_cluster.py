@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -23,13 +25,22 @@ from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
+from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
-from ipucnn.runs.folder import RunFolder
+from ipucnn.runs import train as runs_train
+from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
-from ipucnn.sessions.host.workers import Workers, check_share, expand_nodes, find_workers
-from ipucnn.training.checkpoints import load_checkpoint
+from ipucnn.sessions.host.workers import (
+    Workers,
+    check_share,
+    expand_nodes,
+    find_workers,
+    notes_of_sharing,
+)
+from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "from ipucnn.__main__ import main; main()"
@@ -186,6 +197,49 @@ def test_workers_that_would_train_something_else():
         assert result.message == "worker 2 has --seed 2, and worker 0 has 1"
 
 
+def test_what_workers_compare(monkeypatch):
+    told = {}
+    monkeypatch.setattr(runs_train, "join", lambda workers, config, run, threads: (told.update(run), threads))
+    monkeypatch.setattr(runs_train, "fix_threads", lambda number: told.update(threads=number))
+    run = TrainingRun.__new__(TrainingRun)
+    run.instances = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
+    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5))
+    checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
+    run.start, run.data_sha256 = SimpleNamespace(checkpoint=checkpoint), "x"
+    run._join()
+    # What ends a run, and all of the checkpoint: else one worker would end, or leave the loop out, alone.
+    assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(told)
+    assert told["--target-accuracy"] == 0.5 and told["threads"] == 5
+    assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
+
+
+def test_workers_that_begin_with_other_weights():
+    """Files of the same name may have other contents on another machine."""
+    values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
+    for result in met(3, act=lambda one: one.require_same("weights", digest_of(values[one.rank], {}))):
+        assert isinstance(result, ConfigurationError)
+        assert "worker 2 begins with other weights than worker 0" in result.message
+    assert met(2, act=lambda one: one.require_same("weights", digest_of(values[0], {}))) == [(3, None)] * 2
+
+
+@pytest.mark.parametrize("changed", ["name", "dtype", "shape", "value", "slot", "meta"])
+def test_what_a_digest_notices(changed):
+    value = np.arange(4, dtype=np.float32)
+    other = {
+        "dtype": value.view(np.int32),
+        "shape": value.reshape(2, 2),
+        "value": value + np.float32(1e-6),
+    }.get(changed, value)
+    one = Checkpoint({"a": value, "b": value}, {"c": value}, {"seed": 1})
+    same = Checkpoint({"b": value.copy(), "a": value}, {"c": value}, {"seed": 1})
+    two = Checkpoint(
+        {"x" if changed == "name" else "a": other, "b": value},
+        {"c": value + np.float32(changed == "slot")},
+        {"seed": 1 + (changed == "meta")},
+    )
+    assert one.digest == same.digest != two.digest
+
+
 def test_workers_whose_last_digits_may_differ(monkeypatch):
     counter = itertools.count()
     monkeypatch.setattr(cluster, "facts_of_machine", lambda: {"processor": f"P{min(next(counter), 1)}"})
@@ -250,6 +304,66 @@ def test_strangers_at_the_door_do_no_harm():
     one.close()
     thread.join(30)
     assert results == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b'{"rank": Infinity, "count": 2, "nonce": "", "proof": ""}', b'{"nonce": NaN, "rank": 1e999}', b""],
+)
+def test_a_stranger_does_not_end_the_start(monkeypatch, words):
+    """Worker 0 waits for its own, for as long as it was told to: numbers that are none, and a byte now and then."""
+    monkeypatch.setattr(cluster, "GRACE_S", 0.5)
+    named, raised = addresses(2), []
+    host, port = named[0].split(":")
+
+    def first():
+        try:
+            join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    stranger = None
+    while stranger is None:
+        with suppress(OSError):
+            stranger = socket.create_connection((host, int(port)), timeout=10)
+    stranger.sendall(len(words or b"x" * 200).to_bytes(4, "big") + words)
+    sent = 0
+    while not words and sent < 200 and thread.is_alive():
+        sent += 1
+        with suppress(OSError):
+            stranger.sendall(b" ")
+        time.sleep(0.1)
+    thread.join(30)
+    stranger.close()
+    assert len(raised) == 1 and isinstance(raised[0], WorkersError) and "did not come" in raised[0].message
+    assert sent < 100
+
+
+def test_who_answers_nonsense_is_waited_for_no_longer_than_anyone():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(5)
+    here = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def answer():
+        with suppress(OSError):
+            while True:
+                connection = listener.accept()[0]
+                connection.sendall(b"\0\0\0\x02[]")
+                connection.close()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with pytest.raises(WorkersError, match="worker 0 was not at"):
+        join(
+            Workers(2, 1, addresses=(here, "127.0.0.1:1"), source="test"),
+            RunConfig(start_timeout=0.5),
+            {},
+            1,
+        )
+    listener.close()
 
 
 def test_which_numbers_of_workers_fit():
@@ -341,10 +455,36 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["validation"]["samples"] == 9
     assert "2 workers" in ended.stderr and "Traceback" not in ended.stderr
+    assert "the chunks are those of --max-workers 2" in " ".join(ended.stderr.split())
     # Where it begins again it makes chunks for as many workers.
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *FLAGS, "--augment", "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def test_all_workers_settle_statistics_where_a_signal_ends_them(tmp_path):
+    """They gather statistics: worker 0 would wait for ever for others who ended before."""
+    settled = []
+    recorder = Recorder.__new__(Recorder)
+    recorder._guard = SimpleNamespace(exit_code=130)
+    recorder._training = SimpleNamespace(program=SimpleNamespace(num_weight_updates=2))
+    recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
+    recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
+    recorder._settle_statistics = lambda: settled.append(True)
+    with pytest.raises(Interrupted, match="the first worker saves it"):
+        recorder._interrupt()
+    assert settled
+
+
+@pytest.mark.parametrize("secret", ["", "x"])
+def test_a_run_without_a_secret_says_so(monkeypatch, secret):
+    monkeypatch.setenv("IPUCNN_SECRET", secret)
+    workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
+    program = SimpleNamespace(num_micro_batches=4, fused_micro_batches=1)
+    notes = notes_of_sharing(workers, RunConfig(max_workers=2), program, True)
+    assert any("IPUCNN_SECRET is not set" in note for note in notes) == (not secret)
+    # The chunks are those that were asked for.
+    assert not any("the chunks are those" in note for note in notes)
 
 
 # -- who writes -------------------------------------------------------------------------------------------------------
@@ -442,10 +582,18 @@ def test_doctor_says_what_cluster_it_sees(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, 7)])
-def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "more"),
+    [(signal.SIGTERM, 143, ""), (signal.SIGKILL, 7, ""), (signal.SIGINT, 130, "--ipus-per-replica 2")],
+)
+def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     """After a checkpoint, or at once where the worker had no time for one; the run goes on to the same bytes."""
-    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const", "--run-dir"]
+    flags = [*FLAGS, "--no-validation", "--ckpts-per-epoch", "0.1", "--lr-schedule", "const"]
+    if more:  # a pipeline, whose statistics all workers measure together before a checkpoint
+        flags += more.split()
+        flags[flags.index("--gradient-accumulation-count") + 1] = "4"
+        flags[flags.index("--num-replicas") + 1] = "1"
+    flags.append("--run-dir")
     flags[flags.index("--num-epochs") + 1] = "400"
     ended = []
     thread = threading.Thread(target=lambda: ended.append(launch(tmp_path, *flags, "two")))
@@ -458,7 +606,7 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code):
     thread.join(200)
     assert ended[0].returncode == code, ended[0].stderr
     assert "Traceback" not in ended[0].stderr
-    expected = "interrupted after" if code == 143 else "worker 1 left"
+    expected = "worker 1 left" if code == 7 else "interrupted after"
     assert expected in ended[0].stderr
     done = int(load_checkpoint(tmp_path / "two" / "checkpoints" / "last.npz").meta["weight_updates"])
     assert 0 < done < 800

@@ -47,16 +47,17 @@ _PROGRAM = (
 def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORKERS) -> None:
     """Start several workers of one training run on this machine.
 
-    They share the work of each weight update, and give the same bytes as one worker with as many threads. Where each
-    machine has a worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first worker
-    prints comes out as it is, what the others print after their number. All end when one of them fails.
+    They share the work of each weight update, and give the same bytes as one worker with as many threads, where both
+    runs begin with the same --max-workers. Where each machine has a worker of its own, use srun, TF_CONFIG or --hosts;
+    docs/cluster.md has examples. What the first worker prints comes out as it is, what the others print after their
+    number. All end when one of them fails.
     """
     count = 2 if workers is None else workers
     if not command or command[0] != "train":
         what = "nothing" if not command else f"'{shown_value(command[0])}'"
         raise ConfigurationError(
             f"`ipucnn launch` starts workers of `ipucnn train`, and it was given {what}",
-            f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1",
+            f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers {count}",
         )
     if {"--hosts", "--rank"} & {word.partition("=")[0] for word in command}:
         raise ConfigurationError(

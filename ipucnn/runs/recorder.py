@@ -382,7 +382,7 @@ class Recorder:
         self._session.state.events_done += 1
         self._reason = reason_to_end(state.history, self._config)
         if self._session.any_instance(self._reason is not None) and self._reason is None:
-            self._reason = "another instance of poprun ended it"
+            self._reason = "another process of the run ended it"
         if self._has_target and self._compiled_at is not None:
             self._time_to_train_s = time.perf_counter() - self._compiled_at
         if self._mlperf is not None and self._compiled_at is not None:
@@ -505,9 +505,10 @@ class Recorder:
         updates = f"{self._session.state.weight_updates} of {counted(of, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
+        # Workers measure statistics together: those that write nothing, too.
+        self._settle_statistics()
         if isinstance(self._folder, SilentFolder):
             raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
-        self._settle_statistics()
         path = self._save(LAST)
         raise Interrupted(
             exit_code,

@@ -15,13 +15,13 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import RESUMABLE, Resolved
+from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
-from ipucnn.machine import fix_threads, num_cores, operation_threads
+from ipucnn.machine import fix_threads, num_cores
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
     check_named_splits,
@@ -36,7 +36,7 @@ from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.host.cluster import Cluster, join
-from ipucnn.sessions.host.workers import Workers, find_group
+from ipucnn.sessions.host.workers import Workers, find_group, notes_of_sharing
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
     CompilationReport,
@@ -46,6 +46,7 @@ from ipucnn.sessions.session import (
     recomputes_statistics,
 )
 from ipucnn.text import counted
+from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.optimizers import settings_of_run
 from ipucnn.training.program import make_layout, make_program
 from ipucnn.training.schedules import largest_rate
@@ -297,10 +298,11 @@ class TrainingRun:
             run: Dict[str, Any] = {
                 spec.flag: spec.yaml_value(getattr(config, spec.name))
                 for spec in SPECS
-                if spec.name not in RESUMABLE or spec.name in ("num_epochs", "max_workers")
+                if spec.name not in RESUMABLE or spec.name in (*ENDS_RUN, "max_workers")
             }
             run["data"] = self.data_sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
+            run["the checkpoint"] = None if checkpoint is None else checkpoint.digest
             cluster, threads = join(self.instances, config, run, threads or num_cores())
         fix_threads(threads)
         return cluster
@@ -373,6 +375,9 @@ class TrainingRun:
             )
         assert session.program is not None
         self.program = session.program
+        if cluster is not None:
+            values = {name: v.numpy() for name, v in {**session.state.weights, **session.state.slots}.items()}
+            cluster.require_same("weights", digest_of(values, {}))
         if config.compile_only:
             yield CompilingAhead(self.program)
             with data_errors():
@@ -445,18 +450,11 @@ class TrainingRun:
         """Who trains, and how a weight update is shared; nothing for one worker."""
         if cluster is None:
             return []
-        p = self.program
-        chunks = p.num_micro_batches // p.fused_micro_batches
-        return [
-            f"{cluster.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} "
-            f"chunks of {counted(p.fused_micro_batches, 'micro-batch')}, {chunks // cluster.count} for each worker",
-            f"TensorFlow's servers ({', '.join(cluster.addresses)}) listen on every network of their machines, without "
-            "authentication",
-            *(
-                f"warning: {line}; the result may differ in bytes from one worker's"
-                for line in cluster.warnings
-            ),
-        ]
+        assert isinstance(self.instances, Workers)
+        config, program = self.setup.config, self.program
+        notes = notes_of_sharing(self.instances, config, program, self.start.checkpoint is None)
+        different = "the result may differ in bytes from one worker's"
+        return [*notes, *(f"warning: {line}; {different}" for line in cluster.warnings)]
 
     def _settled(self, compilation: CompilationReport) -> Training:
         """What the recorder works on, once nothing of it changes any more."""

@@ -59,6 +59,13 @@ class Checkpoint:
     slots: Dict[str, Any]
     meta: Dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in it."""
+        arrays = {f"weights/{k}": v for k, v in self.weights.items()}
+        arrays.update({f"slots/{k}": v for k, v in self.slots.items()})
+        return digest_of(arrays, self.meta)
+
 
 def _is_shape(value: Any) -> bool:
     return list_of(is_count)(value) and len(value) == 3 and all(value)
@@ -124,7 +131,7 @@ META: json_fields.Fields = {
 _NEEDED = ("model", "num_classes", "input_shape", "weight_updates", "seed")
 
 
-def _digest(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
+def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
     """SHA-256 over the facts, their own checksum left out, and over all arrays."""
     digest = hashlib.sha256()
     facts = {key: value for key, value in header.items() if key != "sha256"}
@@ -152,7 +159,7 @@ def save_checkpoint(
     arrays.update({f"slots/{k}": np.asarray(v) for k, v in slots.items()})
     # Through JSON once, so that the checksum is over what a reader sees: tuples become lists.
     header = json.loads(json.dumps({**meta, "format": FORMAT}))
-    header["sha256"] = _digest(arrays, header)
+    header["sha256"] = digest_of(arrays, header)
     text: Any = np.frombuffer(json.dumps(header).encode("utf-8"), dtype=np.uint8)
     # Not np.savez: it takes the names as keyword arguments and stamps the time of day into the archive.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
@@ -185,7 +192,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 raise DataError(f"{name} has {json_fields.brief(member)}, which no checkpoint has", _HINT)
             types = _WEIGHT_TYPES if member.startswith("weights/") else _SLOT_TYPES
             arrays[member] = _array(file, num_bytes, types, f"{name}: the array {json_fields.brief(member)}")
-    if _digest(arrays, header) != header["sha256"]:
+    if digest_of(arrays, header) != header["sha256"]:
         raise DataError(f"{name} is damaged: its checksum does not match", _HINT)
     problem = json_fields.wrong_field(header, META, _NEEDED)
     if problem:

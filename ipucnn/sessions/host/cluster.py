@@ -46,7 +46,7 @@ GRACE_S = 5.0
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28
 # What comes of others who are at an address by chance, or on purpose.
-_NO_WORKER = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_NO_WORKER = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 # Of who has not proved yet that it belongs here, nothing longer is read.
 _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
@@ -109,6 +109,8 @@ class _Link:
         self.ended: Optional[float] = None
         self.inbox: queue.Queue[Any] = queue.Queue()
         self._socket = connection
+        # When what is under way has to be over, whatever comes; None: never.
+        self._until: Optional[float] = None
         self._lock = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -139,6 +141,9 @@ class _Link:
     def _read(self, length: int) -> bytes:
         data = bytearray()
         while len(data) < length:
+            if self._until is not None:
+                # Who sends a byte now and then gets no more time than who sends none.
+                self._socket.settimeout(max(1e-3, self._until - time.monotonic()))
             part = self._socket.recv(min(length - len(data), 2**20))
             if not part:
                 raise ConnectionError("closed")
@@ -146,7 +151,9 @@ class _Link:
             self.heard = time.monotonic()
         return bytes(data)
 
-    def set_timeout(self, seconds: Optional[float]) -> None:
+    def set_deadline(self, seconds: Optional[float]) -> None:
+        """From now on so much time is left for all that is sent and received; None: any."""
+        self._until = None if seconds is None else time.monotonic() + seconds
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
@@ -198,7 +205,7 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
                 continue
             link = _Link(-1, connection)
             try:
-                link.set_timeout(GRACE_S)
+                link.set_deadline(GRACE_S)
                 rank = _welcome(link, workers, links)
             except _NO_WORKER:
                 link.close()
@@ -251,17 +258,18 @@ def _connect(workers: Workers, until: float) -> _Link:
     host, port = split_address(workers.addresses[0], workers.source)
     while True:
         interrupts.check()
+        if time.monotonic() > until:
+            raise WorkersError(
+                f"worker 0 was not at {workers.addresses[0]} in time",
+                "start it with the same command, or raise --start-timeout",
+            )
         try:
             link = _Link(0, socket.create_connection((host, port), timeout=GRACE_S))
         except OSError:
-            if time.monotonic() > until:
-                raise WorkersError(
-                    f"worker 0 was not at {workers.addresses[0]} in time",
-                    "start it with the same command, or raise --start-timeout",
-                ) from None
             time.sleep(_RETRY_S)
             continue
         try:
+            link.set_deadline(GRACE_S)
             own = secrets.token_hex(16)
             nonce = str(link.receive(_MAX_GREETING_BYTES)["nonce"])
             proof = _proof(nonce, workers.index, workers.count)
@@ -313,7 +321,7 @@ class Cluster:
         self.received_bytes: Dict[int, int] = {}
         self.collective_s: Any = None
         for link in self._links.values():
-            link.set_timeout(None)
+            link.set_deadline(None)
             threading.Thread(target=self._listen, args=(link,), daemon=True).start()
         if self._links:
             threading.Thread(target=self._watch, daemon=True).start()
@@ -339,6 +347,20 @@ class Cluster:
     def first(self, what: str, value: Any) -> Any:
         """What worker 0 has, on all of them."""
         return self.exchange(what, value)[0]
+
+    def require_same(self, what: str, digest: str) -> None:
+        """Refuses workers that do not have the same; all of them come to the same verdict.
+
+        Raises:
+            ConfigurationError: naming the worker.
+        """
+        everyone = self.exchange(what, digest)
+        for rank, other in enumerate(everyone):
+            if other != everyone[0]:
+                raise ConfigurationError(
+                    f"worker {rank} begins with other {what} than worker 0: their gradients do not belong together",
+                    "give all workers the same network and the same --weights file",
+                )
 
     def any_signal(self, flag: bool) -> bool:
         """Whether a flag is set on any worker.  A signal that one of them got is then noted on all."""
@@ -397,7 +419,7 @@ class Cluster:
         while not self._is_closed:
             try:
                 value = link.receive()
-            except (OSError, ValueError):
+            except _NO_WORKER:
                 if link.ended is None:
                     self._leave(link.rank)
                 return

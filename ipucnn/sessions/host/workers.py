@@ -13,8 +13,10 @@ from typing import Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.machine import operation_threads
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
+from ipucnn.training.program import Program
 
 SECRET_VARIABLE = "IPUCNN_SECRET"
 TF_CONFIG = "TF_CONFIG"
@@ -265,6 +267,36 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
             f"a weight update has {what}, which {sharing} workers cannot share evenly",
             f"use a divisor of {num_groups}, or more --gradient-accumulation-count or --num-replicas",
         )
+
+
+def notes_of_sharing(workers: Workers, config: RunConfig, program: Program, is_new: bool) -> List[str]:
+    """What to tell at the start: who trains, how a weight update is shared, and who could take part uninvited.
+
+    Args:
+        workers: of the run.
+        config: the run's.
+        program: with its number of fused micro-batches.
+        is_new: the run begins, and does not go on from a checkpoint.
+    """
+    fused = program.fused_micro_batches
+    chunks = program.num_micro_batches // fused
+    lines = [
+        f"{workers.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} "
+        f"chunks of {counted(fused, 'micro-batch')}, {chunks // workers.count} for each worker",
+        f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
+        "authentication",
+    ]
+    if is_new and config.fused_micro_batches is None and config.max_workers < workers.count:
+        lines.append(
+            f"the chunks are those of --max-workers {workers.count}: a run with another number of workers gives the "
+            "same bytes if it begins with that option"
+        )
+    if not os.environ.get(SECRET_VARIABLE):
+        lines.append(
+            f"warning: {SECRET_VARIABLE} is not set, so that whoever reaches worker 0 in time can take the place of a "
+            "worker; set it to the same text on all of them"
+        )
+    return lines
 
 
 def check_share(num_chunks: int, workers: int) -> None:
