@@ -152,3 +152,13 @@ def run(capsys, monkeypatch, tmp_path):
 def pytest_xdist_auto_num_workers(config):
     """One process more than cores: tests wait for disks, signals and other processes."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them."""
+    lines = (Path(__file__).parent / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
+    slow = {line for line in lines if not line.startswith("#")}
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)

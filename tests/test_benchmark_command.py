@@ -309,6 +309,9 @@ def test_an_execution_without_results_does_not_count():
     from ipucnn.benchmarking.contenders import SessionInference
 
     class Lazy:
+        def any_instance(self, flag):
+            return flag
+
         def predict(self, batches):
             return [np.zeros((4, 10)) for _ in list(batches)[:2]]
 

@@ -594,7 +594,7 @@ def test_a_whole_suite(fake, capsys, monkeypatch):
     folder = Path("runs/my-suite")
     names = {p.name for p in folder.iterdir()}
     assert names == {"suite.json", "suite.csv", "plan.json", "reports", "speedup.png", "speedup.svg"}
-    assert "[4/4] lenet-training-micro-batch-size-4: 4000 images/s" in err and "about" in err
+    assert "[4/4] lenet-training-micro-batch-size-4: 4,000 images/s" in err and "about" in err
     assert "two small ones" in out and "total epoch time" in out and "set by --image-size 40" in out
     assert "measured 0.1 s: one epoch of 100 images on each of 2 training rows" in out
     assert "\x1b" not in out + err

@@ -549,10 +549,49 @@ def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
     assert "unbalanced classes: a has" in told
 
 
+@pytest.mark.parametrize("change", ["first", "last", "gone"])
+def test_few_images_change_sides_where_one_comes_or_goes(tmp_path, change):
+    class_folders(tmp_path, {"a": 20, "b": 20})
+    before = open_imagefolder(tmp_path)
+    if change == "gone":
+        (tmp_path / "a" / "000.png").unlink()
+    else:
+        name = "000-a.png" if change == "last" else "!.png"
+        (tmp_path / "a" / name).write_bytes((tmp_path / "a" / "000.png").read_bytes())
+        class_folders(tmp_path, {"0": 5})  # a class before all others
+    after = open_imagefolder(tmp_path)
+    moved = set(before.train.paths) & set(after.eval.paths) | set(before.eval.paths) & set(after.train.paths)
+    assert len(moved) <= 1
+    # Elsewhere it is divided alike.
+    copy = tmp_path.parent / f"{tmp_path.name}-copy"
+    tmp_path.rename(copy)
+    again = open_imagefolder(copy)
+    assert [Path(p).relative_to(copy) for p in again.eval.paths] == [
+        Path(p).relative_to(tmp_path) for p in after.eval.paths
+    ]
+
+
 def test_one_image_of_each_class_cannot_be_divided(tmp_path):
     class_folders(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(DataError, match="none can be held out"):
         open_imagefolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "weights", "size"),
+    [
+        ("train", {}, (96, 96)),
+        ("train", {"weights": "imagenet"}, None),
+        ("evaluate", {}, None),
+        ("export", {}, None),
+    ],
+)
+def test_other_commands_and_trained_weights_keep_the_network_s_size(command, weights, size):
+    from ipucnn.config.resolve import resolve
+
+    flags = {"dataset": "imagefolder", **weights}
+    found = resolve(command, flags, model="resnet50-keras", needs_data=False)
+    assert found.config.image_size == size
 
 
 def test_your_own_photographs_have_a_preset_with_a_batch_that_fits(tmp_path):

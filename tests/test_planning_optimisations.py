@@ -157,7 +157,7 @@ def test_the_command(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    for word in ("pipelining", "not modelled", "does not fit", "70 30 45 70%", "--loss-scaling", "predicted"):
+    for word in ("pipelining", "not modelled", "does not fit", "70 30", "--loss-scaling", "predicted"):
         assert word in out
     assert "--recomputation on|off" in out and "micro-batches are accumulated" in " ".join(out.split())
     assert f"splits: {' '.join(EARLY)}" in " ".join(out.split()) and "the model knows one" not in out

@@ -211,7 +211,7 @@ def test_a_run_that_came_to_nothing_leaves_no_folder(capfd, tmp_path):
     with installed(busy=True):
         assert run(capfd, *command, "--micro-batch-size", 2, "--resume", "--num-epochs", 2)[0] == 6
     after = sorted(path.name for path in (tmp_path / "run").rglob("*"))
-    assert set(before) - set(after) <= {"report.json"} and "last.npz" in after
+    assert set(before) - set(after) <= {"report.json", "report.html"} and "last.npz" in after
 
 
 def test_a_loss_that_is_not_finite_at_once_leaves_no_folder(capfd, tmp_path):

@@ -57,5 +57,5 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         for event in run.events():
             display.show(event)
     display.print_result(json_output)
-    if not run.is_silent and is_file(run.folder.path / REPORT):
+    if not run.is_silent and run.start.report is None and is_file(run.folder.path / REPORT):
         write_page(run.folder.path)

@@ -119,16 +119,20 @@ def _keys_in(folder: Path) -> FrozenSet[str]:
     return frozenset(spec.key for spec in map(find_spec, written) if spec is not None)
 
 
-def candidates(model: str, dataset: Optional[str], ipus_per_replica: Optional[int] = None) -> List[str]:
+def candidates(
+    model: str, dataset: Optional[str], ipus_per_replica: Optional[int] = None, command: str = "train"
+) -> List[str]:
     """The built-in presets that suit a model and data set (None: no data), the best first.
 
     Args:
         ipus_per_replica: that were typed: MODEL@DATASET-podN is made for so many.
+        command: that runs: MODEL@folder, for photographs of one's own, is a recipe of training, and its image size
+            nothing that other commands should take for weights that they are given.
     """
     if dataset is None:
         return [model]
     small = [f"{model}@small"] if dataset in SMALL_IMAGES else []
-    if dataset == "imagefolder":
+    if dataset == "imagefolder" and command == "train":
         small = [f"{model}@folder"]
     pod = [f"{model}@{dataset}-pod{ipus_per_replica}"] if ipus_per_replica else []
     return [*pod, f"{model}@{dataset}", *small, model]

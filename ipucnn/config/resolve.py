@@ -181,8 +181,12 @@ def resolve(
     # Where no data are read, and none are named, the preset is the network's own, not one cut to a data set.
     named = choice.like or choice.name if choice is not None else _first("dataset", given, in_plan, in_file)
     dataset = named or record.home_dataset
-    wanted = presets.candidates(record.name, named, given.get("ipus_per_replica"))
+    wanted = presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
     preset = chosen or presets.find_built_in(*wanted)
+    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
+        # Weights were trained on images of a size that is the network's, and not that of small photographs.
+        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
+        preset = preset._replace(values=kept)
     layers: List[Tuple[str, Mapping[str, Any]]] = [*below, (FLAG, given)]
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", dict(preset.values)))

@@ -3,6 +3,7 @@
 It is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*``, of which a share of each class is held out for evaluation.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -10,7 +11,6 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, FileExamples
-from ipucnn.datasets.hashing import HELD_OUT, permutation
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, asking, is_folder
 from ipucnn.text import counted, printable
@@ -90,15 +90,21 @@ def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
 def _divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
     """Training and evaluation examples: of each class so many are held out, one at least and not all.
 
-    Which, depends on the number of images of the class alone: every run, whatever its seed, holds out the same.
+    Which, depends on their names: every run on every machine, whatever its seed, holds out the same, and images that
+    are added or taken away move at most as many others from one part to the other.
     """
     held_out: List[int] = []
     for label in np.unique(examples.labels):
         (own,) = np.nonzero(examples.labels == label)
         count = min(max(1, round(len(own) * share)), len(own) - 1)
-        held_out += own[permutation(len(own), 0, HELD_OUT, int(label))[:count]].tolist()
+        held_out += sorted(own.tolist(), key=lambda index: _draw(examples.paths[index]))[:count]
     rest = sorted(set(range(len(examples))) - set(held_out))
     return examples.subset(rest), examples.subset(sorted(held_out))
+
+
+def _draw(path: str) -> bytes:
+    """A number that looks drawn, of an image's class and file name."""
+    return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
 def _few(names: List[str], counts: Any) -> List[str]:
