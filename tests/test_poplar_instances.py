@@ -227,6 +227,11 @@ def test_a_signal_to_one_instance_ends_all_at_the_same_place(tmp_path):
         (["export", "run", "--format", "keras"], "works in one process", "without poprun: ipucnn export"),
         (["benchmark", "--suite", "keras-tutorial"], "a process of its own", "without poprun"),
         (["train", "unet", "--kfold", "2", "--seed", "1", "--num-replicas", "4"], "--kfold", "--run-dir DIR"),
+        (
+            ["train", "unet", "--kfold", "2", "--run-dir", "r", "--num-replicas", "4"],
+            "the same seed",
+            "--seed 1",
+        ),
         (["train", "toy_model", "--device", "cpu"], "2 instances", "without poprun"),
         (["train", "toy_model", "--num-replicas", "4"], "need the same seed", "--seed 1"),
         (["train", "toy_model", "--seed", "1"], "the program 1", "--num-replicas 4"),

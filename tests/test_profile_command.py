@@ -217,7 +217,7 @@ def test_what_is_refused_beside_a_plan(capsys, tmp_path):
     write_profile(tmp_path / "one", num_ipus=1)
     run(capsys, "profile", "one", "--save", "one.json")
     code, _, err = run(capsys, *PLAN, "--measured", "one.json")
-    assert code == 2 and "1 IPU, and this plan has 2" in err
+    assert code == 2 and "1 IPU for each replica, and this plan has 2" in err
     write_profile(tmp_path / "small", bytesPerTile=256 * 1024)
     run(capsys, "profile", "small", "--save", "small.json")
     code, _, err = run(capsys, *PLAN, "--measured", "small.json")

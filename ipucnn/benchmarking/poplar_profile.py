@@ -25,6 +25,7 @@ from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import entries, exists, is_folder, shown
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.text import counted, shown_value
+from ipucnn.training.batching import next_power_of_two
 
 if sys.version_info >= (3, 9):
     from typing import Annotated, Literal
@@ -373,9 +374,14 @@ def compare_memory(plan: PipelinePlan, measured: MeasuredProfile, what: str) -> 
     Raises:
         ConfigurationError: the profile is of other IPUs, or of fewer than the plan has.
     """
-    if len(measured.ipus) < len(plan.ipus):
+    # What was compiled has a power of two of IPUs for each replica.
+    of_replica, planned = (
+        len(measured.ipus) // measured.target.num_replicas,
+        next_power_of_two(len(plan.ipus)),
+    )
+    if of_replica != planned:
         raise ConfigurationError(
-            f"{what} is the profile of {counted(len(measured.ipus), 'IPU')}, and this plan has {len(plan.ipus)}",
+            f"{what} is the profile of {counted(of_replica, 'IPU')} for each replica, and this plan has {planned}",
             "plan what was profiled: the same --stages or --splits",
         )
     capacity = measured.target.tiles_per_ipu * measured.target.bytes_per_tile

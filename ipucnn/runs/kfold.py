@@ -127,6 +127,8 @@ class CrossValidation:
         config = self.resolved.config
         assert config.kfold is not None
         self.num_folds: int = config.kfold
+        # A seed that is drawn is another in each process.
+        run_setup.check_instances(self._instances, config)
         only = resolved.config.fold
         self.folds: Tuple[int, ...] = (only,) if only is not None else tuple(range(1, self.num_folds + 1))
         self.seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)

@@ -268,7 +268,7 @@ def _found(planner: Planner, space: SearchSpace, limit: float) -> Tuple[List[Can
 def _faster(
     planner: Planner, space: SearchSpace, limit: float, found: Sequence[Candidate]
 ) -> List[Candidate]:
-    """The fastest configuration of all in the space that fits, and those that were the fastest until it was found.
+    """The fastest configuration of all in the space that fits; none if nothing is faster than what was found.
 
     Every configuration has a bound of its throughput.  They are taken up in its order, each to be searched only for
     splits that would be faster than the best so far (or as fast, ``SAME_SPEED``); when the bounds fall below that, no
@@ -324,7 +324,8 @@ def _faster(
             if candidate is not None:
                 faster += [_with_replicas(planner, candidate, r, count) for r, count in counts]
                 best = max(best, *(other.prediction.images_per_s for other in faster[-len(counts) :]))
-    return faster
+    # The others were the fastest by chance: what is as frugal as they are was not searched.
+    return sorted(faster, key=lambda candidate: candidate.prediction.images_per_s)[-1:]
 
 
 def _is_dominated(
@@ -336,8 +337,8 @@ def _is_dominated(
     """Whether for each number of replicas something was found that is at least as good as this can be."""
     least = planner.least_fill(settings)
     latency_s = 0.0 if settings.training else planner.least_latency_s(settings)
-    for replicas, _ in counts:
-        own = replace(settings, num_replicas=replicas)
+    for replicas, count in counts:
+        own = replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
         bound = planner.fastest_images_per_s(own)
         if not any(
             other.prediction.images_per_s >= bound

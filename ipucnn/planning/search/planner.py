@@ -377,7 +377,11 @@ class Planner:
         work_s = float(forward_s.sum()) * (1 + again) + float(backward_s.sum())
         # The last stage is not recomputed; its forward pass is no longer than a tick.
         others = count - 1 - again
-        return [(count, rest_s), *([(others, rest_s + work_s)] if others > 0 else [])]
+        bounds = [(count, rest_s)]
+        if others > 0 and settings.num_ipus_per_replica == stages:
+            # Stages that share an IPU are not at work one after the other.
+            bounds.append((others, rest_s + work_s))
+        return bounds
 
     def host_images_per_s(self, settings: PlanSettings) -> float:
         """What the host can feed."""
