@@ -27,9 +27,11 @@ from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
+from ipucnn.runs import folder as folder_module
 from ipucnn.runs import train as runs_train
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.recorder import Recorder
+from ipucnn.runs.trackers import MlperfLog
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
@@ -490,7 +492,7 @@ def test_a_run_without_a_secret_says_so(monkeypatch, secret):
 # -- who writes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
+def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
     """On a file system without locks: the run goes on elsewhere, and then the first process does, too."""
     resolved = resolve(
         "train", {"model_name": "lenet", "dataset": "digits", "run_dir": str(tmp_path / "run")}
@@ -509,8 +511,26 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
     first.add_environment({"started": "1"})
     write(first, 1)
     first.unlock()
+    log = MlperfLog(tmp_path / "run" / "mlperf.log", first.check_writer)
+    recorder = Recorder.__new__(Recorder)
+    recorder._folder, recorder._told = first, []
+    recorder._plot(1, {})
+    rewrite = folder_module.write_text
+
+    def write_text(path, text):
+        # From the moment on at which the second process begins to write, the first one does not.
+        rewrite(path, text)
+        with pytest.raises(WorkersError, match="another process goes on"):
+            first.append("metrics.jsonl", "{}\n")
+
+    monkeypatch.setattr(folder_module, "write_text", write_text)
     second.reopen(resolved.config, run.program, ["{}\n"])
     second.add_environment({"started": "2"})
+    assert [e["started"] for e in json.loads((tmp_path / "run" / "environment.json").read_text())] == [
+        "1",
+        "2",
+    ]
+    monkeypatch.undo()
     write(second, 2)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     writers = (
@@ -519,6 +539,9 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
         lambda: first.link_checkpoint(first.checkpoints / "last.npz", "checkpoint-00000009.npz"),
         lambda: first.write_report({}),
         lambda: first.clean(["last.npz"]),
+        lambda: first.add_environment({"started": "3"}),
+        lambda: log.event("x", 1),
+        lambda: recorder._plot(2, {}),
     )
     for writer in writers:
         with pytest.raises(WorkersError, match="another process goes on"):

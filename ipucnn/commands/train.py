@@ -57,5 +57,6 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         for event in run.events():
             display.show(event)
     if not run.is_silent and is_file(run.folder.path / REPORT):
+        run.folder.check_writer()
         write_page(run.folder.path)
     display.print_result(json_output)
