@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn import cli
+from ipucnn import cli, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
@@ -42,6 +42,7 @@ from ipucnn.sessions.host.workers import (
     find_workers,
     notes_of_sharing,
 )
+from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -215,6 +216,14 @@ def test_what_workers_compare(monkeypatch):
     assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
 
 
+def test_the_next_fold_has_the_threads_that_tensorflow_has(monkeypatch):
+    monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # as a fold that was continued left it
+    run = TrainingRun.__new__(TrainingRun)
+    run.instances, run.setup = Instances(1, 0), SimpleNamespace(config=RunConfig())
+    run.start = SimpleNamespace(checkpoint=None)
+    assert run._join() is None and machine.operation_threads() == num_cores() + 2
+
+
 def test_workers_that_begin_with_other_weights():
     """Files of the same name may have other contents on another machine."""
     values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
@@ -269,6 +278,54 @@ def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
     assert (
         isinstance(first, WorkersError) and first.exit_code == 7 and "of 2 workers number 1" in first.message
     )
+
+
+LEAVING = """
+import os, sys
+from ipucnn.config.options import RunConfig
+from ipucnn.sessions.host.cluster import join
+from ipucnn.sessions.host.workers import Workers
+rank, named = int(sys.argv[1]), tuple(sys.argv[2:])
+one, _ = join(Workers(3, rank, addresses=named, source="test"), RunConfig(start_timeout=60.0), {}, 1)
+one.exchange("x", rank)
+if rank == 2:
+    os._exit(9)
+one.exchange("y", rank)
+"""
+
+
+def test_the_others_say_who_left():
+    """They hear of each other from worker 0, which ends as well."""
+    words = [sys.executable, "-c", LEAVING]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    named = addresses(3)
+    started = [
+        subprocess.Popen([*words, str(rank), *named], env=env, stderr=subprocess.PIPE) for rank in range(3)
+    ]
+    said = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [7, 7, 9], said
+    assert all("error: worker 2 left\n" in text for text in said[:2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *FLAGS, "--run-dir", "two"]
+    command[command.index("--num-epochs") + 1] = "4000"
+    parent = subprocess.Popen(
+        command, cwd=str(tmp_path), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    workers = []
+    while len(workers) < 2:
+        assert parent.poll() is None
+        workers = psutil.Process(parent.pid).children()
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    alive = psutil.wait_procs(workers, timeout=60)[1]
+    for worker in alive:
+        worker.kill()
+    assert not alive
 
 
 def test_nobody_comes():

@@ -423,7 +423,9 @@ class Cluster:
                 if link.ended is None:
                     self._leave(link.rank)
                 return
-            if isinstance(value, dict):
+            if isinstance(value, dict) and "left" in value:
+                self._leave(int(value["left"]))
+            elif isinstance(value, dict):
                 self._ended(int(value["ended"]), value.get("signal"), link)
                 link.ended = time.monotonic()
             elif value is not None:
@@ -460,6 +462,10 @@ class Cluster:
         if self._is_closed:
             return
         self._is_closed = True
+        for link in self._links.values() if self.rank == 0 else ():
+            # They hear of each other through worker 0 alone, and would say that it was the one who left.
+            with contextlib.suppress(OSError):
+                link.send({"left": rank})
         code = interrupts.noted()
         lines = (
             f"error: worker {rank} left\nhint: continue with --resume on any number of workers that fits\n"
