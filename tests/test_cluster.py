@@ -28,6 +28,7 @@ from ipucnn.errors import ConfigurationError, WorkersError
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
 from ipucnn.runs import folder as folder_module
+from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.recorder import Recorder
@@ -249,6 +250,15 @@ def test_what_a_digest_notices(changed):
         {"seed": 1 + (changed == "meta")},
     )
     assert one.digest == same.digest != two.digest
+
+
+def test_workers_compare_what_a_continued_run_compares(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    named = set(cluster.facts_of_machine()) - {"processor", "python"}
+    before = dict.fromkeys(provenance.DECIDES_BYTES, "x")
+    changed = provenance.changes(before, {"variables": dict.fromkeys(provenance.VARIABLES, "x")})
+    assert named == {line.split()[0] for line in changed} - {"ipucnn", "cpu", "threads"}
+    assert provenance.changes({**before, "variables": ["damaged"]}, before) == []
 
 
 def test_workers_whose_last_digits_may_differ(monkeypatch):

@@ -33,7 +33,7 @@ from ipucnn import __version__, interrupts
 from ipucnn.aliases import Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
-from ipucnn.machine import cpu_name
+from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
 from ipucnn.sessions.host.workers import SECRET_VARIABLE, Workers, split_address
 from ipucnn.text import printable, shown_value
 
@@ -52,21 +52,18 @@ _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
 # Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
 _GROUP_KEY = 1_000_003
-# What can change the last digits, beside the threads, which worker 0 decides.
-_PACKAGES = ("tensorflow", "keras", "numpy")
-_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
 
 
 # -- what has to be the same ------------------------------------------------------------------------------------------
 
 
 def facts_of_machine() -> Dict[str, Any]:
-    """What of this process can change the last digits of a result."""
+    """What of this process can change the last digits of a result, but for the threads, which worker 0 decides."""
     facts: Dict[str, Any] = {"processor": cpu_name(), "python": ".".join(map(str, sys.version_info[:2]))}
-    for package in _PACKAGES:
+    for package in BYTE_PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             facts[package] = version(package)
-    facts.update({name: os.environ.get(name) for name in _VARIABLES})
+    facts.update({name: os.environ.get(name) for name in BYTE_VARIABLES})
     return facts
 
 
