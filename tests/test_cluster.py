@@ -662,6 +662,61 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
     assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
 
 
+@pytest.mark.slow
+def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_path):
+    """On a file system without locks, as between machines: not one byte of the run folder changes."""
+    without_locks = "import ipucnn.runs.folder as f; f.locked = lambda folder: None; " + PROGRAM
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "IPUCNN_SECRET": "s"}
+    flags = [
+        *FLAGS,
+        "--no-validation",
+        "--ckpts-per-epoch",
+        "1",
+        "--lr-schedule",
+        "const",
+        "--run-dir",
+        "run",
+    ]
+    flags[flags.index("--num-epochs") + 1] = "4000"
+    hosts = ",".join(addresses(2))
+    workers = []
+    for rank in range(2):
+        words = [sys.executable, "-c", without_locks, "train", *flags, "--hosts", hosts, "--rank", str(rank)]
+        out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=env, stdout=out, stderr=out))
+    last = tmp_path / "run" / "checkpoints" / "last.npz"
+    try:
+        while not last.exists():
+            assert workers[0].poll() is None, workers[0].communicate()
+            time.sleep(0.05)
+        workers[0].send_signal(signal.SIGSTOP)
+        workers[1].kill()
+        # The newest checkpoint is a whole one, wherever worker 0 was stopped.
+        epochs = int(load_checkpoint(last).meta["weight_updates"]) // 2 + 2
+        more = ["--resume", "--run-dir", "run", "--num-epochs", str(epochs), "--threads", str(num_cores())]
+        went_on = subprocess.run(
+            [sys.executable, "-c", without_locks, "train", *more],
+            cwd=str(tmp_path),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert went_on.returncode == 0, went_on.stderr
+        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        workers[0].send_signal(signal.SIGCONT)
+        said = workers[0].communicate(timeout=120)[1].decode()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert workers[0].returncode == 7, said
+    assert "worker 1 left" in said or "another process goes on with the run" in said
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {path.name for path, value in after.items() if before.get(path) != value} == set()
+    assert set(before) == set(after)
+
+
 def test_doctor_says_what_cluster_it_sees(monkeypatch):
     from ipucnn.diagnosis.look import find_cluster
 
