@@ -139,15 +139,16 @@ def main(args: List[str]) -> None:
         printed(["evaluate", str(run), "--contact-sheet", str(sheet)])
         whole = Image.open(sheet).convert("RGB")
     plan = Image.open(IMAGES / "plan-resnet50.png").convert("RGB")
-    # Images of the sheet are 252 pixels wide and high, rows are 276 apart; the first one begins below the heads.
-    head, row, side = 44, 276, 252
-    whole.crop((0, 0, whole.width, head + SHEET_ROWS * row)).quantize(64).save(IMAGES / "unet-membranes.png")
+    # Images of the sheet are 504 pixels wide and high, rows are 529 apart; the first one begins below the heads.
+    head, row, side = 44, 529, 504
+    rows = whole.crop((0, 0, whole.width, head + SHEET_ROWS * row))
+    rows.resize((rows.width // 2, rows.height // 2)).quantize(256).save(IMAGES / "unet-membranes.png")
     # The head, memory and pipeline of the plan, and beside them image, prediction and errors.
     left = plan.crop((0, 0, plan.width, 1400)).resize((850, round(1400 * 850 / plan.width)), Image.LANCZOS)
     third = left.height // 3
     right = Image.new("RGB", (third, left.height), "white")
     for place, panel in enumerate((0, 2, 3)):
-        x = 10 + panel * 260
+        x = 10 + panel * 516
         picture = whole.crop((x, head + row, x + side, head + row + side))
         right.paste(picture.resize((third - 8, third - 8), Image.LANCZOS), (0, place * third))
     both = Image.new("RGB", (left.width + right.width + 12, left.height), "white")

@@ -264,11 +264,12 @@ def _judged(row: Row, folder: Path, device: str) -> Tuple[float, List[Any]]:
         raise RuntimeError(f"{report['measured']['samples']} images were evaluated instead of {_EVALUATED}")
     infer = ["infer", folder / "run", "--split", "eval", "--limit-eval", _INFERRED, "--device", device]
     if row.model == "unet":
-        import tifffile
+        from PIL import Image, ImageSequence
 
         call(*infer, "--output", folder / "masks")
         (masks,) = (folder / "masks").glob("*mask.tif")
-        return report["measured"]["loss"], [mask.tobytes() for mask in tifffile.imread(masks)]
+        with Image.open(masks) as stack:
+            return report["measured"]["loss"], [mask.tobytes() for mask in ImageSequence.Iterator(stack)]
     return report["measured"]["loss"], [
         one["predictions"][0]["class"] for one in json.loads(call(*infer, "--json"))
     ]

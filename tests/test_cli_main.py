@@ -100,6 +100,7 @@ def test_help_finds_options_by_a_word(capsys, monkeypatch):
     assert found("batch", "norm")[0] == "norm-layer" and "micro-batch-size" not in found("batch", "norm")
     assert found("Patience") == ["early-stopping"]
     assert found("erasing") == ["random-erasing"]
+    assert _run(capsys, "train", "--help", "lenet") == _run(capsys, "train", "lenet", "--help")
     code, out, err = _run(capsys, "train", "lenet", "--help", "frobnicate")
     assert (code, out) == (2, "") and "no option is about that" in err and "--help-all" in err
 

@@ -284,7 +284,6 @@ def test_no_published_command_is_missing():
 @pytest.mark.parametrize("head", ["its flag (default)", "its flag"])
 def test_the_tables_of_the_public_applications_flags_name_options_that_are_there(head):
     import re
-    from pathlib import Path
 
     from ipucnn.config.options import BY_KEY
 

@@ -65,7 +65,7 @@ def test_a_folder_is_listed_in_order(folder):
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
     assert source.train.labels.tolist() == [0] * 7 + [1] * 5
     assert [Path(p).parent.name for p in source.train.paths] == ["ant"] * 7 + ["bee"] * 5
-    assert source.info.warnings == ()
+    assert len(source.info.warnings) == 1 and "few training images: bee has 5" in source.info.warnings[0]
 
 
 def test_other_files_hidden_files_and_empty_classes(folder):
@@ -75,7 +75,7 @@ def test_other_files_hidden_files_and_empty_classes(folder):
     (folder / "train" / "cat").mkdir()
     source = open_imagefolder(folder)
     assert source.info.class_names == ("ant", "bee", "cat") and len(source.train) == 12
-    assert any("1 files that are no images" in w for w in source.info.warnings)
+    assert any("passed over what is no image: 1 file" in w for w in source.info.warnings)
     assert any("no images in cat" in w for w in source.info.warnings)
 
 
@@ -513,3 +513,55 @@ def test_a_jpeg_of_very_many_exif_segments_is_refused():
     segment = b"\xff\xe1" + struct.pack(">H", 9) + b"Exif\0\0x"
     with pytest.raises(DataError, match="EXIF segments"):
         open_image(b"\xff\xd8" + segment * 2000, "image", 3)
+
+
+def class_folders(root, counts):
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for k in range(count):
+            pixels = np.full((6, 5, 3), 10 * k, np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{k:03}.png")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "held_out"), [(0.2, {"a": 4, "b": 1, "c": 1}), (0.5, {"a": 10, "b": 2, "c": 1})]
+)
+def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
+    class_folders(tmp_path, {"a": 20, "b": 4, "c": 2})
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "read.txt").write_text("no class")
+    with pytest.raises(DataError, match="lacks train/ or val/"):
+        choose_dataset(str(tmp_path), tmp_path, home="imagenet", task="classification")
+    choice = choose_dataset(str(tmp_path), tmp_path, home="imagenet", task="classification", divides=True)
+    sources = [open_dataset(choice, seed=seed, validation_fraction=fraction) for seed in (1, 2)]
+    source = sources[0]
+    assert source.info.class_names == ("a", "b", "c") and source.info.num_train == len(source.train)
+    train, evaluation = set(source.train.paths), set(source.eval.paths)
+    assert not train & evaluation and len(train) + len(evaluation) == 26
+    assert evaluation == set(sources[1].eval.paths), "every run holds out the same"
+    for examples in (source.train, source.eval):
+        for path, label in zip(examples.paths, examples.labels):
+            assert Path(path).parent.name == source.info.class_names[label]
+    counts = np.bincount(source.eval.labels).tolist()
+    assert counts == list(held_out.values())
+    told = " ".join(source.info.warnings)
+    assert f"{sum(counts)} of its 26 images" in told and "few training images: c has 1" in told
+    assert "unbalanced classes: a has" in told
+
+
+def test_one_image_of_each_class_cannot_be_divided(tmp_path):
+    class_folders(tmp_path, {"a": 1, "b": 1})
+    with pytest.raises(DataError, match="none can be held out"):
+        open_imagefolder(tmp_path)
+
+
+def test_your_own_photographs_have_a_preset_with_a_batch_that_fits(tmp_path):
+    from ipucnn.config.resolve import resolve
+    from ipucnn.models.registry import list_models
+
+    class_folders(tmp_path, {"a": 20, "b": 20, "c": 20, "d": 20})
+    for record in list_models():
+        if record.task == "classification":
+            found = resolve("train", {"dataset": str(tmp_path)}, model=record.name)
+            assert found.preset == f"{record.name}@folder" and found.config.micro_batch_size <= 64
+            assert found.config.global_batch_size is None

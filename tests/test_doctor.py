@@ -210,7 +210,7 @@ def test_a_machine_without_ipus_says_so(capsys):
     assert "none: gc-info is not on PATH" in out
     assert "no IPU is used: runs compute on the CPU with the IPU's semantics" in words(out)
     assert "figures of IPUs are predicted" in words(out)
-    assert "train, evaluate, infer, benchmark" in out
+    assert "train, evaluate, infer" in out
 
 
 def test_json_has_all_keys_whatever_is_here(capsys, tool, request):
@@ -464,6 +464,7 @@ def test_one_of_two_instances(capsys, sdk, pod, monkeypatch):
     assert by_command["train"]["usable"] and "PopDist" in by_command["train"]["reason"]
     for name in ("evaluate", "infer", "benchmark"):
         assert by_command[name]["usable"] and "PopDist" in by_command[name]["reason"]
+    assert not by_command["export"]["usable"] and "refused under poprun" in by_command["export"]["reason"]
     assert by_command["plan-splits"]["usable"]
     text = words(doctor(capsys)[1])
     assert "instance 2 of 2, 2 of 4 replicas, 1 IPU each; leaves to the first checkpoints and logs" in text

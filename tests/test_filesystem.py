@@ -467,6 +467,7 @@ ELSEWHERE = {
     "ipucnn/benchmarking/suites/file.py": "the package's own suites",
     "ipucnn/benchmarking/schemas.py": "the source tree's own schemas",
     "ipucnn/config/signature.py": "request.resolve() is no question about a path",
+    "ipucnn/api.py": "RunRequest.resolve() is no question about a path",
     "ipucnn/commands/benchmark.py": "request.resolve() is no question about a path",
     # /proc, /dev/null, the interpreter's own folders.
     "ipucnn/benchmarking/machine.py": "/proc",

@@ -521,3 +521,15 @@ def test_plans_that_cannot_be_used(capsys, args, code, error):
     got, err = train(capsys, *args)
     assert got == code and error in err, err
     assert not Path("runs").exists()
+
+
+def test_stages_of_one_ipu_are_called_recomputation_segments(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "plan-splits lenet --stages 2 --pipeline-schedule Sequential --replicas 4 --html plan.html --recomputation"
+    assert cli.run([*line.split(), "on"]) == 0
+    where = "lenet: 1 IPU, 2 recomputation segments, 4 replicas, "
+    assert capsys.readouterr().out.startswith(where)
+    assert f"<h1>{where}" in Path("plan.html").read_text(encoding="utf-8")
+    assert cli.run([*line.split(), "off"]) == 0
+    assert capsys.readouterr().out.startswith("lenet: 2 stages on 4 IPUs in 4 replicas, ")
+    assert "<h1>lenet in 2 stages on " in Path("plan.html").read_text(encoding="utf-8")

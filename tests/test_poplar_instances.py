@@ -224,6 +224,7 @@ def test_a_signal_to_one_instance_ends_all_at_the_same_place(tmp_path):
             "--compare-with keras is for one process",
             "without poprun",
         ),
+        (["export", "run", "--format", "keras"], "works in one process", "without poprun: ipucnn export"),
         (["benchmark", "--suite", "keras-tutorial"], "a process of its own", "without poprun"),
         (["train", "unet", "--kfold", "2", "--seed", "1", "--num-replicas", "4"], "--kfold", "--run-dir DIR"),
         (["train", "toy_model", "--device", "cpu"], "2 instances", "without poprun"),

@@ -67,3 +67,22 @@ def test_a_run_draws_what_it_predicts(tmp_path, capsys):
     assert Image.open(folder / "predictions.png").size[0] > 500
     assert "Dice of membrane" in out and "calling every pixel cell" in out
     assert "their inner 20x20 of 204x204 pixels" in " ".join(out.split())
+
+
+def test_the_reliability_diagram_says_how_many_predictions_a_bin_holds():
+    from matplotlib.figure import Figure
+
+    from ipucnn.reports.evaluate import _reliability
+
+    counts = [0, 1200, 3, 0, 40]
+    rows = [
+        {"lower": i / 5, "upper": (i + 1) / 5, "count": count, "accuracy": 0.5, "confidence": i / 5 + 0.1}
+        for i, count in enumerate(counts)
+    ]
+    axis = Figure().subplots()
+    _reliability(axis, {"calibration": rows, "measured": {"calibration_error": 0.1}})
+    assert [(text.get_text(), round(text.xy[0], 3)) for text in axis.texts] == [
+        ("1,200", 0.3),
+        ("3", 0.5),
+        ("40", 0.9),
+    ]

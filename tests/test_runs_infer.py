@@ -312,8 +312,8 @@ def test_the_contact_sheet(trained, run, images, tmp_path):
     code, _, err = run("infer", trained, "--split", "train", "--contact-sheet", "t.png", "--json")
     assert code == 0 and "contact sheet of 100 images" in err
     with Image.open(str(tmp_path / "t.png")) as sheet:
-        # The corners of the frames, below a line that says how many of the images are shown.
-        frames = {sheet.getpixel((10 + 146 * i, 35)) for i in range(10)}
+        # The corners of the frames, below three lines: the run, how many are right, and how many are shown.
+        frames = {sheet.getpixel((10 + 146 * i, 65)) for i in range(10)}
     assert frames == {(34, 139, 34), (200, 30, 30)}
 
 
@@ -339,6 +339,29 @@ def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_p
     assert drawn(19, {3, 4, 5, 6}) == [] and "Zurich: 50%" in written and "?0.png" in written
     assert drawn(200, {0, 1}) == ["99 of 198 images"]
     assert all(text.isascii() for text in written)
+
+
+def test_the_contact_sheet_of_mistakes(trained, run, tmp_path, monkeypatch):
+    from PIL import ImageDraw
+
+    written = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, place, text, **_: written.append(text))
+    code, out, err = run(
+        "infer", trained, "--split", "train", "--only-mistakes", "--contact-sheet", "m.png", "--json"
+    )
+    results = json.loads(out)
+    wrong = [one for one in results if not one["correct"]]
+    shown = min(len(wrong), 100)
+    assert code == 0 and 0 < len(wrong) < len(results) and f"contact sheet of {shown} images" in err
+    right = len(results) - len(wrong)
+    assert written[:3] == [
+        f"classified by {trained}"[: len(written[0]) - 3] + "..."
+        if written[0].endswith("...")
+        else written[0],
+        f"{right:,} of {len(results):,} right: {right / len(results):.2%}",
+        f"{shown} of {len(wrong):,} mistakes",
+    ]
+    assert sum(text.startswith("is ") for text in written) == shown
 
 
 def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
@@ -371,6 +394,8 @@ def test_requests_that_make_no_sense_are_refused(trained, run, images, tmp_path)
         ([trained, "in", "--contact-sheet", "in/0.png"], 2, "one of the images"),
         ([trained, "in", "--dataset", "digits"], 2, "--split eval"),
         ([trained, "in", "--top", "0"], 2, "--top"),
+        ([trained, "in", "--only-mistakes"], 2, "true class is known"),
+        ([trained, "--split", "eval", "--only-mistakes"], 2, "true class is known"),
         (["lenet", "in"], 3, "is a network"),
         ([trained / "checkpoints" / "last.npz", "in", "--checkpoint", "last"], 2, "not a run to choose from"),
         (["lenet", "in", "--weights", "imagenet"], 2, "no ImageNet weights"),

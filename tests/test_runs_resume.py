@@ -369,6 +369,22 @@ def test_clean_dir_of_a_continued_run_deletes_its_checkpoints_and_no_others(tmp_
     assert not (tmp_path / "s" / "checkpoints").exists()
 
 
+def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch):
+    options = {k: v for k, v in RUN.items() if k != "ckpts_per_epoch"}
+    options.update(num_epochs="1", logs_per_epoch="1")
+    train(tmp_path / "a", options=options)
+
+    def killed(*_):
+        raise KeyboardInterrupt  # nothing more is done
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ipucnn.runs.folder.RunFolder.write_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "b", options=options)
+    train(tmp_path / "b", options=options, resume="true")
+    assert_same(tmp_path / "b", files(tmp_path / "a"))
+
+
 def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
@@ -699,6 +715,29 @@ def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
     with pytest.raises(DataError, match="it has weights alone") as caught:
         train(tmp_path / "other", checkpoint_input_dir=str(folder), ckpts_per_epoch="1/2")
     assert "--weights" in caught.value.hint
+
+
+def test_damaged_checkpoints_beside_weights_alone_are_an_error(tmp_path):
+    _cut_when_there_is(tmp_path / "r", "last.npz", ckpts_per_epoch="1/2")
+    folder = tmp_path / "r" / "checkpoints"
+    for path in folder.iterdir():
+        if path.name != "best.npz":
+            path.write_bytes(path.read_bytes()[:1000])
+    before = files(tmp_path / "r")
+    with pytest.raises(DataError, match=r"no checkpoint of .* is readable") as caught:
+        training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
+    assert "--weights" in caught.value.hint and "best.npz" in caught.value.hint
+    assert files(tmp_path / "r") == before
+
+
+def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):
+    _cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
+    config = tmp_path / "r" / "config.yml"
+    lines = [line for line in config.read_text().splitlines(True) if not line.startswith("keep-checkpoints:")]
+    config.write_text("".join(lines))
+    train(tmp_path / "r", resume=True)
+    assert len(numbered(tmp_path / "r")) == 4
+    assert "keep-checkpoints: null" in config.read_text()
 
 
 def test_a_disk_with_little_room_is_told_of(tmp_path, monkeypatch):

@@ -48,6 +48,11 @@ SHEET = own_option(
     "Draw up to 100 of the images with their predictions (30 with their masks).",
     shown="of masks: contact-sheet.png in --output",
 )
+MISTAKES = typer.Option(
+    False,
+    "--only-mistakes",
+    help="With --split and --contact-sheet: draw only images that were classified wrongly.",
+)
 
 
 @with_run_options("infer", from_run=True)
@@ -68,6 +73,7 @@ def infer(
     tile_size: Optional[int] = TILE_SIZE,
     views: int = VIEWS,
     overlay: bool = OVERLAY,
+    only_mistakes: bool = MISTAKES,
 ) -> None:
     """Classify or segment images: the most probable labels with their probabilities, or masks.
 
@@ -81,7 +87,14 @@ def infer(
     output_to = own_output(None if output is None else expand(output, "--output"))
     sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
+    if only_mistakes and (split is None or contact_sheet is None):
+        raise ConfigurationError(
+            "--only-mistakes draws images whose true class is known, on a contact sheet",
+            "add --split eval --contact-sheet sheet.png",
+        )
     if task_of(named) == "segmentation":
+        if only_mistakes:
+            raise ConfigurationError(f"--only-mistakes: {run} segments images, it has no labels", "drop it")
         for option, given in (("--top", top), ("--format", form)):
             if given is not None:
                 raise ConfigurationError(
@@ -117,7 +130,7 @@ def infer(
     from ipucnn.runs.infer import OUTPUTS, infer_run
 
     form = _format(form, json_output)
-    sheet = ContactSheet()
+    sheet = ContactSheet(f"classified by {run}", only_mistakes)
     with telling_of_indexing(), ItemProgress("classifying", LOADING) as progress:
         done = infer_run(
             named,
@@ -145,6 +158,8 @@ def infer(
         note(f"predictions of {counted(len(results), 'image')} in {output_to}")
     if sheet_to is not None and len(sheet):
         note(f"contact sheet of {counted(len(sheet), 'image')} in {sheet_to}")
+    elif only_mistakes:
+        note(f"no mistakes among {counted(len(results), 'image')}: no contact sheet")
     _check_failed(done.num_failed, len(results))
 
 

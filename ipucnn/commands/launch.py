@@ -15,6 +15,7 @@ from typing import IO, Dict, List, Optional
 
 import typer
 
+import ipucnn
 from ipucnn import interrupts
 from ipucnn.config import spec
 from ipucnn.errors import ConfigurationError, WorkersError
@@ -109,7 +110,7 @@ class _Workers:
 
     def _start(self, rank: int) -> None:
         told = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
-        place = str(Path(__file__).resolve().parents[2])
+        place = str(Path(ipucnn.__file__).parents[1])
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(os.getpid()), place, *self._command],
             env={**os.environ, TF_CONFIG: json.dumps(told), SECRET_VARIABLE: self._secret},

@@ -40,10 +40,10 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             with FoldsDisplay(validation) as folds:
                 for fold_event in validation.events():
                     folds.show(fold_event)
+            folds.print_result(json_output)
             for fold in find_runs(validation.root) if find_instances().is_writer else ():
                 if is_file(fold / REPORT):
                     write_page(fold)
-            folds.print_result(json_output)
         return
     from ipucnn.runs.train import TrainingRun
 
@@ -56,7 +56,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     with RunDisplay(run) as display:
         for event in run.events():
             display.show(event)
+    display.print_result(json_output)
     if not run.is_silent and is_file(run.folder.path / REPORT):
         run.folder.check_writer()
         write_page(run.folder.path)
-    display.print_result(json_output)

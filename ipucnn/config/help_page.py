@@ -119,7 +119,7 @@ def print_command_help(command: Any, ctx: Any, wanted: Help = Help()) -> None:
     """
     usage = " ".join([ctx.command_path, "[OPTIONS]", *_argument_names(command)])
     params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
-    if wanted.words:
+    if wanted.words and not (len(wanted.words) == 1 and _is_argument(wanted.words[0], params)):
         asked = " ".join(wanted.words)
         rows = [_option_row(param, ctx) for param in find_options(params, asked)]
         if not rows:
@@ -149,6 +149,14 @@ def print_command_help(command: Any, ctx: Any, wanted: Help = Help()) -> None:
         panels["General"] += panels.pop("Options")
     panels["Examples"] = [Row(line, "", about) for line, about in wanted.examples]
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
+
+
+def _is_argument(word: str, params: Sequence[Any]) -> bool:
+    """Whether a word after ``--help`` is a network, for a command that takes one: then its page is meant."""
+    from ipucnn.models.registry import list_models
+
+    takes_model = any(param.name == "model" and param.param_type_name == "argument" for param in params)
+    return takes_model and word in {record.name for record in list_models()}
 
 
 def find_options(params: Sequence[Any], words: str) -> List[Any]:

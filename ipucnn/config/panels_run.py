@@ -135,6 +135,14 @@ class Data:
         commands=("train", "evaluate", "infer", "verify-dataset"),
         default_text="all",
     )
+    validation_fraction: float = option(
+        0.2,
+        "Of a folder of class folders without train/ and val/: the share of each class that is held out for "
+        "evaluation, the same images in every run.",
+        above=0,
+        below=1,
+        commands=("train", "evaluate", "infer"),
+    )
     allow_partial: bool = option(
         False,
         "Verifying: what is missing of the data set (a subset, a file, samples) is a warning, not an error.",

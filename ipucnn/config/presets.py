@@ -128,6 +128,8 @@ def candidates(model: str, dataset: Optional[str], ipus_per_replica: Optional[in
     if dataset is None:
         return [model]
     small = [f"{model}@small"] if dataset in SMALL_IMAGES else []
+    if dataset == "imagefolder":
+        small = [f"{model}@folder"]
     pod = [f"{model}@{dataset}-pod{ipus_per_replica}"] if ipus_per_replica else []
     return [*pod, f"{model}@{dataset}", *small, model]
 

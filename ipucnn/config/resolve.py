@@ -525,6 +525,7 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
         home=record.home_dataset,
         task=record.task,
         download=bool(_first("download", *layers)),
+        divides=True,
     )
 
 

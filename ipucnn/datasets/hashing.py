@@ -15,7 +15,7 @@ from typing import Any, Callable
 import numpy as np
 
 MASK = 0xFFFFFFFF
-ORDER, AUGMENT, LIMIT, ERASE, MIX = 1, 2, 3, 4, 5
+ORDER, AUGMENT, LIMIT, ERASE, MIX, HELD_OUT = 1, 2, 3, 4, 5, 6
 """Streams: numbers drawn for one purpose say nothing about another."""
 
 

@@ -253,7 +253,7 @@ def list_datasets() -> List[str]:
 
 
 def choose_dataset(
-    name: Optional[str], path: Path, *, home: str, task: str, download: bool = False
+    name: Optional[str], path: Path, *, home: str, task: str, download: bool = False, divides: bool = False
 ) -> Choice:
     """Decides which data set is used, looking at no more than which files exist.
 
@@ -264,6 +264,7 @@ def choose_dataset(
         home: the model's home data set.
         task: the model's task.
         download: whether a set that is absent may be fetched (it is when it is opened).
+        divides: whether a folder of classes may be without train/ and val/, because a share of it is held out.
 
     Raises:
         ConfigurationError: the name is unknown, or the set is for another task.
@@ -286,11 +287,11 @@ def choose_dataset(
                 return _choose_imagemasks(folder)
             if records.has_shards(folder):
                 return Choice("imagenet", folder, f"data set imagenet from {folder}")
-            return _choose_imagefolder(folder)
+            return _choose_imagefolder(folder, divides)
         raise _unknown(name)
     _check_task(f"data set {known}", DATASETS[known].task, task)
     if known == "imagefolder":
-        return _choose_imagefolder(path)
+        return _choose_imagefolder(path, divides)
     if known == "imagemasks":
         return _choose_imagemasks(path)
     if not DATASETS[known].files:
@@ -318,6 +319,7 @@ def open_dataset(
     num_classes: Optional[int] = None,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     least_train: int = 0,
+    validation_fraction: float = imagefolder.HELD_OUT_SHARE,
 ) -> DataSource:
     """Reads what :func:`choose_dataset` chose.
 
@@ -330,13 +332,17 @@ def open_dataset(
         num_classes: of the set "random".
         max_image_pixels: what an image, or a page of a volume, may have at most.
         least_train: training images that the set "random" has at least.
+        validation_fraction: of each class of a folder without train/ and val/, the share that is held out.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
         MissingError: an optional package or the network is needed.
         ConfigurationError: a limit is not a number.
     """
-    source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
+    if choice.name == "imagefolder":
+        source = imagefolder.open_imagefolder(fetch(choice, download), choice.name, validation_fraction)
+    else:
+        source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
     source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
     return limit_source(source, limit_train, limit_eval, seed)
 
@@ -434,9 +440,10 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
 
 
-def _choose_imagefolder(folder: Path) -> Choice:
-    if not imagefolder.is_image_folder(folder):
-        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", imagefolder.LAYOUT)
+def _choose_imagefolder(folder: Path, divides: bool) -> Choice:
+    if not imagefolder.is_image_folder(folder) and not (divides and imagefolder.is_undivided(folder)):
+        layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
+        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)
     return Choice("imagefolder", folder, f"data set imagefolder from {folder}")
 
 

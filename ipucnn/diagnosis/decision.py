@@ -268,12 +268,18 @@ def command_devices(choice: Choice, poprun: Poprun) -> Iterator[Choice]:
             yield Choice("", "cpu", True, "works on the host", name)
 
 
+_TOGETHER = ("train", "evaluate", "infer", "benchmark")
+"""The commands that several instances of poprun share."""
+
+
 def _under_poprun(choice: Choice, command: str, poprun: Poprun) -> Choice:
     """IPUs work together in several processes, a host computes in one."""
     own = replace(choice, command=command)
     count = poprun.instances.count
     if not choice.usable or not poprun.instances.is_distributed:
         return own
+    if command not in _TOGETHER:
+        return replace(own, usable=False, reason="refused under poprun: it works in one process")
     if choice.device == "ipu":
         reason = f"{choice.reason}; with PopDist, as one of {counted(count, 'instance')} of poprun"
         return replace(own, reason=reason)

@@ -328,7 +328,7 @@ class WorstSheet(PanelSheet):
     """The contact sheet of the images with the lowest mean Dice, the worst first."""
 
     def __init__(self) -> None:
-        super().__init__(("image", "truth", "prediction", "difference"), side=256)
+        super().__init__(("image", "truth", "prediction", "difference"), side=512)
         self._judged: List[Tuple[float, JudgedImage]] = []
 
     def add_image(self, judged: JudgedImage) -> None:
@@ -448,7 +448,7 @@ def _confusion(axis: Axes, figure: Figure, result: Dict[str, Any]) -> None:
 
 
 def _reliability(axis: Axes, result: Dict[str, Any]) -> None:
-    """Accuracy against confidence per bin (Guo et al. 2017, figure 1), and how many fall into each bin."""
+    """Accuracy against confidence per bin (Guo et al. 2017, figure 1); above each bar stands how many it holds."""
     bins = [row for row in result["calibration"] if row["count"]]
     width = 1 / len(result["calibration"])
     lower = [row["lower"] for row in bins]
@@ -468,8 +468,17 @@ def _reliability(axis: Axes, result: Dict[str, Any]) -> None:
         linewidth=1, label="share of predictions",
     )  # fmt: skip
     axis.set(
-        xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence (largest probability)", ylabel="accuracy",
+        xlim=(0, 1), ylim=(0, 1.14), xlabel="confidence (largest probability)", ylabel="accuracy",
         title=f"reliability: expected calibration error {result['measured']['calibration_error']:.4f}",
     )  # fmt: skip
+    for row in bins:
+        axis.annotate(
+            f"{row['count']:,}", (row["lower"] + width / 2, row["accuracy"]), (0, 5), textcoords="offset points",
+            ha="center", va="bottom", size=7, rotation=90, annotation_clip=False,
+        )  # fmt: skip
     axis.grid(alpha=0.3)
-    axis.legend(loc="best", fontsize=8)
+    # Below the diagram, where it hides no bar.
+    axis.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2, fontsize=8, title_fontsize=8,
+        title="above each bar: its number of predictions",
+    )  # fmt: skip

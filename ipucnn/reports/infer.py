@@ -148,7 +148,7 @@ class MaskSheet(PanelSheet):
     """The contact sheet of masks; takes pages as they are segmented."""
 
     def __init__(self) -> None:
-        super().__init__(("image", "probability", "overlay"), columns=2)
+        super().__init__(("image", "probability", "overlay"), side=384, columns=2)
         self._given = 0
 
     def add_page(self, page: Page) -> None:

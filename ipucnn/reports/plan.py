@@ -74,15 +74,22 @@ def _summary(plan: PipelinePlan, out: Console) -> None:
     settings = plan.settings
     replicas = f" in {counted(settings.num_replicas, 'replica')}" if settings.num_replicas > 1 else ""
     stages = f"{counted(plan.num_stages, 'stage')}" if plan.num_stages > 1 else "one stage"
-    table = _table(
-        f"{plan.model}: {stages} on {counted(plan.occupied_ipus, 'IPU')}{replicas}, {plan.system.title}",
-        header=False,
-    )
+    where = segments(plan) or f"{stages} on {counted(plan.occupied_ipus, 'IPU')}{replicas}"
+    table = _table(f"{plan.model}: {where}, {plan.system.title}", header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _facts(plan):
         table.add_row(Text(name, style="bold"), value if isinstance(value, Text) else Text(value))
     out.print(table)
+
+
+def segments(plan: PipelinePlan) -> str:
+    """What stages are that lie on one IPU and are there to be recomputed, with the replicas; "" for other plans."""
+    settings = plan.settings
+    if plan.num_stages == 1 or settings.num_ipus_per_replica > 1 or not settings.recomputation:
+        return ""
+    replicas = f", {counted(settings.num_replicas, 'replica')}" if settings.num_replicas > 1 else ""
+    return f"1 IPU, {counted(plan.num_stages, 'recomputation segment')}{replicas}"
 
 
 def _facts(plan: PipelinePlan) -> List[Tuple[str, Union[str, Text]]]:

@@ -20,7 +20,7 @@ from ipucnn.models.registry import is_network_file
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
-from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published
+from ipucnn.reports.plan import band_of_rows, batch, command_line, proportion, published, segments
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
@@ -117,10 +117,12 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
     columns = ["stage", "IPU", "layers", "MACs", "parameters", "forward"]
     columns += ["recompute"] if recomputes else []
     columns += ["backward"] if plan.settings.training else []
-    stages = f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
+    stages, segmented = counted(plan.num_stages, "stage"), segments(plan)
     script = read_text(Path(__file__).parent / SCRIPT, MAX_BYTES) if choices else ""
     return Page(
-        title=f"{plan.model} in {stages} on {plan.system.title}",
+        title=f"{plan.model}: {segmented}, {plan.system.title}"
+        if segmented
+        else f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
         cards=_cards(plan),
         command_line="" if plan.order or is_network_file(plan.model) else command_line(plan),

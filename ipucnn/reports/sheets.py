@@ -43,15 +43,20 @@ RIGHT, MISSED, FALSE = (0, 158, 115), (213, 94, 0), (86, 180, 233)
 class ContactSheet:
     """Collects up to 100 images, evenly spread over all of them, and draws them.
 
+    Args:
+        run: what classified the images, for the head of the sheet; "" if nothing did.
+        only_mistakes: take those that were classified wrongly, the first 100 of them.
+
     A frame is green where the prediction is right, red where it is wrong, and grey where nobody knows; a
     wrong one says the true class, too, for those who can't tell the colours apart.  Of a data set's own samples
     (without ``predictions``) the label is written, and the frame is red where ``problems`` were found.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "", only_mistakes: bool = False) -> None:
+        self._run, self._only_mistakes = run, only_mistakes
         self._wanted: Set[int] = set()
         self._tiles: List[Tuple[Dict[str, Any], PilImage]] = []
-        self._given = 0
+        self._given = self._known = self._right = 0
 
     def expect(self, total: int) -> None:
         """Says how many images there will be."""
@@ -65,7 +70,14 @@ class ContactSheet:
     def add(self, position: int, result: Dict[str, Any], pixels: np.ndarray) -> None:
         """Takes an image (uint8 [h, w, 1 or 3]) if it is one of those shown.  Unreadable ones are left out."""
         self._given += 1
-        if self.wants(position):
+        if "truth" in result:
+            self._known += 1
+            self._right += bool(result["correct"])
+        if self._only_mistakes:
+            wanted = not result["correct"] and len(self._tiles) < MOST_IMAGES
+        else:
+            wanted = self.wants(position)
+        if wanted:
             self._tiles.append((result, _small(pixels, TILE)))
 
     def __len__(self) -> int:
@@ -81,12 +93,13 @@ class ContactSheet:
         lines = 3 if has_third else 2
         step = TILE + 2 * BORDER + MARGIN
         tall = step + lines * LINE
-        head = LINE + MARGIN if self._given > len(self._tiles) else 0
+        heads = self._heads()
+        head = len(heads) * LINE + MARGIN if heads else 0
         sheet = Image.new("RGB", (columns * step + MARGIN, head + rows * tall + MARGIN), WHITE)
         draw, font = ImageDraw.Draw(sheet), load_font()
-        if head:
-            text = f"{len(self._tiles)} of {counted(self._given, 'image')}"
-            draw.text((MARGIN, MARGIN // 2), text, fill=BLACK, font=font)
+        for number, text in enumerate(heads):
+            place = (MARGIN, MARGIN // 2 + number * LINE)
+            draw.text(place, fitting(text, font, columns * step - MARGIN), fill=BLACK, font=font)
         for i, (result, thumbnail) in enumerate(self._tiles):
             left, top = MARGIN + i % columns * step, head + MARGIN + i // columns * tall
             colour = _frame(result)
@@ -102,6 +115,17 @@ class ContactSheet:
                 place = (left, top + side + 1 + number * LINE)
                 draw.text(place, fitting(line, font, side), fill=fill, font=font)
         sheet.save(str(path), format="PNG")
+
+    def _heads(self) -> List[str]:
+        """The lines above the images: what classified them, how well, and how many of them are shown."""
+        heads = [self._run] if self._run else []
+        if self._known:
+            heads.append(f"{self._right:,} of {self._known:,} right: {self._right / self._known:.2%}")
+        if self._only_mistakes:
+            heads.append(f"{len(self._tiles)} of {counted(self._known - self._right, 'mistake')}")
+        elif self._given > len(self._tiles):
+            heads.append(f"{len(self._tiles)} of {counted(self._given, 'image')}")
+        return heads
 
 
 def _frame(result: Dict[str, Any]) -> Colour:

@@ -68,7 +68,7 @@ def draw_speedups(speedups: Speedups, path: Path, suffix: str) -> None:
         for axis, (name, points) in zip(axes, panels):
             _panel(axis, name, points, batches)
         _legend(figure, speedups.points, batches)
-        title = f"Speed-up of {speedups.second} over {speedups.first}"
+        title = f"How many times as fast: {speedups.second}, compared with {speedups.first}"
         figure.suptitle(textwrap.fill(title, 75 * len(panels)).replace("$", r"\$"), fontsize=12)
         figure.tight_layout(rect=(0, 0.035, 1, 0.98))
         canvas.draw()
@@ -103,7 +103,7 @@ def _panel(axis: Axes, name: str, points: List[Point], batches: List[int]) -> No
         )  # fmt: skip
     axis.set_title(name)
     axis.set_xlabel("arithmetic intensity: FLOP per parameter, forward pass of one micro-batch")
-    axis.set_ylabel("speed-up")
+    axis.set_ylabel("times as fast (speed-up)")
     for side in (axis.xaxis, axis.yaxis):
         _ticks(side)
 

@@ -123,6 +123,7 @@ def export_run(
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
     _check_request(request)
+    run_setup.refuse_instances("export")
     trained = open_trained(request.named)
     if trained.runtime is not None:
         raise ConfigurationError(

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
@@ -376,7 +377,11 @@ class RunFolder:
             raise DataError(
                 f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"
             )
-        return RunConfig.from_yaml(text, str(path))
+        config = RunConfig.from_yaml(text, str(path))
+        if "keep-checkpoints:" not in text:
+            # Of an earlier version, which kept all: what such a run wrote is not deleted when it goes on.
+            config = replace(config, keep_checkpoints=None)
+        return config
 
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: Dict[str, Any]) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""

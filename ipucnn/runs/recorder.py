@@ -521,8 +521,15 @@ class Recorder:
         """The last checkpoint and the report."""
         config = self._config
         if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
-            self._settle_statistics()
-            yield CheckpointSaved(self._save(LAST))
+            updates = self._session.state.weight_updates
+            numbered = checkpoints.checkpoint_name(updates)
+            if updates == self._training.first_weight_update and numbered in self._checkpoint_names(updates):
+                # A process that was killed before the report had written it: what is there stays as it is.
+                last = self._folder.link_checkpoint(self._folder.checkpoints / numbered, LAST)
+            else:
+                self._settle_statistics()
+                last = self._save(LAST)
+            yield CheckpointSaved(last)
         if config.training and config.checkpoints:
             self._delete_older()
             if self._is_best:

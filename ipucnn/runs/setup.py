@@ -195,6 +195,7 @@ def prepare(
             image_shape=wanted or (known and known.image_shape) or record.input_shape,
             num_classes=(known and known.num_classes) or record.num_classes,
             max_image_pixels=config.max_image_pixels,
+            validation_fraction=config.validation_fraction,
             # A weight update's at least: whatever the batch is, there is noise for it.
             least_train=make_layout(config).batching.global_batch_size if config.synthetic_data else 0,
         )
@@ -614,6 +615,19 @@ def check_compile_only(config: RunConfig) -> None:
         # The driver ends the process where it has no device to take that number of (poplar_executor.cc).
         raise ConfigurationError(
             f"--select-ipu {config.select_ipu}: --compile-only takes no device", "drop one of them"
+        )
+
+
+def refuse_instances(command: str) -> None:
+    """Refuses ``poprun`` for a command that works in one process.
+
+    Raises:
+        ConfigurationError: ``poprun`` started this process.
+    """
+    if find_instances().is_distributed:
+        raise ConfigurationError(
+            f"poprun started this, and `ipucnn {command}` works in one process",
+            f"type it without poprun: ipucnn {command} ...",
         )
 
 

@@ -418,12 +418,15 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     if config.checkpoint_input_dir is not None:
         return _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
     found, skipped = newest_checkpoint(folder.checkpoints)
+    weights_alone = found if found is not None and not is_whole(found[1].meta) else None
+    if weights_alone is not None:
+        found = None
     if found is None and skipped:
-        raise DataError(
-            f"no checkpoint of {path} is readable; {skipped[0]}",
-            f"start it again with --overwrite --run-dir {path}",
-        )
-    if found is None or not is_whole(found[1].meta):
+        hint = f"start it again with --overwrite --run-dir {path}"
+        if weights_alone is not None:
+            hint = f"train on from the weights of its best validation with --weights {weights_alone[0]}, or {hint}"
+        raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
+    if found is None:
         return replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
     return _going_on(start, found, skipped)
 

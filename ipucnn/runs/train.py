@@ -440,7 +440,7 @@ class TrainingRun:
         whole = max(1, due if config.keep_checkpoints is None else min(due, config.keep_checkpoints + 1))
         needed = whole * (weights + size(state.slots.values())) + weights
         free = free_bytes(self.folder.checkpoints)
-        if needed * 10 <= free:
+        if not free or needed * 10 <= free:  # 0: nobody knows
             return []
         fewer = "; --keep-checkpoints 2 keeps fewer" if config.keep_checkpoints is None and due > 2 else ""
         return [

@@ -1,20 +1,28 @@
-"""An image folder, ``DIR/{train,val}/CLASS/*``: one sub-folder per class, any image sizes and formats."""
+"""An image folder, one sub-folder per class, any image sizes and formats.
+
+It is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*``, of which a share of each class is held out for evaluation.
+"""
 
 import os
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.hashing import HELD_OUT, permutation
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, asking, is_folder
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 EVAL_NAMES = ("val", "valid", "validation", "test")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MOST_NAMED = 10
 LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
+HELD_OUT_SHARE = 0.2
+FEW_IMAGES = 20
+UNBALANCED = 5
+"""Users are told of fewer training images of a class, and of classes with so many times as many as others."""
 
 
 def find_eval(folder: Path) -> Optional[Path]:
@@ -24,6 +32,23 @@ def find_eval(folder: Path) -> Optional[Path]:
 
 def is_image_folder(folder: Path) -> bool:
     return is_folder(folder / "train") and find_eval(folder) is not None
+
+
+def is_undivided(folder: Path) -> bool:
+    """Whether a folder has two or more folders of images, none of which is a part of a data set."""
+    if is_folder(folder / "train") or find_eval(folder) is not None:
+        return False
+    return (
+        sum(leads_to(entry, Kind.FOLDER) and _has_image(Path(entry.path)) for entry in list_folder(folder))
+        > 1
+    )
+
+
+def _has_image(folder: Path) -> bool:
+    return any(
+        entry.name.lower().endswith(EXTENSIONS) and leads_to(entry, Kind.FILE)
+        for entry in list_folder(folder)
+    )
 
 
 def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
@@ -62,8 +87,44 @@ def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
     return FileExamples(tuple(paths), np.array(labels, np.int32)), skipped
 
 
-def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
+def _divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
+    """Training and evaluation examples: of each class so many are held out, one at least and not all.
+
+    Which, depends on the number of images of the class alone: every run, whatever its seed, holds out the same.
+    """
+    held_out: List[int] = []
+    for label in np.unique(examples.labels):
+        (own,) = np.nonzero(examples.labels == label)
+        count = min(max(1, round(len(own) * share)), len(own) - 1)
+        held_out += own[permutation(len(own), 0, HELD_OUT, int(label))[:count]].tolist()
+    rest = sorted(set(range(len(examples))) - set(held_out))
+    return examples.subset(rest), examples.subset(sorted(held_out))
+
+
+def _few(names: List[str], counts: Any) -> List[str]:
+    """What to tell the user of classes with few training images, and of numbers that differ much."""
+    there = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
+    (least, rarest), (most, commonest) = min(there), max(there)
+    told = []
+    if least < FEW_IMAGES:
+        told.append(
+            f"few training images: {rarest} has {least}. Trained weights to start from (--weights FILE) or more images "
+            "help most"
+        )
+    if most >= UNBALANCED * least:
+        told.append(
+            f"unbalanced classes: {commonest} has {most} training images and {rarest} {least}. The accuracy of all "
+            f"says little of {rarest}: `ipucnn evaluate` has that of each class"
+        )
+    return told
+
+
+def open_imagefolder(
+    folder: Path, name: str = "imagefolder", validation_fraction: float = HELD_OUT_SHARE
+) -> DataSource:
     """Lists the images; none is decoded yet.  Classes are numbered in the order of their names.
+
+    Where the folder has class folders and no parts, ``validation_fraction`` of each class is for evaluation.
 
     The mean and standard deviation are ImageNet's: decoding every photograph to measure them would take
     longer than they are worth.
@@ -71,24 +132,41 @@ def open_imagefolder(folder: Path, name: str = "imagefolder") -> DataSource:
     Raises:
         DataError: a part is absent or without images, or the evaluation part has a class of its own.
     """
-    evaluation_part = find_eval(folder)
-    if not is_folder(folder / "train") or evaluation_part is None:
+    evaluation_part, undivided = find_eval(folder), is_undivided(folder)
+    if not undivided and (not is_folder(folder / "train") or evaluation_part is None):
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", LAYOUT)
-    names = [e.name for e in list_folder(folder / "train") if leads_to(e, Kind.FOLDER)]
+    part = folder if undivided else folder / "train"
+    names = [e.name for e in list_folder(part) if leads_to(e, Kind.FOLDER)]
+    if undivided:
+        names = [class_name for class_name in names if _has_image(part / class_name)]
     classes = {class_name: label for label, class_name in enumerate(names)}
-    train, skipped_train = _scan(folder / "train", classes)
-    evaluation, skipped_eval = _scan(evaluation_part, classes)
-    for part, examples in ((folder / "train", train), (evaluation_part, evaluation)):
-        if len(examples) == 0:
-            raise DataError(f"{part} has no images in class folders", LAYOUT)
-    warnings = []
+    train, skipped_train = _scan(part, classes)
+    warnings, skipped_eval = [], 0
+    if undivided or evaluation_part is None:
+        train, evaluation = _divide(train, validation_fraction)
+        if not len(evaluation):
+            raise DataError(
+                f"{folder}: every class has one image alone, and none can be held out", "add images"
+            )
+        warnings.append(
+            f"{folder} has no train/ and val/: {len(evaluation)} of its {len(train) + len(evaluation)} images, the "
+            "same in every run, are held out for evaluation (--validation-fraction says how many)"
+        )
+    else:
+        evaluation, skipped_eval = _scan(evaluation_part, classes)
+        for where, examples in ((part, train), (evaluation_part, evaluation)):
+            if len(examples) == 0:
+                raise DataError(f"{where} has no images in class folders", LAYOUT)
+    warnings += _few(names, np.bincount(train.labels, minlength=len(names)))
     if skipped_train + skipped_eval:
-        warnings.append(f"{folder}: {skipped_train + skipped_eval} files that are no images were passed over")
+        warnings.append(
+            f"{folder}: passed over what is no image: {counted(skipped_train + skipped_eval, 'file')}"
+        )
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
         some = ", ".join(empty[:MOST_NAMED]) + more
-        warnings.append(f"{folder / 'train'}: no images in {some}")
+        warnings.append(f"{part}: no images in {some}")
     info = DatasetInfo(
         name=name,
         task="classification",

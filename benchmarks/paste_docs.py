@@ -1,0 +1,176 @@
+"""Pastes the commands of the README and the docs, as a reader would, and compares the shape of what they print.
+
+    python benchmarks/paste_docs.py                        # a clean clone in a fresh environment, every page
+    python benchmarks/paste_docs.py README.md docs/first-run.md --python .venv/bin/python --minutes 10
+
+Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page.
+What a page shows below a command has to come, line by line and in that order, in what the command prints, where numbers
+may be others; ``...`` stands for any lines.  A comment above a block says what is different there:
+
+    <!-- paste: --num-epochs 2 -->     options that cut the block's trainings short
+    <!-- paste: exit 3 -->             the exit code of its commands
+    <!-- paste: skip, needs IPUs -->   not to be run, and why
+
+Commands that need files of the reader (``DATA``, ``DIR``, ``photos/``, ...) or IPUs are passed over and counted.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDS = re.compile(
+    r"\b(DATA|DIR|OUT|FILE|RUN|more/|photos/|slices/|volume\.tif|cat\.jpg|my_\w+|configs\.yml|bench/|runs/[ab]\b|own\.json)"
+    r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b|--hosts"
+)
+
+
+class Command(NamedTuple):
+    """A command of a page.
+
+    Attributes:
+        page, line: where it stands.
+        args: what is typed after ``ipucnn``.
+        shown: the lines below it.
+        options: what cuts it short, if it trains.
+        code: the exit code.
+        skip: why it is not run; "" if it is.
+    """
+
+    page: str
+    line: int
+    args: List[str]
+    shown: List[str]
+    options: List[str]
+    code: int
+    skip: str
+
+
+def commands(page: str, text: str) -> Iterator[Command]:
+    """The commands of a page, in their order."""
+    lines = text.splitlines()
+    note, inside, found = "", False, None  # type: ignore[var-annotated]
+    for number, line in enumerate(lines, 1):
+        if not inside:
+            comment = re.fullmatch(r"<!-- paste: (.*) -->", line)
+            if comment:
+                note = comment.group(1)
+            elif line.startswith("```console"):
+                inside = True
+            elif line.strip():
+                note = ""
+            continue
+        ends = line.startswith("```")
+        if (ends or line.startswith("$ ")) and found is not None:
+            yield found
+            found = None
+        if ends:
+            inside, note = False, ""
+        elif line.startswith("$ ipucnn "):
+            args = shlex.split(line[len("$ ipucnn ") :], comments=True)
+            code = re.match(r"exit (\d+)", note)
+            skip = note.partition(",")[2].strip() if note.startswith("skip") else ""
+            if not skip and NEEDS.search(line):
+                skip = "needs files of the reader, a download, or IPUs"
+            options = shlex.split(note) if note.startswith("--") and args[0] == "train" else []
+            found = Command(page, number, args, [], options, int(code.group(1)) if code else 0, skip)
+        elif found is not None:
+            found.shown.append(line)
+
+
+def shape(line: str) -> str:
+    """A line without its numbers, units and blanks."""
+    line = re.sub(r"[-+]?\d[\d,]*(\.\d+)?", "0", line.replace("·", "0"))
+    line = re.sub(r"\b(s|ms|us|min|h|k|M|G|T|[KMG]iB|[KMGT]?FLOP/s)\b", "u", line)
+    line = re.sub(r"\b0 u( 0 u)*", "0 u", line)
+    return " ".join(line.replace("─", "").split())
+
+
+def missing(shown: Sequence[str], printed: str) -> Optional[str]:
+    """The first line of a page that is not in what was printed, behind the one before it; None if all are."""
+    rest = [shape(line) for line in printed.splitlines()]
+    for line in shown:
+        wanted = shape(line)
+        if not wanted or wanted == "..." or set(wanted) <= set("0 |.-~=wasltc"):
+            continue  # drawings and rows of numbers
+        if wanted not in rest:
+            return line
+        rest = rest[rest.index(wanted) + 1 :]
+    return None
+
+
+def fresh_python(folder: Path) -> Path:
+    """The interpreter of a fresh environment with a clean clone installed in it."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
+    venv.create(str(folder / "venv"), with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([str(python), "-m", "pip", "install", "-q", str(folder / "clone")], check=True)
+    return python
+
+
+def paste(command: Command, python: Path, folder: Path, timeout: float) -> str:
+    """Runs a command; what is wrong with it, or ""."""
+    env: Dict[str, str] = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env.pop("COLUMNS", None)
+    try:
+        done = subprocess.run(
+            [str(python), "-m", "ipucnn", *command.args, *command.options],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return f"took more than {timeout:.0f} s"
+    printed = done.stdout.decode("utf-8", "replace")
+    if done.returncode != command.code:
+        return f"exit code {done.returncode}, not {command.code}: {printed.strip()[-300:]}"
+    absent = missing(command.shown, printed)
+    return "" if absent is None else f"the page shows what is not printed: {absent.strip()}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", nargs="*", help="pages; the README and all of docs/ without any")
+    parser.add_argument(
+        "--python", type=Path, help="an interpreter with ipucnn, in place of a fresh environment"
+    )
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so long")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds that a command may take")
+    given = parser.parse_args()
+    pages = [Path(page).resolve() for page in given.pages]
+    pages = pages or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    began, counts = time.monotonic(), dict.fromkeys(("right", "wrong", "passed over", "not begun"), 0)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        python = given.python.absolute() if given.python else fresh_python(folder)
+        for page in pages:
+            place = folder / page.stem
+            place.mkdir()
+            for command in commands(page.name, page.read_text(encoding="utf-8")):
+                title = f"{command.page}:{command.line}: ipucnn {shlex.join(command.args)}"[:110]
+                if command.skip:
+                    counts["passed over"] += 1
+                    continue
+                if time.monotonic() - began > given.minutes * 60:
+                    counts["not begun"] += 1
+                    continue
+                wrong = paste(command, python, place, given.timeout)
+                counts["wrong" if wrong else "right"] += 1
+                print(f"{'WRONG' if wrong else 'right'}  {title}{': ' + wrong if wrong else ''}", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    return 1 if counts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""benchmarks/paste_docs.py: which commands it finds in a page, and what it takes for the shape of an output."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = importlib.util.spec_from_file_location("paste_docs", ROOT / "benchmarks" / "paste_docs.py")
+paste_docs = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(paste_docs)
+
+PAGE = """
+<!-- paste: --num-epochs 2 -->
+```console
+$ ipucnn train lenet --seed 1    # a comment
+run folder runs/lenet-digits; compiling
+...
+ time    1.5 s
+$ ipucnn evaluate runs/lenet-digits
+```
+
+```console
+pip install tensorboard
+$ ipucnn train lenet --dataset-path DATA
+```
+
+<!-- paste: exit 3 -->
+```console
+$ ipucnn evaluate nothing
+```
+
+<!-- paste: skip, it takes an hour -->
+
+```console
+$ ipucnn train unet
+```
+"""
+
+
+def test_commands_of_a_page():
+    found = list(paste_docs.commands("x.md", PAGE))
+    assert [one.args[:2] for one in found] == [
+        ["train", "lenet"],
+        ["evaluate", "runs/lenet-digits"],
+        ["train", "lenet"],
+        ["evaluate", "nothing"],
+        ["train", "unet"],
+    ]
+    assert found[0].options == ["--num-epochs", "2"] and found[0].args[-1] == "1" and len(found[0].shown) == 3
+    assert found[1].options == [] and found[1].shown == []
+    assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0]
+    assert found[4].skip == "it takes an hour"
+
+
+@pytest.mark.parametrize(
+    "shown, printed, absent",
+    [
+        (["accuracy  95.5% of 360"], "loss 1\naccuracy   7% of 1,360\n", None),
+        (["time  1 min 4 s"], "time 3.1 s", None),
+        (["one", "...", "two"], "one\nother\ntwo", None),
+        (["two", "one"], "one\ntwo", "one"),
+        (["saved in runs/x"], "saved in runs/y", "saved in runs/x"),
+    ],
+)
+def test_shapes(shown, printed, absent):
+    assert paste_docs.missing(shown, printed) == absent
+
+
+def test_pages_have_commands_to_paste():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    found = [
+        one for page in pages for one in paste_docs.commands(page.name, page.read_text(encoding="utf-8"))
+    ]
+    assert len([one for one in found if not one.skip]) > 40 and sum(len(one.shown) for one in found) > 200
