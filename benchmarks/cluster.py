@@ -36,7 +36,8 @@ NETWORKS: Dict[str, str] = {
 }
 LINKS_GBIT_S = (1, 10, 100)
 MACHINES = (2, 4, 8, 16, 32, 64)
-# What a machine is taken to add up in a second, with the gradients in its memory: two reads and a write of 4 bytes.
+# An assumption, and no measurement: the bytes of memory that a machine reads and writes in a second while it adds
+# gradients up, two reads and a write of 4 bytes for each number.
 ADDED_BYTES_PER_S = 5e9
 
 
@@ -120,7 +121,7 @@ def efficiency(
 
 def show_model() -> int:
     """Efficiencies of some networks on machines with a link each."""
-    # Parameters in millions, and the time of a weight update on one machine.
+    # Parameters in millions, and the assumed time of a weight update on one machine.
     cases = (("efficientnet-b0", 5.3, 10.0), ("resnet50", 25.6, 10.0), ("resnet50", 25.6, 60.0))
     heads = "".join(f"{f'{w} workers':>12}" for w in MACHINES)
     print(f"{'network':16}{'update':>8}{'link':>11}{'reduction':>11}{heads}")

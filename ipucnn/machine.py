@@ -16,6 +16,9 @@ _UNKNOWN_MEMORY = 4 * 2**30
 # Of both versions of control groups: limit, use, and the use that is files' pages, which are given up when needed.
 _FILES = ("memory.max", "memory.current", "inactive_file")
 _FILES_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+# Packages and environment variables that can change the last digits of a result, beside processor and threads.
+BYTE_PACKAGES = ("tensorflow", "keras", "numpy")
+BYTE_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
 # What psutil raises where the system does not have or does not show what is asked for.
 _UNKNOWN = (OSError, ValueError, KeyError, NotImplementedError)
 

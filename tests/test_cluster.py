@@ -21,15 +21,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipucnn import cli
+from ipucnn import cli, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, WorkersError
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
+from ipucnn.runs import folder as folder_module
+from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.recorder import Recorder
+from ipucnn.runs.trackers import MlperfLog
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host.cluster import join
@@ -40,6 +43,7 @@ from ipucnn.sessions.host.workers import (
     find_workers,
     notes_of_sharing,
 )
+from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,6 +217,14 @@ def test_what_workers_compare(monkeypatch):
     assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
 
 
+def test_the_next_fold_has_the_threads_that_tensorflow_has(monkeypatch):
+    monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # as a fold that was continued left it
+    run = TrainingRun.__new__(TrainingRun)
+    run.instances, run.setup = Instances(1, 0), SimpleNamespace(config=RunConfig())
+    run.start = SimpleNamespace(checkpoint=None)
+    assert run._join() is None and machine.operation_threads() == num_cores() + 2
+
+
 def test_workers_that_begin_with_other_weights():
     """Files of the same name may have other contents on another machine."""
     values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
@@ -238,6 +250,15 @@ def test_what_a_digest_notices(changed):
         {"seed": 1 + (changed == "meta")},
     )
     assert one.digest == same.digest != two.digest
+
+
+def test_workers_compare_what_a_continued_run_compares(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    named = set(cluster.facts_of_machine()) - {"processor", "python"}
+    before = dict.fromkeys(provenance.DECIDES_BYTES, "x")
+    changed = provenance.changes(before, {"variables": dict.fromkeys(provenance.VARIABLES, "x")})
+    assert named == {line.split()[0] for line in changed} - {"ipucnn", "cpu", "threads"}
+    assert provenance.changes({**before, "variables": ["damaged"]}, before) == []
 
 
 def test_workers_whose_last_digits_may_differ(monkeypatch):
@@ -267,6 +288,54 @@ def test_who_does_not_know_the_secret_is_sent_away(monkeypatch):
     assert (
         isinstance(first, WorkersError) and first.exit_code == 7 and "of 2 workers number 1" in first.message
     )
+
+
+LEAVING = """
+import os, sys
+from ipucnn.config.options import RunConfig
+from ipucnn.sessions.host.cluster import join
+from ipucnn.sessions.host.workers import Workers
+rank, named = int(sys.argv[1]), tuple(sys.argv[2:])
+one, _ = join(Workers(3, rank, addresses=named, source="test"), RunConfig(start_timeout=60.0), {}, 1)
+one.exchange("x", rank)
+if rank == 2:
+    os._exit(9)
+one.exchange("y", rank)
+"""
+
+
+def test_the_others_say_who_left():
+    """They hear of each other from worker 0, which ends as well."""
+    words = [sys.executable, "-c", LEAVING]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    named = addresses(3)
+    started = [
+        subprocess.Popen([*words, str(rank), *named], env=env, stderr=subprocess.PIPE) for rank in range(3)
+    ]
+    said = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [7, 7, 9], said
+    assert all("error: worker 2 left\n" in text for text in said[:2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *FLAGS, "--run-dir", "two"]
+    command[command.index("--num-epochs") + 1] = "4000"
+    parent = subprocess.Popen(
+        command, cwd=str(tmp_path), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    workers = []
+    while len(workers) < 2:
+        assert parent.poll() is None
+        workers = psutil.Process(parent.pid).children()
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    alive = psutil.wait_procs(workers, timeout=60)[1]
+    for worker in alive:
+        worker.kill()
+    assert not alive
 
 
 def test_nobody_comes():
@@ -490,7 +559,7 @@ def test_a_run_without_a_secret_says_so(monkeypatch, secret):
 # -- who writes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
+def test_a_process_that_was_stopped_writes_nothing_more(tmp_path, monkeypatch):
     """On a file system without locks: the run goes on elsewhere, and then the first process does, too."""
     resolved = resolve(
         "train", {"model_name": "lenet", "dataset": "digits", "run_dir": str(tmp_path / "run")}
@@ -509,8 +578,26 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
     first.add_environment({"started": "1"})
     write(first, 1)
     first.unlock()
+    log = MlperfLog(tmp_path / "run" / "mlperf.log", first.check_writer)
+    recorder = Recorder.__new__(Recorder)
+    recorder._folder, recorder._told = first, []
+    recorder._plot(1, {})
+    rewrite = folder_module.write_text
+
+    def write_text(path, text):
+        # From the moment on at which the second process begins to write, the first one does not.
+        rewrite(path, text)
+        with pytest.raises(WorkersError, match="another process goes on"):
+            first.append("metrics.jsonl", "{}\n")
+
+    monkeypatch.setattr(folder_module, "write_text", write_text)
     second.reopen(resolved.config, run.program, ["{}\n"])
     second.add_environment({"started": "2"})
+    assert [e["started"] for e in json.loads((tmp_path / "run" / "environment.json").read_text())] == [
+        "1",
+        "2",
+    ]
+    monkeypatch.undo()
     write(second, 2)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     writers = (
@@ -519,6 +606,9 @@ def test_a_process_that_was_stopped_writes_nothing_more(tmp_path):
         lambda: first.link_checkpoint(first.checkpoints / "last.npz", "checkpoint-00000009.npz"),
         lambda: first.write_report({}),
         lambda: first.clean(["last.npz"]),
+        lambda: first.add_environment({"started": "3"}),
+        lambda: log.event("x", 1),
+        lambda: recorder._plot(2, {}),
     )
     for writer in writers:
         with pytest.raises(WorkersError, match="another process goes on"):
@@ -570,6 +660,61 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, capfd):
     # Four workers cannot share two chunks, which is told before anything is imported.
     ended = launch(tmp_path, "--resume", "--run-dir", "changing", "--num-epochs", 4, workers=4)
     assert ended.returncode == 2 and "4 workers cannot share the 2 chunks" in ended.stderr
+
+
+@pytest.mark.slow
+def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_path):
+    """On a file system without locks, as between machines: not one byte of the run folder changes."""
+    without_locks = "import ipucnn.runs.folder as f; f.locked = lambda folder: None; " + PROGRAM
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "IPUCNN_SECRET": "s"}
+    flags = [
+        *FLAGS,
+        "--no-validation",
+        "--ckpts-per-epoch",
+        "1",
+        "--lr-schedule",
+        "const",
+        "--run-dir",
+        "run",
+    ]
+    flags[flags.index("--num-epochs") + 1] = "4000"
+    hosts = ",".join(addresses(2))
+    workers = []
+    for rank in range(2):
+        words = [sys.executable, "-c", without_locks, "train", *flags, "--hosts", hosts, "--rank", str(rank)]
+        out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=env, stdout=out, stderr=out))
+    last = tmp_path / "run" / "checkpoints" / "last.npz"
+    try:
+        while not last.exists():
+            assert workers[0].poll() is None, workers[0].communicate()
+            time.sleep(0.05)
+        workers[0].send_signal(signal.SIGSTOP)
+        workers[1].kill()
+        # The newest checkpoint is a whole one, wherever worker 0 was stopped.
+        epochs = int(load_checkpoint(last).meta["weight_updates"]) // 2 + 2
+        more = ["--resume", "--run-dir", "run", "--num-epochs", str(epochs), "--threads", str(num_cores())]
+        went_on = subprocess.run(
+            [sys.executable, "-c", without_locks, "train", *more],
+            cwd=str(tmp_path),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert went_on.returncode == 0, went_on.stderr
+        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        workers[0].send_signal(signal.SIGCONT)
+        said = workers[0].communicate(timeout=120)[1].decode()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert workers[0].returncode == 7, said
+    assert "worker 1 left" in said or "another process goes on with the run" in said
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {path.name for path, value in after.items() if before.get(path) != value} == set()
+    assert set(before) == set(after)
 
 
 def test_doctor_says_what_cluster_it_sees(monkeypatch):

@@ -37,9 +37,12 @@ WORKERS = typer.Option(
 )
 # After a worker failed the others end by themselves; one that was stopped does not.
 _PATIENCE_S = GRACE_S + 10.0
-# As ``ipucnn`` starts, from the package that this process has, and never from the current folder.
+# As ``ipucnn`` starts, from the package that this process has, and never from the current folder.  Where this process
+# is gone, however that came, Linux sends SIGTERM, the 15 (prctl(2), PR_SET_PDEATHSIG, the 1).
 _PROGRAM = (
-    "import sys; del sys.path[0]; place = sys.argv.pop(1); place in sys.path or sys.path.append(place); "
+    "import sys; del sys.path[0]; import ctypes, os; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15); "
+    "os.getppid() == int(sys.argv.pop(1)) or sys.exit(143); "
+    "place = sys.argv.pop(1); place in sys.path or sys.path.append(place); "
     "sys.argv[0] = 'ipucnn'; from ipucnn.__main__ import main; main()"
 )
 
@@ -109,7 +112,7 @@ class _Workers:
         told = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": rank}}
         place = str(Path(ipucnn.__file__).parents[1])
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, place, *self._command],
+            [sys.executable, "-c", _PROGRAM, str(os.getpid()), place, *self._command],
             env={**os.environ, TF_CONFIG: json.dumps(told), SECRET_VARIABLE: self._secret},
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.PIPE,

@@ -58,4 +58,5 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             display.show(event)
     display.print_result(json_output)
     if not run.is_silent and run.start.report is None and is_file(run.folder.path / REPORT):
+        run.folder.check_writer()
         write_page(run.folder.path)

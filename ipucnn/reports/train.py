@@ -194,6 +194,7 @@ class RunDisplay:
             from ipucnn.reports.sheets import save_predictions
             from ipucnn.runs.folder import PREDICTIONS
 
+            run.folder.check_writer()
             path = run.folder.path / PREDICTIONS
             save_predictions(run.pictures, run.info.class_names, path)
             note(f"picture of the predictions: {path}")

@@ -42,7 +42,6 @@ from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained
 from ipucnn.sessions.factory import create_session, runs_on_ipus
-from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
 
@@ -123,7 +122,6 @@ def export_run(
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
     _check_request(request)
-    run_setup.refuse_instances("export")
     trained = open_trained(request.named)
     if trained.runtime is not None:
         raise ConfigurationError(
@@ -154,11 +152,7 @@ def export_run(
 
 def _check_request(request: ExportRequest) -> None:
     form = request.form
-    if find_instances().is_distributed:
-        raise ConfigurationError(
-            "poprun started this, and `ipucnn export` is one process",
-            "type it without poprun: ipucnn export ...",
-        )
+    run_setup.refuse_instances("export")
     if form not in runtimes.FORMATS:
         raise ConfigurationError(
             f"--format {shown_value(form)}: must be one of {', '.join(runtimes.FORMATS)}",

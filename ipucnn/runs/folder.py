@@ -130,7 +130,7 @@ class RunFolder:
         self.path = path
         self._locks: List[int] = []
         self._is_claimed = False
-        # What this process noted of itself in ``environment.json``; None before it did.
+        # What this process noted of itself in ``environment.json``; None before it made or reopened the folder.
         self._token: Optional[str] = None
         # Of a folder that held nothing before: which of its folders are new.  None of any other.
         self._made: Optional[List[Path]] = None
@@ -199,6 +199,7 @@ class RunFolder:
             if not replace:
                 self._check_still_free()
             write_text(self.path / CONFIG, config.to_yaml())
+            self._claim([])
             self._remove_former()
             write_text(self.path / PROGRAM, program.to_json())
             self._made = made if was_empty else None
@@ -206,6 +207,7 @@ class RunFolder:
             with contextlib.suppress(OSError, DataError):
                 if is_new:
                     remove_file(self.path / CONFIG)
+                    remove_file(self.path / ENVIRONMENT)
                 _remove_empty(reversed(made))
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
@@ -223,7 +225,7 @@ class RunFolder:
             return
         # The error that ended the run is the one to tell, whatever the file system says now.
         with contextlib.suppress(OSError, DataError, WorkersError):
-            self._check_writer()
+            self.check_writer()
             if any(is_checkpoint_name(p.name) for p in entries(self.checkpoints)):
                 return
             for path in (*(self.path / name for name in RUN_FILES), *self._curves()):
@@ -259,7 +261,7 @@ class RunFolder:
 
     def _remove_former(self) -> None:
         for name in RUN_FILES:
-            if name != CONFIG:
+            if name not in (CONFIG, ENVIRONMENT):
                 remove_file(self.path / name)
         for old in self._curves():
             remove_file(old)
@@ -279,6 +281,7 @@ class RunFolder:
         make_folder(self.path, "run folder", "choose another --run-dir")
         make_folder(self.checkpoints, "checkpoint folder", "choose another --checkpoint-dir")
         self.lock()
+        self._claim(self._processes())
         self._remove_temporaries()
         write_text(self.path / CONFIG, config.to_yaml())
         write_text(self.path / PROGRAM, program.to_json())
@@ -290,7 +293,18 @@ class RunFolder:
         remove_temporaries(self.path, lambda name: name in RUN_FILES)
         remove_temporaries(self.checkpoints, is_checkpoint_name)
 
-    def _check_writer(self) -> None:
+    def _processes(self) -> List[Dict[str, Any]]:
+        """Those that noted themselves, without who was killed before it said more than that it writes."""
+        found = read_record_if_whole(self.path / ENVIRONMENT)
+        known = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+        return [entry for entry in known if set(entry) != {"writer"}]
+
+    def _claim(self, before: Sequence[Dict[str, Any]]) -> None:
+        """Notes that this process writes the run, before it changes what another one may still add to."""
+        self._token = secrets.token_hex(8)
+        write_text(self.path / ENVIRONMENT, json.dumps([*before, {"writer": self._token}], indent=2) + "\n")
+
+    def check_writer(self) -> None:
         """Refuses to write a run that another process goes on with.
 
         A lock keeps others out, but not on every network: a process that was stopped, and is let go on after the run
@@ -299,9 +313,7 @@ class RunFolder:
         Raises:
             WorkersError: another process noted itself in ``environment.json`` after this one.
         """
-        if self._token is None:
-            return
-        processes = read_record_if_whole(self.path / ENVIRONMENT)
+        processes = None if self._token is None else read_record_if_whole(self.path / ENVIRONMENT)
         last = processes[-1] if isinstance(processes, list) and processes else None
         if isinstance(last, dict) and last.get("writer", self._token) != self._token:
             raise WorkersError(
@@ -311,17 +323,15 @@ class RunFolder:
 
     def append(self, name: str, line: str) -> None:
         """Adds a line to ``metrics.jsonl`` or ``timings.jsonl``."""
-        self._check_writer()
+        self.check_writer()
         append_text(self.path / name, line)
 
     def add_environment(self, facts: Dict[str, Any]) -> List[Dict[str, Any]]:
         """Notes the process that writes the run in ``environment.json``; returns all of them, this one last."""
-        path = self.path / ENVIRONMENT
-        before = read_record_if_whole(path)
-        known = [entry for entry in before if isinstance(entry, dict)] if isinstance(before, list) else []
-        self._token = secrets.token_hex(8)
-        processes = [*known, {**facts, "writer": self._token}]
-        write_text(path, json.dumps(processes, indent=2) + "\n")
+        self.check_writer()
+        self._token = self._token or secrets.token_hex(8)
+        processes = [*self._processes(), {**facts, "writer": self._token}]
+        write_text(self.path / ENVIRONMENT, json.dumps(processes, indent=2) + "\n")
         return processes
 
     def read_report(self) -> Optional[Dict[str, Any]]:
@@ -338,7 +348,7 @@ class RunFolder:
 
     def clean(self, names: Iterable[str]) -> None:
         """Deletes checkpoints the run wrote, and their folder if nothing else is in it."""
-        self._check_writer()
+        self.check_writer()
         for name in names:
             if is_checkpoint_name(name):
                 remove_file(self.checkpoints / name)
@@ -347,7 +357,7 @@ class RunFolder:
 
     def write_report(self, report: Dict[str, Any]) -> None:
         """Writes ``report.json``."""
-        self._check_writer()
+        self.check_writer()
         write_text(self.path / REPORT, json.dumps(report, indent=2) + "\n")
 
     def read_config(self) -> RunConfig:
@@ -379,7 +389,7 @@ class RunFolder:
 
         def save(temporary: Path) -> None:
             save_checkpoint(temporary, weights, slots, meta)
-            self._check_writer()
+            self.check_writer()
 
         path = self.checkpoints / name
         write_atomically(path, save)
@@ -393,7 +403,7 @@ class RunFolder:
                 os.link(source, temporary)
             except OSError:
                 shutil.copyfile(source, temporary)
-            self._check_writer()
+            self.check_writer()
 
         path = self.checkpoints / name
         write_atomically(path, link)

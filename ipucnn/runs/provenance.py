@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_bytes, shown
-from ipucnn.machine import cpu_name, operation_threads
+from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name, operation_threads
 from ipucnn.text import shown_value
 
 # Environment variables that change what TensorFlow computes or where.
@@ -21,15 +21,13 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
     "POPLAR_ENGINE_OPTIONS",
-    "TF_DETERMINISTIC_OPS",
-    "TF_ENABLE_ONEDNN_OPTS",
     "TF_NUM_INTEROP_THREADS",
     "TF_NUM_INTRAOP_THREADS",
     "TF_POPLAR_FLAGS",
-    "XLA_FLAGS",
+    *BYTE_VARIABLES,
 )
 # What can change the bytes of a run that is continued elsewhere.
-DECIDES_BYTES = ("ipucnn", "tensorflow", "keras", "numpy", "cpu", "threads")
+DECIDES_BYTES = ("ipucnn", *BYTE_PACKAGES, "cpu", "threads")
 
 
 # What is read of a folder that may be anybody's: so many bytes, and nothing that does not look like this.
@@ -157,8 +155,17 @@ def environment() -> Dict[str, Any]:
 
 def changes(before: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
     """What of the environment differs that can change the bytes of a continued run, readable."""
+
+    def facts(process: Dict[str, Any]) -> Dict[str, Any]:
+        noted = process.get("variables")
+        variables = noted if isinstance(noted, dict) else {}
+        found = {name: process.get(name) for name in DECIDES_BYTES}
+        found.update({name: variables.get(name) for name in BYTE_VARIABLES})
+        return found
+
+    former, present = facts(before), facts(now)
     return [
-        f"{name} {shown_value(before.get(name))} before, {shown_value(now.get(name))} now"
-        for name in DECIDES_BYTES
-        if before.get(name) != now.get(name)
+        f"{name} {shown_value(former[name])} before, {shown_value(present[name])} now"
+        for name in present
+        if former[name] != present[name]
     ]

@@ -203,7 +203,7 @@ class Recorder:
         if config.wandb and self._training.is_writer:
             self._told.append(WeightsAndBiases(self._training.config, folder, self._processes[0]["started"]))
         if config.mlperf_logging and self._training.is_writer:
-            self._begin_mlperf(MlperfLog(folder / MLPERF))
+            self._begin_mlperf(MlperfLog(folder / MLPERF, self._folder.check_writer))
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -266,6 +266,7 @@ class Recorder:
 
     def _plot(self, weight_updates: int, points: Dict[str, float]) -> None:
         """Adds one point to each named curve."""
+        self._folder.check_writer()
         for tracker in self._told:
             tracker.scalars(weight_updates, points)
 

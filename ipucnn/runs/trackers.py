@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, MissingError
@@ -164,11 +164,13 @@ class MlperfLog:
 
     Args:
         path: the log's file.  It begins anew: of a run that was continued it has the last part.
+        check: asked before each line; raises where another process writes the run by now.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+        check()
         remove_file(path)
-        self._path = path
+        self._path, self._check = path, check
 
     def _write(
         self, kind: str, key: str, value: object, seconds: Optional[float], facts: Dict[str, Any]
@@ -184,6 +186,7 @@ class MlperfLog:
             "value": value,
             "metadata": {"file": file, "lineno": caller.f_lineno, **facts},
         }
+        self._check()
         append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
 
     def event(self, key: str, value: object, **facts: Any) -> None:

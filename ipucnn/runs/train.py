@@ -21,7 +21,7 @@ from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
-from ipucnn.machine import fix_threads, num_cores
+from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
     check_named_splits,
@@ -294,6 +294,8 @@ class TrainingRun:
         if threads is None and checkpoint is not None:
             # They decide the order of sums, wherever the run goes on.
             threads = checkpoint.meta.get("threads")
+        # TensorFlow keeps those of its first run in this process, a fold that was continued.
+        threads = threads or fixed_threads()
         if isinstance(self.instances, Workers):
             run: Dict[str, Any] = {
                 spec.flag: spec.yaml_value(getattr(config, spec.name))

@@ -33,7 +33,7 @@ from ipucnn import __version__, interrupts
 from ipucnn.aliases import Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
-from ipucnn.machine import cpu_name
+from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
 from ipucnn.sessions.host.workers import SECRET_VARIABLE, Workers, split_address
 from ipucnn.text import printable, shown_value
 
@@ -52,21 +52,18 @@ _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
 # Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
 _GROUP_KEY = 1_000_003
-# What can change the last digits, beside the threads, which worker 0 decides.
-_PACKAGES = ("tensorflow", "keras", "numpy")
-_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
 
 
 # -- what has to be the same ------------------------------------------------------------------------------------------
 
 
 def facts_of_machine() -> Dict[str, Any]:
-    """What of this process can change the last digits of a result."""
+    """What of this process can change the last digits of a result, but for the threads, which worker 0 decides."""
     facts: Dict[str, Any] = {"processor": cpu_name(), "python": ".".join(map(str, sys.version_info[:2]))}
-    for package in _PACKAGES:
+    for package in BYTE_PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             facts[package] = version(package)
-    facts.update({name: os.environ.get(name) for name in _VARIABLES})
+    facts.update({name: os.environ.get(name) for name in BYTE_VARIABLES})
     return facts
 
 
@@ -423,7 +420,9 @@ class Cluster:
                 if link.ended is None:
                     self._leave(link.rank)
                 return
-            if isinstance(value, dict):
+            if isinstance(value, dict) and "left" in value:
+                self._leave(int(value["left"]))
+            elif isinstance(value, dict):
                 self._ended(int(value["ended"]), value.get("signal"), link)
                 link.ended = time.monotonic()
             elif value is not None:
@@ -460,6 +459,10 @@ class Cluster:
         if self._is_closed:
             return
         self._is_closed = True
+        for link in self._links.values() if self.rank == 0 else ():
+            # They hear of each other through worker 0 alone, and would say that it was the one who left.
+            with contextlib.suppress(OSError):
+                link.send({"left": rank})
         code = interrupts.noted()
         lines = (
             f"error: worker {rank} left\nhint: continue with --resume on any number of workers that fits\n"

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.machine import control_groups, fixed_threads, free_bytes, num_cores, swap_bytes
+from ipucnn.machine import control_groups, fix_threads, fixed_threads, free_bytes, num_cores, swap_bytes
 
 MEBI = 2**20
 # Patterns of the libraries of TensorFlow 2.6 and of today's, in its folder.
@@ -218,6 +218,7 @@ def _begin(tf: Any, start: Optional[Callable[[], None]]) -> None:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
         except RuntimeError:
+            fix_threads(there)
             raise ConfigurationError(
                 f"--threads {wanted}: TensorFlow works with {there} in this process already",
                 "start a process of its own",

@@ -291,8 +291,12 @@ class HostSession(Session):
                 try:
                     loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
                 except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
-                    if self._cluster.count > 1:
-                        raise  # the others wait for what this worker cannot compute
+                    if self._cluster.count > 1:  # the others wait for what this worker cannot compute
+                        raise InfeasibleError(
+                            f"worker {self._cluster.rank} cannot compute {counted(fused, 'fused micro-batch')} of "
+                            f"{program.micro_batch_size}, which --fused-micro-batches measure tries",
+                            f"use --fused-micro-batches {tried[0]}, or leave it out",
+                        ) from None
                     break  # too much memory, or too few images
                 if number > 0:  # the first one compiles
                     seconds[fused] = min(seconds.get(fused, math.inf), self._clock() - started)
