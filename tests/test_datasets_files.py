@@ -551,23 +551,24 @@ def test_a_folder_of_classes_is_divided(tmp_path, fraction, held_out):
 
 @pytest.mark.parametrize("change", ["first", "last", "gone"])
 def test_few_images_change_sides_where_one_comes_or_goes(tmp_path, change):
-    class_folders(tmp_path, {"a": 20, "b": 20})
-    before = open_imagefolder(tmp_path)
+    folder = tmp_path / "photos"
+    class_folders(folder, {"a": 20, "b": 20})
+    before = open_imagefolder(folder)
     if change == "gone":
-        (tmp_path / "a" / "000.png").unlink()
+        (folder / "a" / "000.png").unlink()
     else:
         name = "000-a.png" if change == "last" else "!.png"
-        (tmp_path / "a" / name).write_bytes((tmp_path / "a" / "000.png").read_bytes())
-        class_folders(tmp_path, {"0": 5})  # a class before all others
-    after = open_imagefolder(tmp_path)
+        (folder / "a" / name).write_bytes((folder / "a" / "000.png").read_bytes())
+        class_folders(folder, {"0": 5})  # a class before all others
+    after = open_imagefolder(folder)
     moved = set(before.train.paths) & set(after.eval.paths) | set(before.eval.paths) & set(after.train.paths)
     assert len(moved) <= 1
     # Elsewhere it is divided alike.
-    copy = tmp_path.parent / f"{tmp_path.name}-copy"
-    tmp_path.rename(copy)
+    copy = tmp_path / "elsewhere"
+    folder.rename(copy)
     again = open_imagefolder(copy)
     assert [Path(p).relative_to(copy) for p in again.eval.paths] == [
-        Path(p).relative_to(tmp_path) for p in after.eval.paths
+        Path(p).relative_to(folder) for p in after.eval.paths
     ]
 
 
