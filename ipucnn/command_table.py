@@ -168,7 +168,7 @@ COMMANDS = {
             _RUN,
             (
                 (
-                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1",
+                    "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1 --max-workers 2",
                     "Two workers that train one network, to the bytes of one.",
                 ),
             ),
