@@ -371,13 +371,26 @@ def test_the_comparison_is_that_of_a_loop(shape):
             "--output DIR",
         ),
         (["--format", "saved-model", "--output", "old"], 2, "has an export already", "--overwrite"),
+        (
+            ["--format", "saved-model", "--output", "kept", "--overwrite"],
+            2,
+            "holds files that no export wrote, for example 1/mine.txt",
+            "move them elsewhere",
+        ),
+        (["--format", "saved-model", "--output", "."], 2, "the folder that you are in", "exports/mine"),
+        (["--format", "saved-model", "--output", "/"], 2, "the folder that you are in", "exports/mine"),
     ],
 )
 def test_what_is_refused_before_tensorflow(trained, run, options, code, error, hint):
     for name, file in (("full", "mine.txt"), ("old", "export.json")):
         Path(name).mkdir()
         (Path(name) / file).write_text("{}")
+    Path("kept/1").mkdir(parents=True)
+    Path("kept/export.json").write_text('{"files": {"1/saved_model.pb": {}}}')
+    for file in ("labels.json", "1/saved_model.pb", "1/mine.txt"):
+        (Path("kept") / file).write_text("mine")
     found, out, err = run("export", trained, *options)
+    assert Path("kept/1/mine.txt").read_text() == "mine"
     lines = err.splitlines()
     assert (found, out) == (code, "") and error in lines[0] and hint in lines[1], err
     assert len(lines) == 2

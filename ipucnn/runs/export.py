@@ -20,6 +20,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfFunction
 from ipucnn.datasets.base import DatasetInfo
+from ipucnn.documents import read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.filesystem import (
     Kind,
@@ -30,6 +31,7 @@ from ipucnn.filesystem import (
     expand,
     is_file,
     is_folder,
+    is_link,
     kind_of,
     write_folder,
     write_text,
@@ -42,7 +44,6 @@ from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained
 from ipucnn.sessions.factory import create_session, runs_on_ipus
-from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
 
@@ -122,8 +123,8 @@ def export_run(
         MissingError: the format needs packages, or IPUs, that are not here.
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
-    _check_request(request)
     run_setup.refuse_instances("export")
+    _check_request(request)
     trained = open_trained(request.named)
     if trained.runtime is not None:
         raise ConfigurationError(
@@ -154,11 +155,6 @@ def export_run(
 
 def _check_request(request: ExportRequest) -> None:
     form = request.form
-    if find_instances().is_distributed:
-        raise ConfigurationError(
-            "poprun started this, and `ipucnn export` is one process",
-            "type it without poprun: ipucnn export ...",
-        )
     if form not in runtimes.FORMATS:
         raise ConfigurationError(
             f"--format {shown_value(form)}: must be one of {', '.join(runtimes.FORMATS)}",
@@ -188,6 +184,12 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
     if output is None:
         output = Path("exports") / f"{_name(trained, request)}-{request.form}"
     check_makeable(output, "--output", "choose another --output", ConfigurationError)
+    place, here = Path(os.path.realpath(str(absolute(output)))), Path(os.path.realpath(str(absolute(Path()))))
+    if place in (here, *here.parents):
+        raise ConfigurationError(
+            f"--output {output}: an export is a folder of its own, and this one holds the folder that you are in",
+            "name a new folder: --output exports/mine",
+        )
     if exists(output) and entries(output):
         if not is_file(output / RECORD):
             raise ConfigurationError(
@@ -197,7 +199,25 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
             raise ConfigurationError(
                 f"{output} has an export already", "replace it with --overwrite, or choose another --output"
             )
+        record = read_record_if_whole(output / RECORD)
+        files = record.get("files") if isinstance(record, dict) else None
+        written = {LABELS, INPUT, CARD, RECORD, *(files if isinstance(files, dict) else ())}
+        others = [name for name in map(str, _files_below(output)) if name not in written]
+        if others:
+            raise ConfigurationError(
+                f"--overwrite: {output} holds files that no export wrote, for example {printable(others[0])}",
+                "move them elsewhere, or choose another folder: --output DIR",
+            )
     return output
+
+
+def _files_below(folder: Path, start: Optional[Path] = None) -> Iterator[Path]:
+    """All that is in a folder and no folder itself, relative to it; links are not followed."""
+    for path in entries(start or folder):
+        if is_folder(path) and not is_link(path):
+            yield from _files_below(folder, path)
+        else:
+            yield path.relative_to(folder)
 
 
 def _name(trained: TrainedSetup, request: ExportRequest) -> str:
