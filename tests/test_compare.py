@@ -113,6 +113,28 @@ def test_two_runs_of_one_command_are_equal(folder, run):
     assert found["data_sha256"][0] == found["data_sha256"][1] is not None
 
 
+def test_a_stopped_run_is_equal_only_as_far_as_it_goes(folder, run):
+    shutil.copytree(str(folder / "first"), "r")
+    rows = (folder / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
+
+    def last_line(kept):
+        Path("r/metrics.jsonl").write_text("".join(kept))
+        for runs in (("r", folder / "first"), (folder / "first", "r")):
+            code, out, _ = run("diff", *runs)
+            assert code == 0 and not json.loads(run("diff", *runs, "--json")[1])["equal"]
+        return out.splitlines()[-1]
+
+    updates = [json.loads(row)["weight_updates"] for row in rows]
+    assert last_line(rows[:2]) == f"equal as far as both go ({updates[1]} of {updates[-1]} weight updates)"
+    without = [row for row in rows if '"validation"' not in row]
+    assert (
+        last_line(without) == f"equal as far as both go ({len(without)} of {len(rows)} rows of the history)"
+    )
+    assert last_line([]) == "not comparable"
+    shutil.rmtree("r/checkpoints")
+    assert last_line(rows) == "equal as far as is known: of the samples it is not"
+
+
 def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):
     code, out, _ = run("diff", folder / "first", folder / "faster", "--json")
     found = json.loads(out)

@@ -146,8 +146,22 @@ def _conclusions(found: Dict[str, Any]) -> List[str]:
     else:
         parts = [name for name in ("options", "program", "data") if found[name]]
         parts += ["histories"] if history is not None else []
-        lines.append(f"different: {', '.join(parts)}" if parts else "not comparable")
+        lines.append(f"different: {', '.join(parts)}" if parts else _as_far(found))
     return lines
+
+
+def _as_far(found: Dict[str, Any]) -> str:
+    """Of two runs in which no difference was found, and that are not known to be equal."""
+    if not found["compared"]:
+        return "not comparable"
+    fewest, most = sorted(found["final"]["weight updates"])
+    if fewest < most:
+        return f"equal as far as both go ({fewest:,} of {most:,} weight updates)"
+    if found["rows"] != [found["compared"]] * 2:
+        return (
+            f"equal as far as both go ({found['compared']:,} of {max(found['rows']):,} rows of the history)"
+        )
+    return "equal as far as is known: of the samples it is not"
 
 
 def _exact(value: Any) -> str:
