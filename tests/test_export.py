@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tensorflow import keras
 
+import ipucnn
 from ipucnn import cli
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
@@ -427,6 +428,13 @@ def test_an_exported_file_is_evaluated_as_its_run_is(trained, run, request, whic
     assert code == 0 and predicted == [row["predictions"][0]["class"] for row in wanted]
 
 
+@pytest.mark.parametrize("name", ["keras_model", "history"])
+def test_an_exported_file_gives_neither_layers_nor_a_history(exported, name):
+    loaded = ipucnn.load(exported / "model.onnx")
+    with pytest.raises(ConfigurationError, match="is an exported file, which has no"):
+        getattr(loaded, name)
+
+
 def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
     code, _, err = run("evaluate", "absent.onnx")
     assert code == 3 and "exported network absent.onnx does not exist" in err
@@ -438,7 +446,29 @@ def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
         Path("copy/export.json").write_text(damage)
         code, out, err = run("infer", "copy/model.onnx", "--split", "eval")
         assert (code, out) == (3, "") and len(err.splitlines()) == 2
+    damages = (
+        ("output", "name", 3, "lacks output.name"),
+        ("input", "shape", ["x", 8, 8, 3], "which is none of images"),
+        ("input", "shape", [None, 8, 8, 4], "which is none of images"),
+        ("setup", "image_shape", ["8", "8", "3"], "has the image_shape"),
+        ("setup", "mean", [], "has the mean []"),
+        ("setup", "std", [1.0, 2.0, 3.0, 4.0], "has the std"),
+        ("setup", "class_names", [*"abcdefghij"], "labels.json"),
+        ("setup", "config", "{", "export.json"),
+        ("", "model", "lenett", "lenett"),
+    )
+    for part, name, value, reason in damages:
+        record = record_of(exported)
+        (record[part] if part else record)[name] = value
+        Path("copy/export.json").write_text(json.dumps(record))
+        code, out, err = run("infer", "copy/model.onnx", "--split", "eval")
+        lines = err.splitlines()
+        assert (code, out, len(lines)) == (3, "", 2) and reason in lines[0] and "hint: " in lines[1], err
     shutil.copy(str(exported / "export.json"), "copy/export.json")
+    Path("copy/labels.json").unlink()
+    code, _, err = run("evaluate", "copy/model.onnx")
+    assert code == 3 and "labels.json" in err and len(err.splitlines()) == 2
+    shutil.copy(str(exported / "labels.json"), "copy/labels.json")
     data = bytearray(Path("copy/model.onnx").read_bytes())
     data[len(data) // 2] ^= 1
     Path("copy/model.onnx").write_bytes(bytes(data))

@@ -38,7 +38,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.exported import RECORD, describe_setup, file_digest
+from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest
 from ipucnn.runs.folder import BEST, CHECKPOINTS, RunFolder
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
@@ -47,7 +47,7 @@ from ipucnn.sessions.factory import create_session, runs_on_ipus
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
 
-LABELS, INPUT, CARD = "labels.json", "input.json", "README.md"
+INPUT, CARD = "input.json", "README.md"
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
 # Largest difference relative to the deviation of the outputs, and share of samples with the same largest output.
