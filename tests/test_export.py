@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import stock_model
 from ipucnn.models.registry import get_model
 from ipucnn.runs import export, runtimes
+from ipucnn.runs.trained import Named, open_trained
 
 RNG = np.random.RandomState(3)
 
@@ -175,6 +177,24 @@ def test_what_the_description_says_of_the_input_is_enough(exported, trained, run
     assert code == 0
     found = [row["predictions"][0]["label"] for row in json.loads(out)]
     assert found == [labels[i] for i in logits.argmax(-1)]
+
+
+def test_figures_and_data_set_are_those_of_the_weights(trained, tmp_path):
+    shutil.copytree(str(trained), str(tmp_path / "r"))
+    named = Named("export", str(tmp_path / "r"), {})
+    opened, request = open_trained(named), export.ExportRequest(named, "onnx")
+    rows, updates = tmp_path / "r" / "metrics.jsonl", opened.summary["weight_updates"]
+    row = {"event": "validation", "weight_updates": updates - 1, "accuracy": 0.5}
+    rows.write_text(json.dumps(row) + "\n")
+    assert export._figures(opened, request) is None
+    rows.write_text(json.dumps(row) + "\n" + json.dumps({**row, "weight_updates": updates}) + "\n")
+    assert export._figures(opened, request) == {"weight_updates": updates, "accuracy": 0.5}
+    other = replace(opened.resolved, config=replace(opened.config, dataset="mnist"))
+    assert export._trained_on(replace(opened, resolved=other), request) == "digits"
+    keras_weights = replace(opened, summary={**opened.summary, "weight_updates": None})
+    assert export._trained_on(keras_weights, request) is None
+    of_imagenet = replace(request, named=replace(named, weights="ImageNet"))
+    assert export._trained_on(keras_weights, of_imagenet) == "ImageNet"
 
 
 @pytest.mark.parametrize(

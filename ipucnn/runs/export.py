@@ -38,14 +38,16 @@ from ipucnn.filesystem import (
 )
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest
-from ipucnn.runs.folder import BEST, CHECKPOINTS, RunFolder
+from ipucnn.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.trained import Named, TrainedSetup, open_trained
+from ipucnn.runs.trained import IMAGENET, Named, TrainedSetup, open_trained
 from ipucnn.sessions.factory import create_session, runs_on_ipus
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
+from ipucnn.training.checkpoints import read_meta
 
 INPUT, CARD = "input.json", "README.md"
 DEFAULT_OPSET = 15
@@ -498,28 +500,28 @@ def _describe(
         "weights": {**trained.summary, "checkpoint": printable(str(trained.summary["checkpoint"]))},
         "averaged_weights": bool(config.ema_decay) and trained.summary["weight_updates"] is not None,
         "norm_layer": dict(config.norm_layer),
-        "trained_on": {
-            "name": info.name if trained.summary["weight_updates"] is None else _trained_on(trained)
-        },
+        "trained_on": {"name": _trained_on(trained, request)},
         "figures": _figures(trained, request),
         "setup": describe_setup(config, trained.seed, info, labels),
         "environment": environment(),
     }
 
 
-def _trained_on(trained: TrainedSetup) -> str:
-    return str(trained.config.dataset or trained.source.info.name)
+def _trained_on(trained: TrainedSetup, request: ExportRequest) -> Optional[str]:
+    """The data set that the weights were trained on; None where their file does not say it."""
+    if trained.summary["weight_updates"] is not None:
+        return printable(read_meta(Path(trained.summary["checkpoint"]))["dataset"])
+    return "ImageNet" if (request.named.weights or "").lower() == IMAGENET else None
 
 
 def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[Dict[str, Any]]:
-    """What the run found of these weights when it validated; None where that is not known."""
+    """What the run found of these weights when it validated them; None where it did not, or that is not known."""
     run = _run_folder(trained, request)
-    report = None if run is None else run.read_report()
-    if report is None:
+    if run is None or not is_file(run.path / CONFIG):
         return None
-    name = "best_validation" if Path(trained.summary["checkpoint"]).name == BEST else "validation"
-    found: Optional[Dict[str, Any]] = report.get(name)
-    return found
+    updates = trained.summary["weight_updates"]
+    rows = [row for row in read_run(run.path).rows("validation") if row["weight_updates"] == updates]
+    return {name: value for name, value in rows[-1].items() if name != "event"} if rows else None
 
 
 def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, Any]:
@@ -659,6 +661,8 @@ def _card(record: Dict[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {environment[name]}" for name in ("ipucnn", "tensorflow", "keras", "python")
     )
+    name = record["trained_on"]["name"]
+    source = "Weights of " if name is None else f"Trained on {name}; weights of "
     averaged = ", averaged over training" if record["averaged_weights"] else ""
     return f"""# {record["model"]}, as {record["format"]}
 
@@ -673,8 +677,8 @@ The network is `{record["file"]}`. It takes `{record["input"]["name"]}` ({record
 
 ## Data and figures
 
-Trained on {record["trained_on"]["name"]}; weights of {record["weights"]["checkpoint"]}{averaged}.
-In the run's own validation:
+{source}{record["weights"]["checkpoint"]}{averaged}.
+In the run's own validation of these weights:
 
 {measured}
 
