@@ -223,6 +223,7 @@ def test_the_page_gets_the_confusion_matrix_of_an_evaluation(folder, run, tmp_pa
     code, out, _ = run("evaluate", "r", "--report", "--json")
     assert code == 0
     text, counts = Path("r/report.html").read_text(), json.loads(out)["confusion_matrix"]
+    assert "20 samples of digits, checkpoint r/checkpoints/last.npz" in text
     table = xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", "")).getElementsByTagName("table")
     shown = next(t for t in table if t.getAttribute("class") == "confusion")
     cells = [int(cell.firstChild.data) for cell in shown.getElementsByTagName("td")]

@@ -21,6 +21,7 @@ from ipucnn.models import layers
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import stock_model
 from ipucnn.models.registry import get_model
+from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, runtimes
 from ipucnn.runs.trained import Named, open_trained
 
@@ -159,6 +160,15 @@ def test_an_export_says_what_it_is_and_how_it_was_proved(exported):
     assert record["input"]["shape"] == [None, 8, 8, 3] and record["opset"] == 15
     page = (exported / "README.md").read_text()
     assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
+
+
+def test_a_proof_on_few_samples_is_told(exported, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    record = {**record_of(exported), "folder": "x"}
+    for samples in (100, 99):
+        record["proof"]["samples"] = samples
+        print_export(record)
+        assert ("(fewer than 100: the data set has no more)" in capsys.readouterr().out) == (samples < 100)
 
 
 def test_what_the_description_says_of_the_input_is_enough(exported, trained, run):

@@ -611,7 +611,13 @@ def _prove(
             f"the {request.form} file does not do what the run does, and was removed: {refused}",
             _hint(request),
         )
-    return {**findings, "of": samples.origin, "allowed_relative": largest, "least_agreement": least}
+    return {
+        **findings,
+        "of": samples.origin,
+        "wanted_samples": LEAST_SAMPLES,
+        "allowed_relative": largest,
+        "least_agreement": least,
+    }
 
 
 def _hint(request: ExportRequest) -> str:
