@@ -13,7 +13,7 @@ from ipucnn.aliases import KerasModel
 from ipucnn.config.options import BY_NAME, RunConfig, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import expand
+from ipucnn.filesystem import absolute, expand, is_folder
 from ipucnn.runs.compare import read_run
 
 if TYPE_CHECKING:
@@ -48,12 +48,23 @@ class Run:
 
     @property
     def history(self) -> List[Dict[str, Any]]:
-        """The rows of the run's ``metrics.jsonl``; see :func:`read_history`."""
-        return read_history(self._path)
+        """The rows of the run's ``metrics.jsonl``, of a checkpoint those of its run; see :func:`read_history`.
+
+        Raises:
+            ConfigurationError: an exported file has none.
+        """
+        self._refuse_exported("history")
+        path = expand(self._path, "RUN")
+        return read_run(path if is_folder(path) else absolute(path).parent.parent).history
 
     @property
     def keras_model(self) -> KerasModel:
-        """The network as a Keras model with its weights; it takes images as the input pipeline gives them."""
+        """The network as a Keras model with its weights; it takes images as the input pipeline gives them.
+
+        Raises:
+            ConfigurationError: an exported file is none.
+        """
+        self._refuse_exported("Keras model")
         if self._model is None:
             self._ready()
         return self._model
@@ -90,6 +101,13 @@ class Run:
             found.append(np.exp(log_softmax(logits)))
         classes = self._trained.source.info.num_classes
         return np.concatenate(found).astype(np.float32) if found else np.zeros((0, classes), np.float32)
+
+    def _refuse_exported(self, what: str) -> None:
+        if self._trained.runtime is not None:
+            raise ConfigurationError(
+                f"{self._path} is an exported file, which has no {what}",
+                "load the run that it was exported from",
+            )
 
     def _pixels(self, image: Image) -> np.ndarray:
         from ipucnn.runs.images.inputs import images_of_files

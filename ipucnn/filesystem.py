@@ -437,18 +437,26 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     """Calls ``write`` with a new, empty folder beside ``path``, and renames it: all of it is there, or nothing.
 
-    What ``path`` was before is removed, but not before the new folder is whole.
+    What ``path`` was before makes way by a rename, and is removed once the new folder has its name.
 
     Raises:
-        DataError: the file system refuses.
+        DataError: the file system refuses; ``path`` is then what it was.
     """
-    temporary = path.with_name(_temporary_name(path.name))
+    path = absolute(path)
+    temporary, before = (path.with_name(_temporary_name(path.name)) for _ in range(2))
     make_folder(temporary)
     try:
         write(temporary)
-        remove_folder(path)
-        os.rename(temporary, path)
+        if os.path.lexists(str(path)):
+            os.rename(path, before)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rename(before, path)
+            raise
         _sync_folder(path.parent)
+        remove_folder(before)
     except OSError as error:
         raise DataError(f"{shown(path)} cannot be written: {reason_of(error)}", write_hint(error)) from None
     finally:

@@ -55,6 +55,8 @@ def test_predictions_are_those_of_the_command(folder, run):
         folder / "runs" / "mine"
     )
     assert loaded.keras_model.output_shape[-1] == 10
+    checkpoint = next((folder / "runs" / "mine" / "checkpoints").glob("*.npz"))
+    assert ipucnn.load(checkpoint).history == loaded.history
 
 
 def test_images_of_several_sizes_keep_their_order(folder):

@@ -113,6 +113,28 @@ def test_two_runs_of_one_command_are_equal(folder, run):
     assert found["data_sha256"][0] == found["data_sha256"][1] is not None
 
 
+def test_a_stopped_run_is_equal_only_as_far_as_it_goes(folder, run):
+    shutil.copytree(str(folder / "first"), "r")
+    rows = (folder / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
+
+    def last_line(kept):
+        Path("r/metrics.jsonl").write_text("".join(kept))
+        for runs in (("r", folder / "first"), (folder / "first", "r")):
+            code, out, _ = run("diff", *runs)
+            assert code == 0 and not json.loads(run("diff", *runs, "--json")[1])["equal"]
+        return out.splitlines()[-1]
+
+    updates = [json.loads(row)["weight_updates"] for row in rows]
+    assert last_line(rows[:2]) == f"equal as far as both go ({updates[1]} of {updates[-1]} weight updates)"
+    without = [row for row in rows if '"validation"' not in row]
+    assert (
+        last_line(without) == f"equal as far as both go ({len(without)} of {len(rows)} rows of the history)"
+    )
+    assert last_line([]) == "not comparable"
+    shutil.rmtree("r/checkpoints")
+    assert last_line(rows) == "equal as far as is known: of the samples it is not"
+
+
 def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):
     code, out, _ = run("diff", folder / "first", folder / "faster", "--json")
     found = json.loads(out)
@@ -201,6 +223,7 @@ def test_the_page_gets_the_confusion_matrix_of_an_evaluation(folder, run, tmp_pa
     code, out, _ = run("evaluate", "r", "--report", "--json")
     assert code == 0
     text, counts = Path("r/report.html").read_text(), json.loads(out)["confusion_matrix"]
+    assert "20 samples of digits, checkpoint r/checkpoints/last.npz" in text
     table = xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", "")).getElementsByTagName("table")
     shown = next(t for t in table if t.getAttribute("class") == "confusion")
     cells = [int(cell.firstChild.data) for cell in shown.getElementsByTagName("td")]

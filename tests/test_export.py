@@ -4,12 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tensorflow import keras
 
+import ipucnn
 from ipucnn import cli
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
@@ -19,7 +21,9 @@ from ipucnn.models import layers
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import stock_model
 from ipucnn.models.registry import get_model
+from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, runtimes
+from ipucnn.runs.trained import Named, open_trained
 
 RNG = np.random.RandomState(3)
 
@@ -158,6 +162,15 @@ def test_an_export_says_what_it_is_and_how_it_was_proved(exported):
     assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
 
 
+def test_a_proof_on_few_samples_is_told(exported, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    record = {**record_of(exported), "folder": "x"}
+    for samples in (100, 99):
+        record["proof"]["samples"] = samples
+        print_export(record)
+        assert ("(fewer than 100: the data set has no more)" in capsys.readouterr().out) == (samples < 100)
+
+
 def test_what_the_description_says_of_the_input_is_enough(exported, trained, run):
     """Pixels prepared by the description alone give the classes that `ipucnn infer` gives."""
     from PIL import Image
@@ -174,6 +187,24 @@ def test_what_the_description_says_of_the_input_is_enough(exported, trained, run
     assert code == 0
     found = [row["predictions"][0]["label"] for row in json.loads(out)]
     assert found == [labels[i] for i in logits.argmax(-1)]
+
+
+def test_figures_and_data_set_are_those_of_the_weights(trained, tmp_path):
+    shutil.copytree(str(trained), str(tmp_path / "r"))
+    named = Named("export", str(tmp_path / "r"), {})
+    opened, request = open_trained(named), export.ExportRequest(named, "onnx")
+    rows, updates = tmp_path / "r" / "metrics.jsonl", opened.summary["weight_updates"]
+    row = {"event": "validation", "weight_updates": updates - 1, "accuracy": 0.5}
+    rows.write_text(json.dumps(row) + "\n")
+    assert export._figures(opened, request) is None
+    rows.write_text(json.dumps(row) + "\n" + json.dumps({**row, "weight_updates": updates}) + "\n")
+    assert export._figures(opened, request) == {"weight_updates": updates, "accuracy": 0.5}
+    other = replace(opened.resolved, config=replace(opened.config, dataset="mnist"))
+    assert export._trained_on(replace(opened, resolved=other), request) == "digits"
+    keras_weights = replace(opened, summary={**opened.summary, "weight_updates": None})
+    assert export._trained_on(keras_weights, request) is None
+    of_imagenet = replace(request, named=replace(named, weights="ImageNet"))
+    assert export._trained_on(keras_weights, of_imagenet) == "ImageNet"
 
 
 @pytest.mark.parametrize(
@@ -371,13 +402,26 @@ def test_the_comparison_is_that_of_a_loop(shape):
             "--output DIR",
         ),
         (["--format", "saved-model", "--output", "old"], 2, "has an export already", "--overwrite"),
+        (
+            ["--format", "saved-model", "--output", "kept", "--overwrite"],
+            2,
+            "holds files that no export wrote, for example 1/mine.txt",
+            "move them elsewhere",
+        ),
+        (["--format", "saved-model", "--output", "."], 2, "the folder that you are in", "exports/mine"),
+        (["--format", "saved-model", "--output", "/"], 2, "the folder that you are in", "exports/mine"),
     ],
 )
 def test_what_is_refused_before_tensorflow(trained, run, options, code, error, hint):
     for name, file in (("full", "mine.txt"), ("old", "export.json")):
         Path(name).mkdir()
         (Path(name) / file).write_text("{}")
+    Path("kept/1").mkdir(parents=True)
+    Path("kept/export.json").write_text('{"files": {"1/saved_model.pb": {}}}')
+    for file in ("labels.json", "1/saved_model.pb", "1/mine.txt"):
+        (Path("kept") / file).write_text("mine")
     found, out, err = run("export", trained, *options)
+    assert Path("kept/1/mine.txt").read_text() == "mine"
     lines = err.splitlines()
     assert (found, out) == (code, "") and error in lines[0] and hint in lines[1], err
     assert len(lines) == 2
@@ -414,6 +458,13 @@ def test_an_exported_file_is_evaluated_as_its_run_is(trained, run, request, whic
     assert code == 0 and predicted == [row["predictions"][0]["class"] for row in wanted]
 
 
+@pytest.mark.parametrize("name", ["keras_model", "history"])
+def test_an_exported_file_gives_neither_layers_nor_a_history(exported, name):
+    loaded = ipucnn.load(exported / "model.onnx")
+    with pytest.raises(ConfigurationError, match="is an exported file, which has no"):
+        getattr(loaded, name)
+
+
 def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
     code, _, err = run("evaluate", "absent.onnx")
     assert code == 3 and "exported network absent.onnx does not exist" in err
@@ -425,7 +476,29 @@ def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
         Path("copy/export.json").write_text(damage)
         code, out, err = run("infer", "copy/model.onnx", "--split", "eval")
         assert (code, out) == (3, "") and len(err.splitlines()) == 2
+    damages = (
+        ("output", "name", 3, "lacks output.name"),
+        ("input", "shape", ["x", 8, 8, 3], "which is none of images"),
+        ("input", "shape", [None, 8, 8, 4], "which is none of images"),
+        ("setup", "image_shape", ["8", "8", "3"], "has the image_shape"),
+        ("setup", "mean", [], "has the mean []"),
+        ("setup", "std", [1.0, 2.0, 3.0, 4.0], "has the std"),
+        ("setup", "class_names", [*"abcdefghij"], "labels.json"),
+        ("setup", "config", "{", "export.json"),
+        ("", "model", "lenett", "lenett"),
+    )
+    for part, name, value, reason in damages:
+        record = record_of(exported)
+        (record[part] if part else record)[name] = value
+        Path("copy/export.json").write_text(json.dumps(record))
+        code, out, err = run("infer", "copy/model.onnx", "--split", "eval")
+        lines = err.splitlines()
+        assert (code, out, len(lines)) == (3, "", 2) and reason in lines[0] and "hint: " in lines[1], err
     shutil.copy(str(exported / "export.json"), "copy/export.json")
+    Path("copy/labels.json").unlink()
+    code, _, err = run("evaluate", "copy/model.onnx")
+    assert code == 3 and "labels.json" in err and len(err.splitlines()) == 2
+    shutil.copy(str(exported / "labels.json"), "copy/labels.json")
     data = bytearray(Path("copy/model.onnx").read_bytes())
     data[len(data) // 2] ^= 1
     Path("copy/model.onnx").write_bytes(bytes(data))

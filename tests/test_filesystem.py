@@ -508,3 +508,29 @@ def test_all_questions_about_paths_are_asked_in_one_place():
     assert others == []
     needless = [entry for entry in ELSEWHERE if not any(name.startswith(entry) for name in found)]
     assert needless == []
+
+
+def test_a_folder_is_replaced_whole_or_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("folder")
+    folder.mkdir()
+    (folder / "old").write_text("old")
+
+    def write(path):
+        assert (folder / "old").read_text() == "old"
+        (path / "new").write_text("new")
+
+    rename = os.rename
+
+    def failing(source, target):
+        if Path(target).name == "folder" and (Path(source) / "new").exists():
+            raise OSError(errno.EIO, "broken")
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", failing)
+        with pytest.raises(DataError, match="cannot be written"):
+            filesystem.write_folder(folder, write)
+    assert [p.name for p in folder.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
+    filesystem.write_folder(folder, write)
+    assert [p.name for p in folder.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]

@@ -60,7 +60,7 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
 def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> None:
     """Say in what two runs differ: options, Program, versions, data, and the first weight update that differs.
 
-    Two runs are equal if their options, Program, data and histories are, wherever they ran.
+    Two runs are equal if their options, Program, data and histories are, to the end, wherever they ran.
     """
     from ipucnn.filesystem import expand
     from ipucnn.reports.runs import print_diff

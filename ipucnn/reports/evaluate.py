@@ -63,6 +63,8 @@ def print_export(record: Dict[str, Any]) -> None:
     proof, files = record["proof"], record["files"]
     size = sum(file["bytes"] for file in files.values())
     shape = " x ".join("any" if n is None else str(n) for n in record["input"]["shape"])
+    wanted = proof["wanted_samples"]
+    few = "" if proof["samples"] >= wanted else f" (fewer than {wanted}: the data set has no more)"
     what = "pixels" if record["task"] == "segmentation" else "samples"
     rows = [
         ("network", f"{record['model']}, weights of {record['weights']['checkpoint']}"),
@@ -70,7 +72,7 @@ def print_export(record: Dict[str, Any]) -> None:
         ("input", f"{record['input']['name']}, {record['input']['dtype']}, {shape}"),
         ("output", f"{record['output']['name']}, float32"),
         ("loaded in", proof["runtime"]),
-        ("samples run", f"{proof['samples']:,}: {proof['of']}"),
+        ("samples run", f"{proof['samples']:,}: {proof['of']}{few}"),
         (
             "difference",
             f"{proof['relative']:.2g} of the outputs' deviation at most ({proof['allowed_relative']:g} is allowed)",

@@ -146,8 +146,22 @@ def _conclusions(found: Dict[str, Any]) -> List[str]:
     else:
         parts = [name for name in ("options", "program", "data") if found[name]]
         parts += ["histories"] if history is not None else []
-        lines.append(f"different: {', '.join(parts)}" if parts else "not comparable")
+        lines.append(f"different: {', '.join(parts)}" if parts else _as_far(found))
     return lines
+
+
+def _as_far(found: Dict[str, Any]) -> str:
+    """Of two runs in which no difference was found, and that are not known to be equal."""
+    if not found["compared"]:
+        return "not comparable"
+    fewest, most = sorted(found["final"]["weight updates"])
+    if fewest < most:
+        return f"equal as far as both go ({fewest:,} of {most:,} weight updates)"
+    if found["rows"] != [found["compared"]] * 2:
+        return (
+            f"equal as far as both go ({found['compared']:,} of {max(found['rows']):,} rows of the history)"
+        )
+    return "equal as far as is known: of the samples it is not"
 
 
 def _exact(value: Any) -> str:
@@ -246,6 +260,7 @@ class Facts(NamedTuple):
     cards: List[Tuple[str, str, str]]
     curves: List[Tuple[str, Markup]]
     classes: Optional[Markup]
+    evaluated: str
     masks: str
     program: List[Tuple[str, str]]
     machine: List[Tuple[str, str]]
@@ -305,6 +320,7 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, Any]]) -> Facts:
         cards=cards,
         curves=[(title, _svg(run, key, title)) for key, title in _figures_of([run]) if _curves(run, key)],
         classes=None if evaluation is None else _confusion(evaluation),
+        evaluated="" if evaluation is None else _evaluated(evaluation),
         masks=_picture(run.path / PREDICTIONS),
         program=[(name.replace("_", " "), _value(value)) for name, value in sorted(run.program.items())],
         machine=machine,
@@ -354,6 +370,11 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
             marks.append(draw.element("circle", tip, cx=x(a), cy=y(b), r=3.0, class_=class_ + " mark"))
     about = ", ".join(f"{curve.name} ends at {curve.points[-1][1]:.4g}" for curve in curves)
     return draw.svg(key.replace("_", "-"), title, about, _HEIGHT, marks, _WIDTH)
+
+
+def _evaluated(evaluation: Dict[str, Any]) -> str:
+    samples, data = evaluation["measured"]["samples"], evaluation["dataset"]["name"]
+    return printable(f"{counted(samples, 'sample')} of {data}, checkpoint {evaluation['checkpoint']}")
 
 
 def _confusion(evaluation: Dict[str, Any]) -> Optional[Markup]:

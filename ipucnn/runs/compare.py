@@ -235,8 +235,9 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
     Returns:
         ``options``, ``program``, ``versions`` and ``data``: name -> [of the first, of the second], only what differs.
         ``places``: the same of options that say where things lie.  ``history``: where the histories part, or None;
-        see :func:`first_difference`.  ``compared``: how many rows both have.  ``final``: name -> both, all there are.
-        ``equal``: whether options, Program, data and histories are the same.
+        see :func:`first_difference`.  ``compared``: how many rows both have; ``rows``: how many each has.
+        ``final``: name -> both, all there are.  ``equal``: whether options, Program and data are known to be the
+        same, and histories are the same to their ends.
     """
     named = {spec.key: spec for spec in SPECS if spec.in_yaml}
     options = {
@@ -254,6 +255,7 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
     if None not in digests:
         data.update(_differing({"SHA-256 of the samples": digests}))
     rows, compared = first_difference(first.history, second.history)
+    counts = [len(run.history) for run in (first, second)]
     return {
         "runs": [str(first.path), str(second.path)],
         "options": differing,
@@ -264,8 +266,10 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
         "data_sha256": digests,
         "history": rows,
         "compared": compared,
+        "rows": counts,
         "final": _final(first, second),
-        "equal": not (differing or program or data or rows) and bool(compared),
+        "equal": not (differing or program or data or rows or None in digests)
+        and counts == [compared, compared] != [0, 0],
     }
 
 

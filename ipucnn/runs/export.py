@@ -20,6 +20,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfFunction
 from ipucnn.datasets.base import DatasetInfo
+from ipucnn.documents import read_record_if_whole
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.filesystem import (
     Kind,
@@ -30,22 +31,25 @@ from ipucnn.filesystem import (
     expand,
     is_file,
     is_folder,
+    is_link,
     kind_of,
     write_folder,
     write_text,
 )
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.exported import RECORD, describe_setup, file_digest
-from ipucnn.runs.folder import BEST, CHECKPOINTS, RunFolder
+from ipucnn.runs.compare import read_run
+from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest
+from ipucnn.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.trained import Named, TrainedSetup, open_trained
+from ipucnn.runs.trained import IMAGENET, Named, TrainedSetup, open_trained
 from ipucnn.sessions.factory import create_session, runs_on_ipus
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
+from ipucnn.training.checkpoints import read_meta
 
-LABELS, INPUT, CARD = "labels.json", "input.json", "README.md"
+INPUT, CARD = "input.json", "README.md"
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
 # Largest difference relative to the deviation of the outputs, and share of samples with the same largest output.
@@ -121,6 +125,7 @@ def export_run(
         MissingError: the format needs packages, or IPUs, that are not here.
         ThresholdError: what was written does not compute what the run does.  Nothing of it is left.
     """
+    run_setup.refuse_instances("export")
     _check_request(request)
     trained = open_trained(request.named)
     if trained.runtime is not None:
@@ -152,7 +157,6 @@ def export_run(
 
 def _check_request(request: ExportRequest) -> None:
     form = request.form
-    run_setup.refuse_instances("export")
     if form not in runtimes.FORMATS:
         raise ConfigurationError(
             f"--format {shown_value(form)}: must be one of {', '.join(runtimes.FORMATS)}",
@@ -182,6 +186,12 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
     if output is None:
         output = Path("exports") / f"{_name(trained, request)}-{request.form}"
     check_makeable(output, "--output", "choose another --output", ConfigurationError)
+    place, here = Path(os.path.realpath(str(absolute(output)))), Path(os.path.realpath(str(absolute(Path()))))
+    if place in (here, *here.parents):
+        raise ConfigurationError(
+            f"--output {output}: an export is a folder of its own, and this one holds the folder that you are in",
+            "name a new folder: --output exports/mine",
+        )
     if exists(output) and entries(output):
         if not is_file(output / RECORD):
             raise ConfigurationError(
@@ -191,7 +201,25 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
             raise ConfigurationError(
                 f"{output} has an export already", "replace it with --overwrite, or choose another --output"
             )
+        record = read_record_if_whole(output / RECORD)
+        files = record.get("files") if isinstance(record, dict) else None
+        written = {LABELS, INPUT, CARD, RECORD, *(files if isinstance(files, dict) else ())}
+        others = [name for name in map(str, _files_below(output)) if name not in written]
+        if others:
+            raise ConfigurationError(
+                f"--overwrite: {output} holds files that no export wrote, for example {printable(others[0])}",
+                "move them elsewhere, or choose another folder: --output DIR",
+            )
     return output
+
+
+def _files_below(folder: Path, start: Optional[Path] = None) -> Iterator[Path]:
+    """All that is in a folder and no folder itself, relative to it; links are not followed."""
+    for path in entries(start or folder):
+        if is_folder(path) and not is_link(path):
+            yield from _files_below(folder, path)
+        else:
+            yield path.relative_to(folder)
 
 
 def _name(trained: TrainedSetup, request: ExportRequest) -> str:
@@ -472,28 +500,28 @@ def _describe(
         "weights": {**trained.summary, "checkpoint": printable(str(trained.summary["checkpoint"]))},
         "averaged_weights": bool(config.ema_decay) and trained.summary["weight_updates"] is not None,
         "norm_layer": dict(config.norm_layer),
-        "trained_on": {
-            "name": info.name if trained.summary["weight_updates"] is None else _trained_on(trained)
-        },
+        "trained_on": {"name": _trained_on(trained, request)},
         "figures": _figures(trained, request),
         "setup": describe_setup(config, trained.seed, info, labels),
         "environment": environment(),
     }
 
 
-def _trained_on(trained: TrainedSetup) -> str:
-    return str(trained.config.dataset or trained.source.info.name)
+def _trained_on(trained: TrainedSetup, request: ExportRequest) -> Optional[str]:
+    """The data set that the weights were trained on; None where their file does not say it."""
+    if trained.summary["weight_updates"] is not None:
+        return printable(read_meta(Path(trained.summary["checkpoint"]))["dataset"])
+    return "ImageNet" if (request.named.weights or "").lower() == IMAGENET else None
 
 
 def _figures(trained: TrainedSetup, request: ExportRequest) -> Optional[Dict[str, Any]]:
-    """What the run found of these weights when it validated; None where that is not known."""
+    """What the run found of these weights when it validated them; None where it did not, or that is not known."""
     run = _run_folder(trained, request)
-    report = None if run is None else run.read_report()
-    if report is None:
+    if run is None or not is_file(run.path / CONFIG):
         return None
-    name = "best_validation" if Path(trained.summary["checkpoint"]).name == BEST else "validation"
-    found: Optional[Dict[str, Any]] = report.get(name)
-    return found
+    updates = trained.summary["weight_updates"]
+    rows = [row for row in read_run(run.path).rows("validation") if row["weight_updates"] == updates]
+    return {name: value for name, value in rows[-1].items() if name != "event"} if rows else None
 
 
 def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, Any]:
@@ -583,7 +611,13 @@ def _prove(
             f"the {request.form} file does not do what the run does, and was removed: {refused}",
             _hint(request),
         )
-    return {**findings, "of": samples.origin, "allowed_relative": largest, "least_agreement": least}
+    return {
+        **findings,
+        "of": samples.origin,
+        "wanted_samples": LEAST_SAMPLES,
+        "allowed_relative": largest,
+        "least_agreement": least,
+    }
 
 
 def _hint(request: ExportRequest) -> str:
@@ -633,6 +667,8 @@ def _card(record: Dict[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {environment[name]}" for name in ("ipucnn", "tensorflow", "keras", "python")
     )
+    name = record["trained_on"]["name"]
+    source = "Weights of " if name is None else f"Trained on {name}; weights of "
     averaged = ", averaged over training" if record["averaged_weights"] else ""
     return f"""# {record["model"]}, as {record["format"]}
 
@@ -647,8 +683,8 @@ The network is `{record["file"]}`. It takes `{record["input"]["name"]}` ({record
 
 ## Data and figures
 
-Trained on {record["trained_on"]["name"]}; weights of {record["weights"]["checkpoint"]}{averaged}.
-In the run's own validation:
+{source}{record["weights"]["checkpoint"]}{averaged}.
+In the run's own validation of these weights:
 
 {measured}
 

@@ -19,23 +19,18 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import is_file, open_regular
-from ipucnn.json_fields import is_count, is_mapping, is_number, is_text, list_of
+from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
 from ipucnn.sessions.session import DeviceInfo, Session
+from ipucnn.training.checkpoints import META
 from ipucnn.training.losses import LossFunction
 
-RECORD = "export.json"
+RECORD, LABELS = "export.json", "labels.json"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
 _SETUP: json_fields.Fields = {
-    "config": ("a text", is_text),
-    "seed": ("a whole number", is_count),
-    "dataset": ("a text", is_text),
-    "class_names": ("a list of texts", list_of(is_text)),
-    "image_shape": ("a list", lambda value: isinstance(value, list) and len(value) == 3),
-    "mean": ("a list of numbers", list_of(is_number)),
-    "std": ("a list of numbers", list_of(is_number)),
+    name: META[name] for name in ("config", "seed", "dataset", "class_names", "image_shape", "mean", "std")
 }
 _FIELDS: json_fields.Fields = {
     "format": ("a text", is_text),
@@ -156,12 +151,11 @@ def read_exported(path: Path) -> ExportedNetwork:
             _HINT,
         )
     record = read_record(path.parent / RECORD, "", _HINT)
-    problem = None if isinstance(record, dict) else "is no mapping"
-    problem = problem or json_fields.wrong_field(record, _FIELDS, _FIELDS)
-    problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _SETUP)
-    shape = record["input"].get("shape") if not problem else None
-    if problem or not (isinstance(shape, list) and len(shape) == 4 and all(map(is_count, shape[1:]))):
-        raise DataError(f"{path.parent / RECORD} {problem or 'has no shape of the input'}", _HINT)
+    problem = _problem(record)
+    if problem:
+        raise DataError(f"{path.parent / RECORD} {problem}", _HINT)
+    if read_record(path.parent / LABELS, "", _HINT) != record["setup"]["class_names"]:
+        raise DataError(f"{path.parent / LABELS} has other classes than {RECORD}", _HINT)
     file = record["files"].get(path.name)
     if not isinstance(file, dict) or file.get("sha256") != file_digest(path)[0]:
         raise DataError(
@@ -175,6 +169,34 @@ def read_exported(path: Path) -> ExportedNetwork:
             "install what exports need with: python -m pip install 'ipucnn[export]'",
         )
     return ExportedNetwork(path, form, record)
+
+
+def _problem(record: Any) -> str:
+    """What is wrong with an ``export.json``, in words; "" if nothing is."""
+    if not isinstance(record, dict):
+        return "is no mapping"
+    problem = json_fields.wrong_field(record, _FIELDS, _FIELDS)
+    problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _SETUP)
+    if problem:
+        return problem
+    setup, shape = record["setup"], record["input"].get("shape")
+    if not (isinstance(shape, list) and len(shape) == 4 and all(map(is_count, shape[1:])) and all(shape[1:])):
+        return "has no shape of the input"
+    if shape[3] not in (1, 3) or not (shape[0] is None or (is_count(shape[0]) and shape[0])):
+        return f"has the shape of the input {json_fields.brief(shape)}, which is none of images"
+    if record["input"].get("dtype") not in ("uint8", "float32"):
+        return "lacks input.dtype, uint8 or float32"
+    if record["output"].get("name") not in ("logits", "probabilities"):
+        return "lacks output.name, logits or probabilities"
+    for name in ("mean", "std"):
+        if len(setup[name]) not in (1, 3) or len(setup[name]) != len(setup["mean"]):
+            return f"has the {name} {json_fields.brief(setup[name])}, not one number for each channel"
+    try:
+        get_model(record["model"])
+        RunConfig.from_yaml(setup["config"], RECORD)
+    except ConfigurationError as error:
+        return f"does not describe a run: {error.message}"
+    return ""
 
 
 def file_digest(path: Path) -> Tuple[str, int]:
