@@ -281,7 +281,7 @@ def _least(
         for begin in range(0, len(ends), _COLUMNS):
             part = slice(begin, begin + _COLUMNS)
             first = loads.first(stage, int(ends[begin]), *((y, x) if swap else (x, y)), both)
-            low, high = (int(place) for place in np.searchsorted(places[stage], [first, ends[part][-1]]))
+            low, high = (int(places[stage].searchsorted(place)) for place in (first, ends[part][-1]))
             if low < high:
                 values = reached(stage, places[stage][low:high], best[low:high], ends[part])
                 # Of equally good ones the first: ties fall to early cuts.
