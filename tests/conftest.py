@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ipucnn import interrupts
+from ipucnn import interrupts, machine
 from ipucnn.sessions.host.environment import set_variables
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -127,6 +127,13 @@ def signals_as_at_first():
     interrupts._state.__dict__.clear()
     for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_at_first():
+    """A command fixes them for its process; here many commands share one."""
+    yield
+    machine.fix_threads(None)
 
 
 @pytest.fixture

@@ -169,8 +169,13 @@ def test_a_case_is_a_function_of_its_number(tmp_path, kind):
             )
             for name, entry in attack.snapshot(sandbox.guarded).items()
         }
-        terminals = [re.sub(r"/dev/pts/\d+", "/dev/pts/N", word) for word in case.args]
-        return terminals, case.environment, case.streams, files
+
+        def same(text):
+            """The system numbers terminals."""
+            return re.sub(r"/dev/pts/\d+", "/dev/pts/N", text)
+
+        environment = {name: same(str(value)) for name, value in case.environment.items()}
+        return [same(word) for word in case.args], environment, case.streams, files
 
     for task in ("classification", "segmentation"):
         (tmp_path / "prepared" / task).mkdir(parents=True)
