@@ -542,3 +542,14 @@ def test_sigterm_ends_any_command_with_its_code_and_cleans_up(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (errors.EXIT_SIGTERM, "cleaned up\n"), done.stderr
+
+
+def test_help_pages_need_no_numpy():
+    program = (
+        "import sys; from ipucnn import cli; from ipucnn.command_table import COMMANDS\n"
+        "for name in COMMANDS:\n"
+        "    assert cli.run([name, '--help']) == 0\n"
+        "    assert not {'numpy', 'tensorflow'} & set(sys.modules), name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

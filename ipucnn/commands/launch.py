@@ -19,8 +19,7 @@ import ipucnn
 from ipucnn import interrupts
 from ipucnn.config import spec
 from ipucnn.errors import ConfigurationError, WorkersError
-from ipucnn.sessions.host.cluster import GRACE_S, SILENCE_S
-from ipucnn.sessions.host.workers import SECRET_VARIABLE, TF_CONFIG
+from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, TF_CONFIG
 from ipucnn.text import shown_value
 
 COMMAND = typer.Argument(

@@ -180,6 +180,23 @@ def written_names(program: Program, first: int, last: int) -> List[str]:
     return names
 
 
+def trained_facts(meta: Mapping[str, Any], model: str, num_classes: int, path: Path) -> DatasetInfo:
+    """The facts of a training set that a checkpoint, or an export made of one, has; not how many images there are."""
+    return DatasetInfo(
+        name=meta["dataset"],
+        task=get_model(model).task,
+        num_classes=num_classes,
+        image_shape=tuple(meta["image_shape"]),
+        num_train=0,
+        num_eval=0,
+        class_names=tuple(meta["class_names"]),
+        location=str(path),
+        mean=tuple(meta["mean"]),
+        std=tuple(meta["std"]),
+        crops=meta["dataset"],
+    )
+
+
 @dataclass(frozen=True)
 class TrainedRun:
     """A run folder with the checkpoint chosen from it.
@@ -215,20 +232,7 @@ class TrainedRun:
     @property
     def facts(self) -> DatasetInfo:
         """The facts of the training set, as far as the checkpoint has them: not how many images there are."""
-        meta = self.checkpoint.meta
-        return DatasetInfo(
-            name=meta["dataset"],
-            task=get_model(self.config.model_name).task,
-            num_classes=self.num_classes,
-            image_shape=tuple(meta["image_shape"]),  # type: ignore[arg-type]
-            num_train=0,
-            num_eval=0,
-            class_names=tuple(meta["class_names"]),
-            location=str(self.path),
-            mean=tuple(meta["mean"]),
-            std=tuple(meta["std"]),
-            crops=meta["dataset"],
-        )
+        return trained_facts(self.checkpoint.meta, self.config.model_name, self.num_classes, self.path)
 
     @property
     def summary(self) -> Dict[str, Any]:

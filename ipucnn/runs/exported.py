@@ -23,6 +23,7 @@ from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
+from ipucnn.runs.checkpoints import trained_facts
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.training.checkpoints import META
 from ipucnn.training.losses import LossFunction
@@ -101,20 +102,7 @@ class ExportedNetwork:
     @property
     def facts(self) -> DatasetInfo:
         """The facts of the data that it was trained on, as far as they are known."""
-        setup = self.record["setup"]
-        return DatasetInfo(
-            name=setup["dataset"],
-            task=get_model(self.record["model"]).task,
-            num_classes=self.num_classes,
-            image_shape=tuple(setup["image_shape"]),  # type: ignore[arg-type]
-            num_train=0,
-            num_eval=0,
-            class_names=tuple(setup["class_names"]),
-            location=str(self.path),
-            mean=tuple(setup["mean"]),
-            std=tuple(setup["std"]),
-            crops=setup["dataset"],
-        )
+        return trained_facts(self.record["setup"], self.record["model"], self.num_classes, self.path)
 
     @property
     def summary(self) -> Dict[str, Any]:

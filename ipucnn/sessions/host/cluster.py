@@ -34,14 +34,10 @@ from ipucnn.aliases import Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
-from ipucnn.sessions.host.workers import SECRET_VARIABLE, Workers, split_address
+from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, Workers, split_address
 from ipucnn.text import printable, shown_value
 
-# A worker that says nothing for so long has left: it was stopped, or its machine or network is gone.
-SILENCE_S = 30.0
 HEARTBEAT_S = 1.0
-# How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
-GRACE_S = 5.0
 # Connecting is tried again so often until the first worker is there.
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28

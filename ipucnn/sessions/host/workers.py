@@ -20,6 +20,10 @@ from ipucnn.training.program import Program
 
 SECRET_VARIABLE = "IPUCNN_SECRET"
 TF_CONFIG = "TF_CONFIG"
+# A worker that says nothing for so long has left: it was stopped, or its machine or network is gone.
+SILENCE_S = 30.0
+# How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
+GRACE_S = 5.0
 # Ports of workers under Slurm begin here, at one of so many, chosen by the number of the job.
 _SLURM_PORTS, _SLURM_NUM_PORTS = 20_000, 10_000
 
