@@ -42,10 +42,7 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
         code = interruption.exit_code
     interrupts.finish()
     _flush_streams()
-    if interrupts.noted() is not None:
-        # What was cut off in its middle, half-imported libraries and threads that wait, would not end in order.
-        os._exit(code)
-    sys.exit(code)
+    interrupts.exit_process(code)
 
 
 def _take_programs_from_fixed_folders() -> None:

@@ -63,6 +63,8 @@ class _State:
     listens = False
     # There is nothing to clean up, so that nothing needs to be raised.
     at_once = False
+    # A library has threads that would not survive the destructors of C++ at the end of the process.
+    skips_destructors = False
 
 
 _state = _State()
@@ -82,6 +84,35 @@ def note(code: int) -> None:
     if _state.exit_code is None:
         _state.exit_code = code
         _state.count += 1
+
+
+def skip_destructors() -> None:
+    """Has the process end, once its work is done and its exit functions have run, without the destructors of C++.
+
+    TensorFlow's server can't be stopped from Python (``tensorflow/python/training/server_lib.py``: ``Server`` has no
+    ``stop``), and a thread of its collectives that still runs when its destructor comes ends a process with SIGABRT
+    ("terminate called without an active exception"), after everything was written.
+    """
+    _state.skips_destructors = True
+
+
+def exit_process(code: "Optional[int]") -> "NoReturn":
+    """Ends the process, whose streams are flushed, in the way that what it did allows.
+
+    Args:
+        code: its exit code; None is 0.
+    """
+    if _state.exit_code is not None:
+        # What was cut off in its middle, half-imported libraries and threads that wait, would not end in order.
+        os._exit(code or 0)
+    if _state.skips_destructors:
+        import atexit
+
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code or 0)
+    sys.exit(code)
 
 
 def check() -> None:

@@ -766,3 +766,23 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     one, two = (load_checkpoint(path) for path in both)
     assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
     assert all(np.array_equal(one.slots[name], two.slots[name]) for name in one.slots)
+
+
+ENDING = """
+import atexit, sys, threading
+from ipucnn import interrupts
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(print, "exit functions ran")
+interrupts.skip_destructors()
+interrupts.exit_process(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_server_left_running_does_not_decide_how_a_worker_ends(code):
+    """A thread that never ends stands for those of TensorFlow's server, whose destructor would end the process."""
+    words = [sys.executable, "-c", ENDING, str(code)]
+    ended = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (code, "exit functions ran\n"), ended.stderr

@@ -492,6 +492,7 @@ class Cluster:
         self.place = f"/job:worker/replica:0/task:{self.rank}"
         # TensorFlow's notifier of preemptions takes SIGTERM for itself.
         interrupts.listen_again()
+        interrupts.skip_destructors()
         # Not while something is traced: a function that makes a variable is traced twice.
         with tf.device(f"{self.place}/device:CPU:0"):
             self.collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
