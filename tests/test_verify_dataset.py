@@ -472,10 +472,11 @@ def draw_mask(folder, name, values):
 
 MASKS = {
     "colour": ("wrong-mode", lambda f: photo().resize((32, 24)).save(f / "images" / "3.png")),
-    "16 bits": (
+    "transparency": (
         "wrong-mode",
-        lambda f: Image.fromarray(texture(5, 24, 32)[..., 0].astype(np.uint16)).save(f / "images" / "3.png"),
+        lambda f: Image.fromarray(np.full((24, 32, 4), 9, np.uint8)).save(f / "images" / "3.png"),
     ),
+    "no table": ("unreadable", lambda f: (f / "classes.txt").write_text("nothing")),
     "a colour mask": ("wrong-mode", lambda f: photo().resize((32, 24)).save(f / "masks" / "3.png")),
     "many values": ("mask-values", lambda f: draw_mask(f, "3.png", [255, 100, 7])),
     "another value": ("mask-values", lambda f: draw_mask(f, "3.png", [1, 1])),

@@ -409,11 +409,18 @@ def report_rows(
 
 
 def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[str, str]]:
-    """Dice of each class where there are two, beside what calling every pixel class 1 scores."""
+    """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
     if "dice" not in validation:
         return []
     if "dice_background" not in validation:
-        return [("Dice, IoU", f"{validation['dice']:.4f}, {validation['iou']:.4f}")]
+        own = [(name, validation.get(f"dice_class_{k}")) for k, name in enumerate(names)]
+        return [
+            *((f"Dice of {name}", f"{value:.4f}") for name, value in own if value is not None),
+            (
+                "Dice, IoU",
+                f"{validation['dice']:.4f}, {validation['iou']:.4f} of all but {names[0] if names else 'class 0'}",
+            ),
+        ]
     background, foreground = names if len(names) == 2 else ("background", "foreground")
     trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
     return [

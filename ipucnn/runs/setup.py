@@ -119,12 +119,13 @@ def _largest_tile(record: ModelRecord, side: int) -> int:
 
 
 def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
-    """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images."""
+    """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images, and
+    the images' channels."""
     sides = [
         min(own, _largest_tile(record, int(side or 0)))
         for own, side in zip(record.input_shape, image_shape[:2])
     ]
-    return sides[0], sides[1], record.input_shape[2]
+    return sides[0], sides[1], image_shape[2] or record.input_shape[2]
 
 
 def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]) -> None:
@@ -209,6 +210,15 @@ def prepare(
         shape = record.input_shape
     else:
         shape = input_shape_for(record, source.info.image_shape)
+    if source.info.tiled:
+        channels = source.info.image_shape[2]
+        if trained_shape is not None and trained_shape[2] != channels:
+            kinds = ["grey" if n == 1 else "colour" for n in (channels, trained_shape[2])]
+            raise DataError(
+                f"the images of {source.info.name} are {kinds[0]}, and the network was trained on {kinds[1]} ones",
+                f"take {kinds[1]} images, or train on {kinds[0]} ones",
+            )
+        shape = (*shape[:2], channels)
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.tiled and outputs is not None:
@@ -388,11 +398,11 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
     return batches.take(count), count, size
 
 
-def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (1, 0)) -> "TfDataset":
+def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session] = None) -> "TfDataset":
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
 
     Args:
-        shard: (count, index): every ``count``-th batch from number ``index`` on.
+        session: that evaluates: of its share alone images are read; None: of all of them.
 
     Raises:
         ConfigurationError: one batch alone is too much for the host's memory.
@@ -411,7 +421,8 @@ def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
         tile_step=setup.record.size_step,
-        shard=shard,
+        shard=(1, 0) if session is None else session.evaluation_shard,
+        part=(1, 0) if session is None else session.evaluation_part,
     )
 
 

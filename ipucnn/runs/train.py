@@ -495,7 +495,7 @@ class TrainingRun:
         program, batches = self.program, None
         if program.executions_per_validation:
             batch = program.validation_micro_batch_size * program.validation_num_replicas
-            batches = run_setup.evaluation_batches(self.setup, batch)
+            batches = run_setup.evaluation_batches(self.setup, batch, session)
         compilation = session.compile_ahead(self.dataset, batches)
         return {
             "model": self.setup.config.model_name,

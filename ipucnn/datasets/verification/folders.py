@@ -16,13 +16,13 @@ from ipucnn.datasets.base import read_file
 from ipucnn.datasets.images import open_image, opened
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.segmentation.isbi2012 import open_volume, page_name, read_page
-from ipucnn.datasets.segmentation.masks import mask_values
+from ipucnn.datasets.segmentation.masks import BINARY, TABLE, MaskClasses, codes, mask_values
 from ipucnn.datasets.sources import imagefolder
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Measured, measure
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, file_size, is_folder, kind_of
+from ipucnn.filesystem import Kind, file_size, is_file, is_folder, kind_of
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
 
@@ -380,7 +380,6 @@ _BELOW = ("images", "masks")
 
 
 def walk_imagemasks(survey: Survey, folder: Path) -> None:
-    survey.class_names = imagemasks.CLASS_NAMES
     places = {TRAIN: folder / "train"} if is_folder(folder / "train") else {}
     evaluation = imagefolder.find_eval(folder)
     if evaluation is not None:
@@ -398,6 +397,8 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
         held_out = max(1, len(pairs[TRAIN]) // isbi2012.SHARE_HELD_OUT)
         pairs = {TRAIN: pairs[TRAIN][:-held_out], EVAL: pairs[TRAIN][-held_out:]}
     survey.expect({subset: len(found) for subset, found in pairs.items()})
+    classes = _mask_classes(survey, folder, [mask for found in pairs.values() for _, mask in found])
+    survey.class_names = tuple(map(printable, classes.names))
     other: Optional[int] = None
     for subset, found in pairs.items():
         names = [_below(image, folder) for image, _ in found]
@@ -409,24 +410,46 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
             with survey.noting(subset, names[number], image_path):
                 check_png(read_file(str(image_path)), f"image {image_path}")
                 image = imagemasks.read_image(image_path, survey.max_pixels)
-                survey.tally("size", _size(image.shape), subset, names[number])
+                survey.tally("size", _size(image.shape[:2]), subset, names[number])
+                survey.tally("pixels", "grey" if image.ndim == 2 else "colour", subset, names[number])
             mask_name = _below(mask_path, folder)
             with survey.noting(subset, mask_name, mask_path):
                 check_png(read_file(str(mask_path)), f"mask {mask_path}")
                 mask = imagemasks.read_mask(mask_path, survey.max_pixels)
-                other = _check_mask(survey, subset, mask_name, mask, other)
+                if classes.any_other:
+                    mask = codes(mask, False, f"mask {mask_path}")
+                    other = _check_mask(survey, subset, mask_name, mask, other)
+                mask = classes.of(mask, f"mask {mask_path}")
             if image is None or mask is None:
                 survey.passed(subset)
-            elif image.shape != mask.shape:
+            elif image.shape[:2] != mask.shape:
                 survey.find(
                     "wrong-shape",
                     subset,
-                    f"{names[number]}: {_size(image.shape)}, its mask {_size(mask.shape)}",
+                    f"{names[number]}: {_size(image.shape[:2])}, its mask {_size(mask.shape)}",
                 )
                 survey.passed(subset)
             else:
-                survey.add_mask(subset, number, image[..., np.newaxis], (mask != 0).astype(np.uint8))
+                survey.add_mask(subset, number, image[..., np.newaxis] if image.ndim == 2 else image, mask)
     survey.odd_ones("size", "wrong-shape")
+    survey.odd_ones("pixels", "wrong-mode")
+
+
+def _mask_classes(survey: Survey, folder: Path, paths: List[Path]) -> MaskClasses:
+    """What the masks' values mean; where they do not belong together, two classes, of which each mask is judged."""
+
+    def readable() -> Iterator[Tuple[Path, Any]]:
+        for path in paths:
+            with contextlib.suppress(DataError):  # noted when it is its turn
+                yield path, imagemasks.read_mask(path, survey.max_pixels)
+
+    if is_file(folder / TABLE):
+        with survey.noting(None, TABLE, folder / TABLE):
+            return imagemasks.find_classes(folder, ())
+        return BINARY
+    with contextlib.suppress(DataError):
+        return imagemasks.find_classes(folder, readable())
+    return BINARY
 
 
 def _pairs(survey: Survey, subset: str, place: Path) -> List[Tuple[Path, Path]]:

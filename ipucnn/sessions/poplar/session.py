@@ -406,7 +406,7 @@ class PoplarSession(Session):
     ) -> Dict[str, float]:
         """IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
 
-        Instances share the samples, and each has the totals of all.
+        Each instance has the totals of all.
         """
 
         def unless_stopped() -> Iterator[Batch]:
@@ -424,10 +424,15 @@ class PoplarSession(Session):
                 totals.add(batch_sums(logits, labels, weights, losses))
         return totals.result()
 
+    @property
+    def evaluation_part(self) -> Tuple[int, int]:
+        """(instances of ``poprun``, which one this is)."""
+        return self._device.instances.count, self._device.instances.index
+
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Several batches are one execution."""
-        return self._validation().logits(batches)
+        return self._validation().logits_of_parts(batches)
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Logits of each element; several elements are one execution."""
-        return [found for _, found in self.logits((images,) for images in dataset)]
+        """Logits of each element; several elements are one execution.  Instances are given the same."""
+        return [found for _, found in self._validation().logits((images,) for images in dataset)]
