@@ -717,6 +717,26 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
     assert set(before) == set(after)
 
 
+def test_each_worker_of_a_machine_has_gpus_of_its_own(monkeypatch):
+    from ipucnn.commands.launch import _share_gpus
+    from ipucnn.diagnosis import look
+
+    there = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
+    monkeypatch.setattr(look, "find_gpus", lambda: (there, None))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    named = [found["CUDA_VISIBLE_DEVICES"] for found in _share_gpus(["train", "lenet"], 2)]
+    assert named == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    with pytest.raises(ConfigurationError, match="3 workers cannot share 4 GPUs") as refused:
+        _share_gpus(["train", "lenet"], 3)
+    assert refused.value.hint.startswith("use -n 1 or 2 or 4,")
+    for words in (["--device", "cpu"], ["--device=cpu"]):
+        assert _share_gpus(["train", "lenet", *words], 3) == [{}] * 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,1,9,4")
+    assert _share_gpus(["train"], 4)[2] == {"CUDA_VISIBLE_DEVICES": "9"}
+    monkeypatch.setattr(look, "find_gpus", lambda: ([], "nvidia-smi is not on PATH"))
+    assert _share_gpus(["train"], 3) == [{}] * 3
+
+
 def test_doctor_says_what_cluster_it_sees(monkeypatch):
     from ipucnn.diagnosis.look import find_cluster
 
