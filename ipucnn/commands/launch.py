@@ -193,6 +193,9 @@ class _Workers:
         if first is None:
             return 0
         code = ends[first]
+        if code < 0 and interrupts.noted() is not None:
+            # It was passed on to a worker at a moment at which that ends by the system's doing.
+            return int(interrupts.noted() or 0)
         if code >= 0:
             return code
         raise WorkersError(
