@@ -686,14 +686,17 @@ def check_workers(instances: Instances, config: RunConfig, program: Program) -> 
         ConfigurationError: with the numbers of workers that can.
     """
     count = instances.count if isinstance(instances, Workers) else 1
+    # How many all of them are is known when TensorFlow has looked.
+    devices = max(config.devices or 1, 1)
     if program.fused_micro_batches:
         chunks = program.num_micro_batches // program.fused_micro_batches
-        check_share(chunks, count)
+        check_share(chunks, count, devices)
         check_share(chunks, config.max_workers)
-    elif max(count, config.max_workers) > 1:
+    elif max(count * devices, config.max_workers) > 1:
         check_sharing(
             program.num_micro_batches // program.dbn_replica_group_size,
             program.dbn_replica_group_size,
             count,
             config.max_workers,
+            devices,
         )
