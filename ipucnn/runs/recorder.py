@@ -492,6 +492,8 @@ class Recorder:
                 else {"weight_updates": state.weight_updates}
             ),
         }
+        if training.setup.record.own is not None:
+            meta["network"] = training.setup.record.own.to_data()
         if training.compilation.device.kind != "ipu":
             meta["threads"] = operation_threads()
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])

@@ -310,6 +310,9 @@ class TrainingRun:
                 if spec.name not in RESUMABLE or spec.name in (*ENDS_RUN, "max_workers")
             }
             run["data"] = self.data_sha256
+            if self.setup.record.own is not None:
+                run["the network's file"] = self.setup.record.own.sha256
+            run["the data set's file"] = self.resolved.choice.sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             run["the checkpoint"] = None if checkpoint is None else checkpoint.digest
             cluster, threads = join(self.instances, config, run, threads or num_cores())
@@ -411,6 +414,8 @@ class TrainingRun:
         notes = self._notes_of_sharing(cluster, session.num_devices)
         notes += recorder.note_process(is_continued=self.start.checkpoint is not None)
         notes += [f"warning: {note}; passed over" for note in skipped]
+        if self.setup.record.own is not None:
+            notes += [f"note: {note}" for note in self.setup.record.own.notes]
         notes += self._room_wanted(session.state)
         if notes:
             yield Notes(notes)
