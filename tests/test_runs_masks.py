@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -435,3 +436,29 @@ def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
     rest = height(192) - 192
     between = height(192, 192) - height(192) - 192
     assert height(192, 10, 50) == rest + 2 * between + 192 + 10 + 50
+
+
+@pytest.mark.slow
+def test_an_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
+    """An ONNX or TFLite file through evaluate and infer: tiles of its one size, put together as the run's."""
+    from ipucnn.runs import runtimes
+
+    form = next((f for f in ("onnx", "tflite") if not runtimes.missing_packages(f)), None)
+    if form is None:
+        pytest.skip("neither ONNX nor TFLite can be written: pip install 'ipucnn[export]'")
+    code, _, err = run("export", trained, "--format", form, "--raw-uint8", "--output", "out")
+    assert code == 0, err
+    file = f"out/model.{form}"
+    code, out, err = run("evaluate", file, "--json")
+    assert code == 0, err
+    mine, runs = json.loads(out), json.loads(run("evaluate", trained, "--tile-size", "204", "--json")[1])
+    for name in ("accuracy", "dice", "iou"):
+        assert mine["measured"][name] == pytest.approx(runs["measured"][name], abs=2e-4), name
+    Image.fromarray(tissue(3, 90, 230)).save("one.png")
+    for target, folder in ((file, "by-file"), (trained, "by-run")):
+        code, _, err = run("infer", target, "one.png", "--tile-size", "204", "--output", f"{folder}/")
+        assert code == 0, err
+    masks = [np.asarray(Image.open(next(Path(d).glob("*.png")))) for d in ("by-file", "by-run")]
+    assert masks[0].shape == (90, 230) and np.mean(masks[0] == masks[1]) > 0.999
+    code, _, err = run("infer", file, "one.png", "--tile-size", "220")
+    assert code == 2 and "takes images of 204x204" in err and "drop --tile-size" in err

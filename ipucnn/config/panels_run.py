@@ -214,6 +214,16 @@ class Model:
         default_text="random from the seed",
         wishes="pretrained finetune fine-tune transfer initial-checkpoint",
     )
+    freeze: Optional[str] = option(
+        None,
+        "Layers that keep the weights they start from: the first N that have weights, or those whose names match "
+        "patterns such as conv1,block1*; backbone is all but the last. See docs/fine-tuning.md.",
+        metavar="N|PATTERN|backbone",
+        parse=values.parse_freeze,
+        commands=TRAIN,
+        default_text="all are trained",
+        wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
+    )
     norm_layer: Dict[str, Any] = option(
         {"name": "batch_norm"},
         "Normalisation: batch_norm, custom_batch_norm, group_norm or none, or a dictionary with name, "

@@ -68,6 +68,8 @@ def program_line(program: Program) -> str:
         (program.random_erasing, "random erasing {:g}"),
     )
     parts += [text.format(value) for value, text in recipe if value]
+    if program.frozen_layers:
+        parts.append(f"{counted(len(program.frozen_layers), 'layer')} frozen")
     return "; ".join(parts)
 
 
@@ -172,6 +174,10 @@ class RunDisplay:
             if run.fresh_weights:
                 weights = run.resolved.config.weights
                 note(f"starting from {weights}, with a new head for {counted(run.info.num_classes, 'class')}")
+            frozen = event.program.frozen_layers
+            if frozen:
+                named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
+                note(f"{counted(len(frozen), 'layer')} frozen: {named}")
             if event.program.splits_from not in ("", "given"):
                 opened = ", ".join(event.program.pipeline_splits)
                 note(f"stages opened by {opened} ({event.program.splits_from})")

@@ -400,11 +400,11 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
     return batches.take(count), count, size
 
 
-def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (1, 0)) -> "TfDataset":
+def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session] = None) -> "TfDataset":
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
 
     Args:
-        shard: (count, index): every ``count``-th batch from number ``index`` on.
+        session: that evaluates: of its share alone images are read; None: of all of them.
 
     Raises:
         ConfigurationError: one batch alone is too much for the host's memory.
@@ -423,7 +423,8 @@ def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
         tile_step=setup.record.size_step,
-        shard=shard,
+        shard=(1, 0) if session is None else session.evaluation_shard,
+        part=(1, 0) if session is None else session.evaluation_part,
     )
 
 

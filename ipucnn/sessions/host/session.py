@@ -23,7 +23,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.names import is_moving_statistic
+from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
@@ -201,7 +201,7 @@ class HostSession(Session):
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
-            statistics = {name: v for name, v in weights.kept.items() if is_moving_statistic(name)}
+            statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
 
