@@ -141,7 +141,7 @@ class Data:
         "evaluation, the same images in every run.",
         above=0,
         below=1,
-        commands=("train", "evaluate", "infer"),
+        commands=("train", "evaluate", "infer", "verify-dataset"),
     )
     allow_partial: bool = option(
         False,

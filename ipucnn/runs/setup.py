@@ -178,7 +178,7 @@ def prepare(
         ConfigurationError: an image size the network cannot take.
         DataError: files absent or damaged.
     """
-    from ipucnn.datasets.registry import DATASETS, known_as, open_dataset
+    from ipucnn.datasets.registry import DATASETS, check_divides, known_as, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -188,6 +188,8 @@ def prepare(
         if record.own is None:  # of which the data say the channels
             validate_input_shape(record, wanted)
     if source is None:
+        if resolved.origins["validation_fraction"] == FLAG:
+            check_divides(resolved.choice, config.validation_fraction)
         folded = config.kfold is not None and config.fold is not None
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
             # The folds are those of the data set that the network was trained on: of another one all is taken.

@@ -60,12 +60,22 @@ class _ClassFolders:
                 yield self.starts[at] + k, self.labels[at], folder / name
 
 
-def walk_imagefolder(survey: Survey, folder: Path) -> None:
-    places = {TRAIN: folder / "train", EVAL: imagefolder.find_eval(folder)}
+def walk_imagefolder(survey: Survey, folder: Path, validation_fraction: float) -> None:
     classes: Dict[str, int] = {}
-    listed: Dict[str, _ClassFolders] = {}
+    listed = {TRAIN: _ClassFolders(), EVAL: _ClassFolders()}
+    places = {TRAIN: folder / "train", EVAL: imagefolder.find_eval(folder)}
+    if imagefolder.is_undivided(folder):
+        places = {}
+        whole = _ClassFolders()
+        _list_classes(survey, TRAIN, folder, classes, whole, is_undivided=True)
+        for at, (place, label) in enumerate(zip(whole.folders, whole.labels)):
+            names = whole.names(at)
+            chosen = imagefolder.held_out([str(place / name) for name in names], validation_fraction)
+            for subset, files in listed.items():
+                own = [name for i, name in enumerate(names) if (i in chosen) == (subset == EVAL)]
+                if own:
+                    files.add(place, label, own)
     for subset, place in places.items():
-        listed[subset] = _ClassFolders()
         if place is None or not is_folder(place):
             name = "train" if subset == TRAIN else " or ".join(imagefolder.EVAL_NAMES)
             survey.find("missing-subset", subset, f"there is no folder {name}")
@@ -76,9 +86,9 @@ def walk_imagefolder(survey: Survey, folder: Path) -> None:
     for subset, files in listed.items():
         into = survey.subsets[subset]
         into.name_of = files.name_of
-        chosen = (item for item in files if into.is_chosen(item[0]))
+        wanted = (item for item in files if into.is_chosen(item[0]))
         # Which images are drawn is asked here: the counting goes on while the next ones are decoded.
-        items = ((*item, survey.wants(position)) for position, item in enumerate(chosen, survey.num_done))
+        items = ((*item, survey.wants(position)) for position, item in enumerate(wanted, survey.num_done))
         for (number, label, path, _), look in in_order(
             lambda item: _look_at_file(item[2], item[3], survey.max_pixels), items
         ):
@@ -94,9 +104,15 @@ def walk_imagefolder(survey: Survey, folder: Path) -> None:
 
 
 def _list_classes(
-    survey: Survey, subset: str, place: Path, classes: Dict[str, int], files: _ClassFolders
+    survey: Survey,
+    subset: str,
+    place: Path,
+    classes: Dict[str, int],
+    files: _ClassFolders,
+    is_undivided: bool = False,
 ) -> None:
-    """Lists the class folders of a subset; those of the first one that is listed are the classes."""
+    """Lists the class folders of a subset; those of the first one that is listed are the classes, of a folder that
+    is divided here those with images."""
     is_first = not classes
     with survey.noting(subset, place.name, place):
         for entry in imagefolder.list_folder(place):
@@ -106,7 +122,9 @@ def _list_classes(
                     survey.find("passed-over", subset, f"{name}: not in a class folder")
                     continue
                 images = _list_images(survey, subset, path, name)
-                if is_first:
+                if is_undivided and not images:
+                    survey.find("passed-over", subset, f"{name}: a folder without images")
+                elif is_first:
                     classes[entry.name] = len(classes)
                 elif entry.name not in classes and images:
                     survey.find("unknown-class", subset, f"{name}: {len(images)} images")
