@@ -156,7 +156,9 @@ def test_built_in_presets_are_valid_and_belong_to_models():
         values = presets.find_built_in(name).values
         assert registry.get_model(values["model_name"]) and {"dataset", "host_generated_data"} & set(values)
         assert "@" not in name and name not in {record.name for record in registry.list_models()}
-    for name in sorted(set(names) - set(public)):
+    # The one that is for every network.
+    assert not {"model_name", "dataset", "image_size"} & set(presets.find_built_in("fine-tuning").values)
+    for name in sorted(set(names) - set(public) - {"fine-tuning"}):
         preset = presets.find_built_in(name)
         assert registry.get_model(name.split("@")[0]).name == name.split("@")[0]
         # They are chosen by model and data set, so they must not name another.
