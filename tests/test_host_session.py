@@ -539,15 +539,28 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
             np.testing.assert_array_equal(value.numpy(), before[name])
 
 
-def test_two_gpus_are_refused_with_what_to_do(monkeypatch):
-    from ipucnn.errors import ConfigurationError
+def test_training_takes_all_gpus_or_as_many_as_were_asked_for(monkeypatch):
+    from ipucnn.errors import MissingError
     from ipucnn.sessions import factory
 
-    monkeypatch.setattr(factory, "visible_gpus", lambda: ["/GPU:0", "/GPU:1"])
-    with pytest.raises(ConfigurationError, match="2 GPUs") as error:
-        factory.create_session("gpu")
-    assert "CUDA_VISIBLE_DEVICES" in error.value.hint
-    assert factory.create_session("cpu").device.kind == "cpu"
+    gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]
+    monkeypatch.setattr(factory, "visible_gpus", lambda: gpus)
+
+    def made(devices, trains=True, device="auto"):
+        return factory.create_session(device, config=replace(RunConfig(), devices=devices), trains=trains)
+
+    both = ("/device:GPU:0", "/device:GPU:1")
+    for devices, places in ((None, both), (0, both), (2, both), (1, both[:1])):
+        session = made(devices)
+        assert (session.device.kind, session.device.name) == ("gpu", "NVIDIA H200")
+        assert session.places == places and session.place == places[0]
+    with pytest.raises(MissingError, match="--devices 3: TensorFlow sees 2 GPUs") as error:
+        made(3)
+    assert error.value.hint == "use --devices 2"
+    # What does not train computes on one.
+    assert made(None, trains=False).places == both[:1]
+    on_cpu = made(None, device="cpu")
+    assert on_cpu.device.kind == "cpu" and on_cpu.places == ("/device:CPU:0",)
 
 
 def test_no_gpu_is_said():

@@ -16,7 +16,7 @@ class General:
 
     model_name: str = option(
         "toy_model",
-        "Network to train, see `ipucnn models`; also the argument MODEL.",
+        "Network: a name of `ipucnn models`, FILE.py:FUNCTION or FILE.keras of your own; also the argument MODEL.",
         aliases=("model",),
         metavar="NAME",
         commands=NETWORK,
@@ -24,7 +24,7 @@ class General:
     dataset: Optional[str] = option(
         None,
         "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, imagenet (or gc-imagenet), "
-        "tfds:NAME, imagefolder, imagemasks, random, or an image folder.",
+        "tfds:NAME, imagefolder, imagemasks, random, an image folder, or FILE.py:FUNCTION of your own.",
         parse=values.parse_dataset,
         metavar="NAME",
         commands=(*DATA, "plan-splits"),

@@ -203,6 +203,25 @@ def fused_to_yaml(number: int) -> Union[int, str]:
     return "measure" if number == MEASURE else number
 
 
+# What --devices has for "all".
+ALL = 0
+
+
+def parse_devices(value: Any) -> int:
+    """A number of devices, or :data:`ALL` for ``all``."""
+    if isinstance(value, str) and value.strip().lower() == "all":
+        return ALL
+    number = parse_int(value)
+    if number < 1:
+        raise BadValue("must be at least 1, or all", nearest=1)
+    return number
+
+
+def devices_to_yaml(number: int) -> Union[int, str]:
+    """The inverse of :func:`parse_devices`."""
+    return "all" if number == ALL else number
+
+
 def parse_percent(value: Any) -> float:
     """A percentage in [1, 100]; a proportion such as 0.6 is refused rather than taken for 0.6 %."""
     number = parse_float(value)

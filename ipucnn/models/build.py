@@ -201,6 +201,8 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     def images() -> Tensor:
         return keras.Input(shape, batch_size=options.batch_size, name=INPUT_NAME, dtype="float32")
 
+    if record.own is not None:
+        arguments["seed"] = options.seed
     blueprint = record.builder(images(), options.num_classes, **arguments)
     name_input(blueprint)
     editing.end_in_logits(blueprint)
@@ -216,4 +218,8 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
         editing.remove_norm(blueprint)
     editing.set_dropout(blueprint, options.dropout)
     editing.seed_weights(blueprint, options.seed)
+    if record.own is not None:
+        # Layers of the user's own draw their initial weights from generators that all of the process shares.
+        with record.own.seeded(options.seed):
+            return assemble(blueprint, images(), record.own.label)
     return assemble(blueprint, images(), record.name)

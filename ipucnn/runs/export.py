@@ -36,6 +36,7 @@ from ipucnn.filesystem import (
     write_folder,
     write_text,
 )
+from ipucnn.models.architecture import own_layers
 from ipucnn.models.names import INPUT_NAME as NETWORK_INPUT
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
@@ -153,6 +154,12 @@ def export_run(
     trained = _for_comparison(trained, request, say)
     session = create_session(trained.config.device, verbose=verbose, config=trained.config)
     model = trained.build()
+    own = own_layers(model) if request.form == KERAS else ()
+    if own:
+        raise ConfigurationError(
+            f"--format keras: layer '{own[0]}' of the network is of a class of its own, which no other program has",
+            "--format saved-model or onnx, which hold what it computes",
+        )
     labels = list(map(printable, trained.names()))
     session.prepare_evaluation(model, None)
     samples = _samples(request, trained, session)

@@ -100,9 +100,14 @@ def input_range(config: RunConfig, record: ModelRecord) -> str:
 def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
-    Data sets of many sizes take the network's own size, as its home data set does.
+    Data sets of many sizes take the network's own size, as its home data set does.  Of a network of one's own the
+    data decide what it leaves open, the channels too.
     """
     height, width = image_shape[0], image_shape[1]
+    if record.own is not None:
+        shape = zip(record.own.input_shape, image_shape, record.input_shape)
+        height, width, channels = (own or given or usual for own, given, usual in shape)
+        return int(height), int(width), int(channels)
     if height is None or width is None:
         return record.input_shape
     return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
@@ -180,7 +185,8 @@ def prepare(
     wanted = trained_shape
     if wanted is None and config.image_size is not None:
         wanted = (*config.image_size, record.input_shape[2])
-        validate_input_shape(record, wanted)
+        if record.own is None:  # of which the data say the channels
+            validate_input_shape(record, wanted)
     if source is None:
         if resolved.origins["validation_fraction"] == FLAG:
             check_divides(resolved.choice, config.validation_fraction)
@@ -206,6 +212,8 @@ def prepare(
             source = _fold(source, config, seed)
     if wanted is not None:
         shape = wanted
+        if record.own is not None and trained_shape is None:
+            shape = (*wanted[:2], input_shape_for(record, source.info.image_shape)[2])
     elif source.info.tiled and resolved.choice.name != record.home_dataset:
         shape = tile_shape_for(record, source.info.image_shape)
     elif resolved.choice.name == record.home_dataset:
@@ -688,14 +696,17 @@ def check_workers(instances: Instances, config: RunConfig, program: Program) -> 
         ConfigurationError: with the numbers of workers that can.
     """
     count = instances.count if isinstance(instances, Workers) else 1
+    # How many all of them are is known when TensorFlow has looked.
+    devices = max(config.devices or 1, 1)
     if program.fused_micro_batches:
         chunks = program.num_micro_batches // program.fused_micro_batches
-        check_share(chunks, count)
+        check_share(chunks, count, devices)
         check_share(chunks, config.max_workers)
-    elif max(count, config.max_workers) > 1:
+    elif max(count * devices, config.max_workers) > 1:
         check_sharing(
             program.num_micro_batches // program.dbn_replica_group_size,
             program.dbn_replica_group_size,
             count,
             config.max_workers,
+            devices,
         )

@@ -391,6 +391,11 @@ class Session:
         return value
 
     @property
+    def num_devices(self) -> Tuple[int, int]:
+        """How many devices of this process share the training once a Program is compiled, and how many it has."""
+        return 1, 1
+
+    @property
     def sharing(self) -> Optional[Sharing]:
         """How several workers of the host shared the work; None where there is one."""
         return None

@@ -68,13 +68,13 @@ def walk_imagefolder(survey: Survey, folder: Path, validation_fraction: float) -
         places = {}
         whole = _ClassFolders()
         _list_classes(survey, TRAIN, folder, classes, whole, is_undivided=True)
-        for at, (place, label) in enumerate(zip(whole.folders, whole.labels)):
+        for at, (class_folder, label) in enumerate(zip(whole.folders, whole.labels)):
             names = whole.names(at)
-            chosen = imagefolder.held_out([str(place / name) for name in names], validation_fraction)
+            chosen = imagefolder.held_out([str(class_folder / name) for name in names], validation_fraction)
             for subset, files in listed.items():
                 own = [name for i, name in enumerate(names) if (i in chosen) == (subset == EVAL)]
                 if own:
-                    files.add(place, label, own)
+                    files.add(class_folder, label, own)
     for subset, place in places.items():
         if place is None or not is_folder(place):
             name = "train" if subset == TRAIN else " or ".join(imagefolder.EVAL_NAMES)
