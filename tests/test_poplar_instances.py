@@ -67,9 +67,16 @@ def documents(text):
 def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
     """Same weights, moving statistics and optimizer state; same results of samples that are shared out, each of which
     counts once; one of them writes and speaks."""
-    flags = ["cifar_resnet8", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
+    flags = ["toy_model_bn", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
     flags += ["--limit-train", 16]
-    flags += ["--gradient-accumulation-count", 2, "--optimizer-params", '{"momentum": 0.9}']
+    flags += [
+        "--gradient-accumulation-count",
+        2,
+        "--optimizer",
+        "sgd",
+        "--optimizer-params",
+        '{"momentum": 0.9}',
+    ]
     every = ["--ckpt-all-instances", "--checkpoint-dir", tmp_path / "checkpoints"]
     run, sizes = tmp_path / "one", ["--limit-eval", 37, "--device", "ipu", "--json"]
     evaluate = ["evaluate", run, *sizes]
