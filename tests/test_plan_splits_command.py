@@ -446,7 +446,7 @@ def program(folder="lenet-digits"):
     return json.loads((Path("runs") / folder / "program.json").read_text())
 
 
-def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(capsys):
+def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
     args = ["lenet", "--stages", 2, "--micro-batch-size", 2, "--gradient-accumulation-count", 8]
     assert run(capsys, *args, "--save", "plan.yml")[0] == 0
     found = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
@@ -473,7 +473,7 @@ def test_a_pipeline_does_not_change_what_is_trained(capsys):
     assert plain == planned
 
 
-def test_the_planner_chooses_where_splits_are_left_open(capsys):
+def test_the_planner_chooses_where_splits_are_left_open(lightly, capsys):
     args = ["--micro-batch-size", 2, "--gradient-accumulation-count", 8, "--ipus-per-replica", 4]
     assert train(capsys, "lenet", *args)[0] == 0
     assert train(capsys, "lenet", *args, "--pipeline-splits", "auto")[0] == 0

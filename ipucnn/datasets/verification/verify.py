@@ -5,22 +5,26 @@ a :class:`~ipucnn.datasets.verification.survey.Survey`.  What a reader refuses i
 next file, page or record.  Nothing is executed, and no more than one file's samples are in memory.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from ipucnn.datasets.base import IMAGENET_MEAN
+from ipucnn.datasets.base import IMAGENET_MEAN, ArrayExamples
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
+    ANY_TASK,
     DATASETS,
     INFO_FILE,
     TFDS_PREFIX,
     Choice,
     canonical,
+    check_divides,
     choose_dataset,
     fetch,
     find_location,
     is_tfds,
     list_datasets,
+    open_dataset,
 )
 from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
@@ -32,6 +36,7 @@ from ipucnn.datasets.verification.samples import Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import Kind, expand, is_file, is_folder, kind_of, real, shown
+from ipucnn.python_files import is_python_name
 from ipucnn.text import printable
 
 _IDX_KNOWN = {TRAIN: idx.FULL_SIZE["train"], EVAL: idx.FULL_SIZE["eval"]}
@@ -75,6 +80,7 @@ def verify(
     image_size: Optional[Tuple[int, int]] = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
     watcher: Optional[Watcher] = None,
+    validation_fraction: Optional[float] = None,
 ) -> Verification:
     """Looks at every sample of a data set.
 
@@ -86,13 +92,17 @@ def verify(
         image_size: (height, width) of the network's input: smaller images are noted; the size of generated sets.
         max_pixels: what an image may have at most.
         watcher: what hears of the progress.
+        validation_fraction: of each class of a folder without train/ and val/, the share that is for evaluation.
 
     Raises:
         DataError: the set is not here at all.
         MissingError: a package or the network is needed.
-        ConfigurationError: a limit is not a number.
+        ConfigurationError: a limit is not a number, or a fraction of what is divided already.
     """
-    has_files = choice.name.startswith(TFDS_PREFIX) or bool(DATASETS[choice.name].files)
+    if validation_fraction is not None:
+        check_divides(choice, validation_fraction)
+    is_known = choice.name in DATASETS
+    has_files = choice.name.startswith(TFDS_PREFIX) or (is_known and bool(DATASETS[choice.name].files))
     location = fetch(choice, download) if has_files else None
     is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
     known = KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known())
@@ -123,7 +133,7 @@ def verify(
     elif is_records:
         walk_records(survey, location)
     else:
-        walk_imagefolder(survey, location)
+        walk_imagefolder(survey, location, validation_fraction or imagefolder.HELD_OUT_SHARE)
     return survey.finish(allow_partial)
 
 
@@ -153,12 +163,14 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         return _only(found, folder)
     if name.lower().startswith(TFDS_PREFIX):
         return choose_dataset(name, folder, home="", task="classification", download=download)
+    if is_python_name(name):
+        return _choose_own(name, folder)
     known = canonical(name)
     if known is None:
         return _choose_folder(name)
     if known in ("imagefolder", "imagemasks", "imagenet"):
         # Without one of its subsets training would not take it; here that is a finding.
-        is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_subset
+        is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_classes
         if known == "imagenet":
             is_kind = _has_subset_or_shards
         below = [folder / part for part in DATASETS[known].folders]
@@ -168,6 +180,18 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     task = DATASETS[known].task
     task = "classification" if task == "any" else task
     return choose_dataset(known, folder, home="", task=task, download=download)
+
+
+def _choose_own(name: str, folder: Path) -> Choice:
+    """The data that a function of the user's own returns, which is called for their task."""
+    choice = choose_dataset(name, folder, home="", task=ANY_TASK)
+    source = open_dataset(choice)
+    if not isinstance(source.train, ArrayExamples) or not isinstance(source.eval, ArrayExamples):
+        raise ConfigurationError(
+            f"{choice.message}: its examples are no arrays, and files are known by their layout alone",
+            "ipucnn verify-dataset FOLDER, of the files that it reads",
+        )
+    return replace(choice, task=source.info.task)
 
 
 def _choose_folder(name: str) -> Choice:
@@ -187,7 +211,7 @@ def _choose_folder(name: str) -> Choice:
     if not found:
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
-            "class folders in train/ and val/, images/ and masks/, or the files of "
+            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
             "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
         )
     return _only(found, folder)
@@ -220,13 +244,18 @@ def _find_kinds(folder: Path) -> List[Choice]:
         found.append(Choice("imagenet", folder, ""))
     elif _has_pairs_somewhere(folder):
         found.append(Choice("imagemasks", folder, "", "segmentation"))
-    elif _has_subset(folder):
+    elif _has_classes(folder):
         found.append(Choice("imagefolder", folder, ""))
     return found
 
 
 def _has_subset(folder: Path) -> bool:
     return is_folder(folder / "train") or imagefolder.find_eval(folder) is not None
+
+
+def _has_classes(folder: Path) -> bool:
+    """Whether there is a part of an image folder, or class folders that are divided here."""
+    return _has_subset(folder) or (is_folder(folder) and imagefolder.is_undivided(folder))
 
 
 def _has_subset_or_shards(folder: Path) -> bool:
