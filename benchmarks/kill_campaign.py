@@ -39,7 +39,8 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signa
 MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion")
 STDERRS = ("log", "log", "closed", "no reader")
 THREADS = (1, 2, 3, 5, 8)
-START_LIMIT_S = 300.0
+# Many processes of a busy machine start at once.
+START_LIMIT_S = 900.0
 
 # What a process runs.  It makes a folder once it listens for signals: Python itself ends in other ways before.
 PROGRAM = """
@@ -475,17 +476,25 @@ def kill_a_worker(
 
 def worker_campaign(options: argparse.Namespace, place: Path) -> int:
     """The campaign of workers, and its table; the exit code."""
-    rng, log, most = random.Random(f"{options.seed} workers"), place / "workers.log", max(options.workers)
+    log, most, saved = place / "workers.log", max(options.workers), place / "workers.json"
     until = time.time() + options.minutes * 60 if options.minutes is not None else float("inf")
     names = list(WORKERS_CONFIGURATIONS)
-    for name in names:
-        if start_workers(name, 1, most, place / f"reference-{name}", False, log).wait():
-            raise SystemExit(f"reference of {name}: {log.read_text()[-2000:]}")
     counts = {"kills": 0, "runs": 0, "differing": 0, "wrong end": 0, "late": 0}
     counts.update({number.name: 0 for number in WORKER_CODES})
     counts.update({f"{count} workers": 0 for count in options.workers})
+    if saved.exists():
+        counts.update(json.loads(saved.read_text()))
+    else:
+        for name in names:
+            shutil.rmtree(place / f"reference-{name}", ignore_errors=True)
+            if start_workers(name, 1, most, place / f"reference-{name}", False, log).wait():
+                raise SystemExit(f"reference of {name}: {log.read_text()[-2000:]}")
+        saved.write_text(json.dumps(counts))
     while counts["kills"] < options.kills and time.time() < until:
         folder, turn = place / f"run-{counts['runs']}", 0
+        rng = random.Random(f"{options.seed} workers {counts['runs']}")
+        # Of a run that was under way when an earlier call ended.
+        shutil.rmtree(folder, ignore_errors=True)
         configuration = names[counts["runs"] % len(names)]
         while turn < options.per_run and counts["kills"] < options.kills:
             count, number = rng.choice(options.workers), rng.choice(list(WORKER_CODES))
@@ -512,7 +521,12 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
         if differing:
             counts["differing"] += 1
             print(f"{folder}: {', '.join(differing)}", file=sys.stderr)
-    print(", ".join(f"{name} {value}" for name, value in counts.items()))
+        else:
+            shutil.rmtree(folder)
+        saved.write_text(json.dumps(counts))
+        print(", ".join(f"{name} {value}" for name, value in counts.items()), flush=True)
+    if counts["kills"] < options.kills:
+        print(f"{options.kills - counts['kills']} kills are left: the same command with --continue goes on")
     return 5 if counts["differing"] or counts["wrong end"] else 0
 
 

@@ -15,7 +15,7 @@ def tf_variable(weight: Any) -> tf.Variable:
 
 
 def enable_determinism() -> None:
-    """Asks TensorFlow for the same bytes from the same inputs (2.8 has the call; 2.6 a variable it reads)."""
+    """Asks TensorFlow for the same bytes from the same inputs (2.8 has the call; 2.6 a variable that it reads)."""
     enable = getattr(tf.config.experimental, "enable_op_determinism", None)
     if enable is not None:
         enable()

@@ -20,7 +20,7 @@ from ipucnn.errors import EXIT_SIGHUP, EXIT_SIGINT, EXIT_SIGTERM, UserError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
-    from typing import Any, Dict, NoReturn, Optional, Type
+    from typing import Any, Dict, Iterator, NoReturn, Optional, Type
 
 _EXIT_CODES = {
     getattr(signal, name): code
@@ -162,6 +162,31 @@ def listen_again() -> None:
     for number in _EXIT_CODES:
         if signal.getsignal(number) is _handle:
             signal.signal(number, _handle)
+
+
+@contextlib.contextmanager
+def left_to_the_system(seconds: int) -> "Iterator[None]":
+    """Inside it, a signal ends the process without Python, and so does the time when it is over (SIGALRM).
+
+    For C code that keeps Python from running while it waits for others: no handler of Python's would ever be called.
+    Nothing must be there that has to be saved.
+    """
+    import threading
+
+    alarm = getattr(signal, "SIGALRM", None)
+    if alarm is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    check()
+    numbers = [number for number in _EXIT_CODES if signal.getsignal(number) is _handle]
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (*numbers, alarm)}
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def begin() -> None:

@@ -717,6 +717,26 @@ def test_worker_0_is_stopped_and_goes_on_after_the_run_went_on_elsewhere(tmp_pat
     assert set(before) == set(after)
 
 
+def test_each_worker_of_a_machine_has_gpus_of_its_own(monkeypatch):
+    from ipucnn.commands.launch import _share_gpus
+    from ipucnn.diagnosis import look
+
+    there = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
+    monkeypatch.setattr(look, "find_gpus", lambda: (there, None))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    named = [found["CUDA_VISIBLE_DEVICES"] for found in _share_gpus(["train", "lenet"], 2)]
+    assert named == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    with pytest.raises(ConfigurationError, match="3 workers cannot share 4 GPUs") as refused:
+        _share_gpus(["train", "lenet"], 3)
+    assert refused.value.hint.startswith("use -n 1 or 2 or 4,")
+    for words in (["--device", "cpu"], ["--device=cpu"]):
+        assert _share_gpus(["train", "lenet", *words], 3) == [{}] * 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,1,9,4")
+    assert _share_gpus(["train"], 4)[2] == {"CUDA_VISIBLE_DEVICES": "9"}
+    monkeypatch.setattr(look, "find_gpus", lambda: ([], "nvidia-smi is not on PATH"))
+    assert _share_gpus(["train"], 3) == [{}] * 3
+
+
 def test_doctor_says_what_cluster_it_sees(monkeypatch):
     from ipucnn.diagnosis.look import find_cluster
 
@@ -786,3 +806,57 @@ def test_what_a_server_left_running_does_not_decide_how_a_worker_ends(code):
         words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
     )
     assert (ended.returncode, ended.stdout) == (code, "exit functions ran\n"), ended.stderr
+
+
+HELD_UP = """
+import ctypes, sys
+from ipucnn import interrupts
+interrupts.listen()
+interrupts.begin()
+with interrupts.left_to_the_system(int(sys.argv[1])):
+    print("held up", flush=True)
+    ctypes.PyDLL(None).sleep(120)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may lack the alarm")
+@pytest.mark.parametrize(("seconds", "sent"), [(100, signal.SIGTERM), (1, None)])
+def test_a_worker_that_c_code_holds_up_can_be_ended(seconds, sent):
+    """As TensorFlow does while its servers look for each other: it waits without letting go of Python."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", HELD_UP, str(seconds)]
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held up\n"
+    if sent is not None:
+        process.send_signal(sent)
+    process.communicate(timeout=60)
+    assert process.returncode == -(sent or signal.SIGALRM)
+
+
+def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
+    """A process that did not run for a while has not read yet what the others said meanwhile."""
+    monkeypatch.setattr(cluster, "SILENCE_S", 0.2)
+    monkeypatch.setattr(cluster, "HEARTBEAT_S", 0.0)
+    one, left = cluster.Cluster(), []
+    one._leave = left.append
+    link = SimpleNamespace(rank=1, ended=None, heard=0.0, send_bytes=lambda data: None)
+    one._links = {1: link}
+    times = iter([0.0, 5.0])
+
+    def clock():
+        value = next(times, None)
+        if value is None:
+            one._is_closed = True
+        return 5.0 if value is None else value
+
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None))
+    one._watch()
+    assert not left and link.heard == 5.0
+    # One that ran all the time does.
+    one._is_closed, link.heard, times = False, 0.0, iter([5.0, 5.0])
+    one._watch()
+    assert left
+    one._is_closed, link.heard, left[:], times = False, 0.0, [], iter([5.0, 5.0])
+    one._may_be_silent = True
+    one._watch()
+    assert not left

@@ -257,5 +257,5 @@ def test_what_only_the_host_acts_on_is_declared_once():
         "require_same_bytes",
         "trusted_network",
     }
-    assert declared == {"fused_micro_batches", "threads"} | workers
+    assert declared == {"fused_micro_batches", "threads", "devices", "deterministic_operations"} | workers
     assert declared <= {rule.name for rule in RULES}

@@ -506,10 +506,11 @@ def test_gpus(capsys, tool, monkeypatch):
     both, problem = find_gpus()
     assert problem is None
     assert both == [Gpu("NVIDIA H200", 143771 * 2**20, "550.54"), Gpu("NVIDIA GB10", 0, "550.54")]
+    assert [gpu.uuid for gpu in both] == ["GPU-aaaa1111", "GPU-bbbb2222"]
     code, full = answer(capsys)
-    assert code == 6
-    assert "2 GPUs are visible" in full["reason"]
-    assert any("CUDA_VISIBLE_DEVICES=0" in step for step in full["next_steps"])
+    assert code == 0
+    assert "NVIDIA H200, NVIDIA GB10; if TensorFlow can use them" in full["reason"]
+    assert "the GPUs are of different kinds" in json.dumps(full)
     for value, names in (
         ("0", ["NVIDIA H200"]),
         ("GPU-bbbb", ["NVIDIA GB10"]),
@@ -552,7 +553,13 @@ def test_what_tensorflow_sees_counts_more_than_the_driver():
     assert not choose("gpu", HERE, Ipus(False), one, None, blind)[0].usable
     choice, _ = choose("auto", HERE, Ipus(False), one, None, Probe({"gpus": 1}, None))
     assert (choice.device, choice.usable) == ("gpu", True)
-    assert not choose("auto", HERE, Ipus(False), one * 2, None, Probe({"gpus": 2}, None))[0].usable
+    choice, findings = choose("auto", HERE, Ipus(False), one * 2, None, Probe({"gpus": 2}, None))
+    assert choice.usable and choice.reason == "NVIDIA H200, NVIDIA H200; TensorFlow sees them"
+    assert not any(f.topic == "gpu" for f in findings)
+    two = [*one, Gpu("NVIDIA GB10", 0, "550")]
+    _, findings = choose("auto", HERE, Ipus(False), two, None, Probe({"gpus": 2}, None))
+    (finding,) = (f for f in findings if f.topic == "gpu")
+    assert finding.level == "warning" and "of different kinds" in finding.message
 
 
 def test_without_tensorflow_nothing_runs():

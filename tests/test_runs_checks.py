@@ -69,6 +69,8 @@ CASES = [
     ("wandb_tags", "one", {}, "without Weights & Biases", {"wandb": "true"}),
     ("ckpt_all_instances", "true", {}, "without several instances", None),
     ("threads", "2", {}, "on IPUs", None),
+    ("devices", "2", {}, "on IPUs", None),
+    ("deterministic_operations", "true", {}, "on IPUs", None),
     ("hosts", ["127.0.0.1:5000", "127.0.0.1:5001"], {}, "on IPUs", None),
     ("rank", "1", {}, "on IPUs", None),
     ("max_workers", "2", {}, "on IPUs", None),

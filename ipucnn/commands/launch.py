@@ -50,9 +50,9 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
     """Start several workers of one training run on this machine.
 
     They share the work of each weight update, and give the same bytes as one worker with as many threads, where both
-    runs begin with the same --max-workers. Where each machine has a worker of its own, use srun, TF_CONFIG or --hosts;
-    docs/cluster.md has examples. What the first worker prints comes out as it is, what the others print after their
-    number. All end when one of them fails.
+    runs begin with the same --max-workers. GPUs of this machine are shared out among them. Where each machine has a
+    worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first worker prints comes
+    out as it is, what the others print after their number. All end when one of them fails.
     """
     count = 2 if workers is None else workers
     if not command or command[0] != "train":
@@ -66,9 +66,38 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
             "--hosts and --rank say who the workers are, and so does `ipucnn launch`",
             "drop them, or start each worker by itself, with `ipucnn train`",
         )
-    code = _Workers(command, count).run()
+    code = _Workers(command, count, _share_gpus(command, count)).run()
     if code:
         raise typer.Exit(code)
+
+
+def _share_gpus(command: List[str], count: int) -> List[Dict[str, str]]:
+    """The environment variables by which each worker has GPUs of its own; none where there are no GPUs, or none wanted.
+
+    Raises:
+        ConfigurationError: they cannot be shared out evenly.
+    """
+    words = [word for text in command for word in text.split("=", 1)]
+    if any(pair == ("--device", "cpu") for pair in zip(words, words[1:])):
+        return [{}] * count
+    # Not for --help: it imports what is slow.
+    from ipucnn.diagnosis.look import find_gpus
+
+    gpus = find_gpus()[0]
+    if len(gpus) % count:
+        fitting = [str(n) for n in range(1, len(gpus) + 1) if len(gpus) % n == 0]
+        raise ConfigurationError(
+            f"{count} workers cannot share {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} evenly",
+            f"use -n {' or '.join(fitting)}, set CUDA_VISIBLE_DEVICES, or add --device cpu to the command",
+        )
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # In the order of the list, which for numbers is CUDA's own, and may not be that of nvidia-smi.
+    named = [gpu.uuid for gpu in gpus] if chosen is None else chosen.split(",")
+    share = len(gpus) // count
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(named[rank * share : (rank + 1) * share])} if gpus else {}
+        for rank in range(count)
+    ]
 
 
 def _free_ports(count: int) -> List[int]:
@@ -86,8 +115,10 @@ def _free_ports(count: int) -> List[int]:
 class _Workers:
     """The processes, and what they print."""
 
-    def __init__(self, command: List[str], count: int) -> None:
+    def __init__(self, command: List[str], count: int, variables: List[Dict[str, str]]) -> None:
         self._command = command
+        # Of each of them, besides those of this process.
+        self._variables = variables
         self._addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
         self._secret = secrets.token_hex(16)
         self._processes: List[subprocess.Popen[bytes]] = []
@@ -112,7 +143,12 @@ class _Workers:
         place = str(Path(ipucnn.__file__).parents[1])
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(os.getpid()), place, *self._command],
-            env={**os.environ, TF_CONFIG: json.dumps(told), SECRET_VARIABLE: self._secret},
+            env={
+                **os.environ,
+                **self._variables[rank],
+                TF_CONFIG: json.dumps(told),
+                SECRET_VARIABLE: self._secret,
+            },
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.PIPE,
             stderr=None if rank == 0 else subprocess.PIPE,
@@ -157,6 +193,9 @@ class _Workers:
         if first is None:
             return 0
         code = ends[first]
+        if code < 0 and interrupts.noted() is not None:
+            # It was passed on to a worker at a moment at which that ends by the system's doing.
+            return int(interrupts.noted() or 0)
         if code >= 0:
             return code
         raise WorkersError(

@@ -39,6 +39,8 @@ MAX_THREADS = 4096
 """Threads of an operation; the largest machines have some hundreds of cores."""
 MAX_CLUSTER = 1024
 """Workers of a cluster: each has a connection to the first one, and gets what every other one computed."""
+MAX_DEVICES = 64
+"""GPUs of one process; no machine has as many."""
 MAX_SECONDS = 3e7
 """Nearly a year."""
 MAX_GROUPS = MAX_CHANNELS

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import bounds, values
-from ipucnn.config.spec import DEVICE, PLAN, TRAIN, option
+from ipucnn.config.spec import DEVICE, PLAN, RUN, TRAIN, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +257,29 @@ class HostSession:
         commands=TRAIN,
         ipu_effect=False,
         default_text="the cores there are",
+    )
+    devices: Optional[int] = option(
+        None,
+        "GPUs of this machine that share the work of each weight update, or all. With --device cpu the processor "
+        "stands for so many devices, to try that out: it gives the same bytes, and is no faster.",
+        minimum=values.ALL,
+        maximum=bounds.MAX_DEVICES,
+        parse=values.parse_devices,
+        to_yaml=values.devices_to_yaml,
+        metavar="INT|all",
+        in_yaml=False,
+        commands=TRAIN,
+        ipu_effect=False,
+        default_text="the most GPUs that can share it evenly; 1 on a CPU",
+        wishes="gpus num-gpus multi-gpu",
+    )
+    deterministic_operations: bool = option(
+        True,
+        "Use only operations that give the same bytes each time. Without them GPUs are faster, and a run that is "
+        "continued is no longer the same as one that was not.",
+        commands=(*RUN, "evaluate", "infer"),
+        ipu_effect=False,
+        wishes="reproducible cudnn-deterministic",
     )
 
 

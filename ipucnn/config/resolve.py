@@ -381,6 +381,7 @@ RESUMABLE = (
     "wandb_tags",
     "hosts",
     "rank",
+    "devices",
     "max_workers",  # what it decides, how many micro-batches are fused, is in the program
     "start_timeout",
     "require_same_bytes",

@@ -11,7 +11,7 @@ from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import entries, expand, is_file, is_folder, real
+from ipucnn.filesystem import entries, expand, is_file, is_folder, real, shown
 from ipucnn.python_files import (
     PythonFunction,
     entry_point,
@@ -333,6 +333,25 @@ def choose_dataset(
             f"data folder {path} does not exist", "pass --dataset-path with the folder of the data"
         )
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
+
+
+def check_divides(choice: Choice, validation_fraction: float) -> None:
+    """Refuses a ``--validation-fraction`` of a set whose evaluation part is decided already.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    folder = choice.location if choice.name == "imagefolder" else None
+    if folder is not None and imagefolder.is_undivided(folder):
+        return
+    if folder is not None:
+        why = f"{shown(folder)} has parts of its own"
+    else:
+        why = f"the data set {choice.name} has an evaluation part of its own"
+    raise ConfigurationError(
+        f"--validation-fraction {validation_fraction:g} has no effect: {why}",
+        "drop it; it divides folders of class folders, DIR/CLASS/*, without train/ and val/",
+    )
 
 
 def open_dataset(

@@ -223,16 +223,20 @@ def _choose_gpu(
                     "python -m pip install 'tensorflow[and-cuda]'",
                 )
             )
-    if count > 1:
-        message = f"{count} GPUs are visible, and the host session computes on one"
-        findings.append(
-            Finding("problem", "gpu", message, "export CUDA_VISIBLE_DEVICES=0, or use --device cpu")
-        )
-        return Choice(asked, "gpu", False, message)
-    if count == 1:
-        name = gpus[0].name if gpus else "a GPU"
-        sure = "TensorFlow sees it" if probe is not None else "if TensorFlow can use it, which --deep tells"
-        return Choice(asked, "gpu", True, f"{name}; {sure}")
+    if count:
+        it = "it" if count == 1 else "them"
+        names = ", ".join(gpu.name for gpu in gpus) if gpus else "a GPU" if count == 1 else f"{count} GPUs"
+        if len({gpu.name for gpu in gpus}) > 1:
+            findings.append(
+                Finding(
+                    "warning",
+                    "gpu",
+                    "the GPUs are of different kinds: which of them computes what decides the last digits",
+                    "export CUDA_VISIBLE_DEVICES=0 for one of them, or train with --devices 1",
+                )
+            )
+        sure = f"TensorFlow sees {it}" if probe else f"if TensorFlow can use {it}, which --deep tells"
+        return Choice(asked, "gpu", True, f"{names}; {sure}")
     if asked == "gpu":
         message = f"there is no GPU to use: {reason}"
         findings.append(Finding("problem", "gpu", message, "use --device cpu"))

@@ -52,6 +52,7 @@ class Gpu:
     name: str
     memory_bytes: int
     driver: str
+    uuid: str = field(default="", compare=False)
 
 
 def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
@@ -78,7 +79,7 @@ def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
         index, uuid, name, mebibytes, driver = cells
         # Cards that share the host's memory have "[N/A]".
         size = int(mebibytes) * 2**20 if mebibytes.isdigit() else 0
-        found[index], uuids[index] = Gpu(name, size, driver), uuid
+        found[index], uuids[index] = Gpu(name, size, driver, uuid), uuid
     if not found:
         return [], "nvidia-smi lists no GPU"
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -24,6 +24,14 @@ def is_moving_statistic(name: str) -> bool:
     return name.rsplit("/", 1)[-1] in MOVING_STATISTICS
 
 
+def moved_statistics(model: KerasModel) -> List[str]:
+    """The names of the moving statistics that training moves: those of frozen layers stay as they are."""
+    frozen = tuple(f"{layer.name}/" for layer in model.layers if not layer.trainable)
+    return [
+        name for name in named_weights(model) if is_moving_statistic(name) and not name.startswith(frozen)
+    ]
+
+
 def canonical_names(model: KerasModel) -> List[str]:
     """Layer names of a model from ``build_model`` in the order in which they run; the first is the input."""
     return [layer.name for layer in model.layers]

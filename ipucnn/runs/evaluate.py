@@ -178,7 +178,7 @@ def _evaluate_classes(
     started = time.perf_counter()
     with _memory_errors(micro_batch * replicas), data_errors():
         seen = measure(
-            session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas)),
+            session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas, session)),
             totals,
             on_batch=on_done,
             on_samples=None if rows is None else lambda *samples: _keep(rows, *samples),

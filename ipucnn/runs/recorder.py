@@ -273,6 +273,10 @@ class Recorder:
     def note_process(self, is_continued: bool) -> List[str]:
         """Notes in the run folder which process writes it; returns warnings where a run is continued elsewhere."""
         self._environment = environment()
+        self._environment["device"] = self._session.device.kind
+        if self._session.device.kind != "ipu":
+            self._environment["devices"] = self._session.num_devices[0]
+            self._environment["deterministic_operations"] = self._training.config.deterministic_operations
         if self._session.sharing is not None:
             self._environment["workers"] = self._session.sharing.workers
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -358,7 +362,7 @@ class Recorder:
             self._mlperf.start("eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(training.setup, batch, self._session.evaluation_shard)
+        batches = run_setup.evaluation_batches(training.setup, batch, self._session)
         try:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)

@@ -239,7 +239,10 @@ def differences(
         # How many replicas validate changes nothing that is trained.  The options that decide that, and the recipe,
         # were compared above; programs of earlier versions do not have the recipe.
         recipe = ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
-        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas", *recipe)
+        ignored = (
+            *("num_epochs", "num_executions", "splits_from", "validation_num_replicas", "frozen_layers"),
+            *recipe,
+        )
         # A program of an earlier version lacks what it did not know yet.
         since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
         here, there = program.to_dict(), {**since, **meta.get("program", {})}

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
+from ipucnn.models.build import freeze_layers
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
+    check_frozen,
     check_named_splits,
     check_splits,
     check_stages,
@@ -82,6 +84,8 @@ class TrainingRun:
         config = resolved.config
         self.start = start
         self.verbose = verbose
+        # Of this process that share the training; what compiles tells.
+        self._num_devices = 1
         self.resolved = resolved
         check_device(config.device)
         loss = run_setup.loss_name(config, resolved.record.task)
@@ -93,12 +97,13 @@ class TrainingRun:
         # Before data is touched; the rest of the Program needs the size of the data set.
         run_setup.check_effects(config, resolved.origins, make_layout(config))
         check_named_splits(resolved, run_setup.network_options)
+        frozen = check_frozen(resolved, run_setup.network_options)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(
             config, self.info.num_train, seed=self.seed, num_instances=self.instances.num_shares
-        )
+        ).with_frozen(frozen)
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
@@ -174,7 +179,7 @@ class TrainingRun:
         p, config, settings = self.program, self.setup.config, self.optimizer
         device = f"{counted(p.num_ipus, 'IPU')}"
         if not runs_on_ipus(config.device):
-            found = create_session(config.device, verbose=self.verbose, config=config).device
+            found = create_session(config.device, verbose=self.verbose, config=config, trains=True).device
             device = f"{found.kind.upper()}: {found.name}"
         first, last = self.schedule(np.array([0, p.num_weight_updates - 1]))
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
@@ -223,6 +228,8 @@ class TrainingRun:
             model = run_setup.build(self.setup)
             graph = graph_of(model, record.name)
             check_splits(program.pipeline_splits, canonical_names(model))
+            if self.setup.config.freeze is not None:
+                self.program = program.with_frozen(freeze_layers(model, self.setup.config.freeze))
         if not program.pipeline_splits:
             check_stages(program.num_stages, graph)
 
@@ -363,7 +370,9 @@ class TrainingRun:
         from ipucnn.sessions.factory import create_session
 
         config = self.setup.config
-        session = create_session(config.device, verbose=self.verbose, config=config, cluster=cluster)
+        session = create_session(
+            config.device, verbose=self.verbose, config=config, cluster=cluster, trains=True
+        )
         self.setup = run_setup.move_preprocessing(self.setup, session)
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.training.losses import make_loss
@@ -371,6 +380,9 @@ class TrainingRun:
         timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
+        if config.freeze is not None:
+            frozen = freeze_layers(model, config.freeze, self.fresh_weights > 0)
+            self.program = self.program.with_frozen(frozen)
         self.program = settle_splits(self.program, model, self.resolved, self._saved_program())
         session.would_fit = would_fit(model, self.setup.record.name, self.program, config)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
@@ -379,7 +391,7 @@ class TrainingRun:
                 model, self.program, self.optimizer, loss, self.schedule, self.dataset
             )
         assert session.program is not None
-        self.program = session.program
+        self.program, self._num_devices = session.program, session.num_devices[0]
         if cluster is not None:
             values = {name: v.numpy() for name, v in {**session.state.weights, **session.state.slots}.items()}
             cluster.require_same("weights", digest_of(values, {}))
@@ -399,7 +411,7 @@ class TrainingRun:
         guard.defer()
         self._open_folder(session.state)
         recorder = Recorder(self._settled(compilation), session, self.state, guard, timer)
-        notes = self._notes_of_workers(cluster)
+        notes = self._notes_of_sharing(cluster, session.num_devices)
         notes += recorder.note_process(is_continued=self.start.checkpoint is not None)
         notes += [f"warning: {note}; passed over" for note in skipped]
         if self.setup.record.own is not None:
@@ -453,15 +465,16 @@ class TrainingRun:
             f"{free / 2**20:,.0f} MiB are free in {self.folder.checkpoints}{fewer}"
         ]
 
-    def _notes_of_workers(self, cluster: Optional[Cluster]) -> List[str]:
-        """Who trains, and how a weight update is shared; nothing for one worker."""
-        if cluster is None:
+    def _notes_of_sharing(self, cluster: Optional[Cluster], num_devices: Tuple[int, int]) -> List[str]:
+        """Who trains, and how a weight update is shared; nothing for one device of one worker."""
+        workers = self.instances if isinstance(self.instances, Workers) else None
+        if workers is None and num_devices == (1, 1):
             return []
-        assert isinstance(self.instances, Workers)
-        config, program = self.setup.config, self.program
-        notes = notes_of_sharing(self.instances, config, program, self.start.checkpoint is None)
+        is_new = self.start.checkpoint is None
+        notes = notes_of_sharing(workers, self.setup.config, self.program, is_new, num_devices)
         different = "the result may differ in bytes from one worker's"
-        return [*notes, *(f"warning: {line}; {different}" for line in cluster.warnings)]
+        warnings = [] if cluster is None else cluster.warnings
+        return [*notes, *(f"warning: {line}; {different}" for line in warnings)]
 
     def _settled(self, compilation: CompilationReport) -> Training:
         """What the recorder works on, once nothing of it changes any more."""
@@ -492,7 +505,7 @@ class TrainingRun:
         program, batches = self.program, None
         if program.executions_per_validation:
             batch = program.validation_micro_batch_size * program.validation_num_replicas
-            batches = run_setup.evaluation_batches(self.setup, batch)
+            batches = run_setup.evaluation_batches(self.setup, batch, session)
         compilation = session.compile_ahead(self.dataset, batches)
         return {
             "model": self.setup.config.model_name,
@@ -522,9 +535,10 @@ class TrainingRun:
     def saved_config(self) -> RunConfig:
         """The configuration that repeats this run, its seed and place filled in."""
         config, sharing = self.setup.config, self.setup.config.max_workers
-        if isinstance(self.instances, Workers) and self.start.checkpoint is None:
+        if self.start.checkpoint is None:
             # Where it is killed before its first checkpoint, it begins again with chunks that are as large.
-            sharing = max(sharing, self.instances.count)
+            workers = self.instances.count if isinstance(self.instances, Workers) else 1
+            sharing = max(sharing, workers * self._num_devices)
         return replace(
             config,
             seed=self.seed,

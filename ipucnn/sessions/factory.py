@@ -1,12 +1,14 @@
 """The one place that knows what hardware is here."""
 
-from typing import TYPE_CHECKING, Callable, List, Optional
+from contextlib import suppress
+from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.session import DeviceInfo, Session
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.sessions.host.cluster import Cluster
@@ -41,11 +43,49 @@ def device_warnings(device: str) -> List[str]:
     return [f"{doubt.message}: {doubt.hint}" for doubt in surroundings.doubts(found)]
 
 
-def visible_gpus() -> List[str]:
-    """Names of the GPUs TensorFlow sees."""
+def visible_gpus() -> List[Tuple[str, str]]:
+    """(TensorFlow's name, what it is) of the GPUs that TensorFlow sees and may use."""
     import tensorflow as tf
 
-    return [device.name for device in tf.config.list_logical_devices("GPU")]
+    found = []
+    for number, device in enumerate(tf.config.get_visible_devices("GPU")):
+        details = tf.config.experimental.get_device_details(device)
+        found.append((f"/device:GPU:{number}", str(details.get("device_name") or "GPU")))
+    return found
+
+
+def _start(device: str, num_devices: int, cluster: Optional["Cluster"]) -> None:
+    """What TensorFlow has to be told of devices before it makes them.
+
+    Args:
+        device: gpu, cpu or auto.
+        num_devices: that a processor stands for.
+        cluster: the workers that train together; None: this process is alone.
+
+    Raises:
+        ConfigurationError: it has made them already, in this process, and otherwise.
+    """
+    import tensorflow as tf
+
+    if device == "cpu" and tf.config.get_visible_devices("GPU"):
+        # Else each process of a machine would take the memory of its GPUs.
+        with suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+    if num_devices > 1 and not tf.config.get_visible_devices("GPU"):
+        (processor,) = tf.config.list_physical_devices("CPU")
+        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(num_devices)]
+        try:
+            tf.config.set_logical_device_configuration(processor, parts)
+        except RuntimeError:
+            there = len(tf.config.list_logical_devices("CPU"))
+            if there < num_devices:
+                raise ConfigurationError(
+                    f"--devices {num_devices}: TensorFlow works with {counted(there, 'device')} in this process "
+                    "already",
+                    "start a process of its own",
+                ) from None
+    if cluster is not None:
+        cluster.start_collectives()
 
 
 def runs_on_ipus(device: str) -> bool:
@@ -59,6 +99,7 @@ def create_session(
     verbose: bool = False,
     config: Optional[RunConfig] = None,
     cluster: Optional["Cluster"] = None,
+    trains: bool = False,
 ) -> Session:
     """The session for a device.
 
@@ -67,10 +108,11 @@ def create_session(
         verbose: let TensorFlow print what it prints.
         config: with the options that sessions act on; None: all defaults.
         cluster: the workers that train together on the host; None: this process is alone.
+        trains: several GPUs share the work, if there are; what does not train uses the first one.
 
     Raises:
-        MissingError: the device is not here.
-        ConfigurationError: several GPUs; the host session computes on one.
+        MissingError: the device is not here, or not as many of them.
+        ConfigurationError: TensorFlow was started otherwise in this process.
     """
     if device not in DEVICES:
         raise ConfigurationError(f"device '{device}' does not exist", f"use one of {', '.join(DEVICES)}")
@@ -79,29 +121,27 @@ def create_session(
 
     if runs_on_ipus(device):
         return _poplar_session(config, lambda: import_tensorflow(verbose))
-    import_tensorflow(verbose, cluster.start_collectives if cluster is not None else None)
+    config = RunConfig() if config is None else config
+    wanted = 1 if config.devices is None or not trains else config.devices
+    import_tensorflow(verbose, lambda: _start(device, wanted, cluster), config.deterministic_operations)
     from ipucnn.sessions.host.session import HostSession
 
-    cores = num_cores()
     gpus = [] if device == "cpu" else visible_gpus()
-    if gpus and cluster is not None:
-        raise ConfigurationError(
-            f"{cluster.count} workers compute on CPUs, and TensorFlow sees a GPU here",
-            "add --device cpu, or train with one worker on the GPU",
-        )
     if device == "gpu" and not gpus:
         raise MissingError("--device gpu: TensorFlow sees no GPU here", "use --device cpu")
-    if len(gpus) > 1:
-        raise ConfigurationError(
-            f"{len(gpus)} GPUs are visible, and the host session computes all replicas on one",
-            "set CUDA_VISIBLE_DEVICES=0 (or another number), or use --device cpu",
+    kind, cores, memory = "gpu" if gpus else "cpu", num_cores(), host_memory_bytes()
+    found = gpus or [(f"/device:CPU:{number}", cpu_name() or "CPU") for number in range(max(wanted, 1))]
+    if not trains:
+        found = found[:1]
+    elif len(found) < wanted:
+        raise MissingError(
+            f"--devices {wanted}: TensorFlow sees {counted(len(found), 'GPU')} here",
+            f"use --devices {len(found)}",
         )
-    if gpus:
-        info = DeviceInfo("gpu", gpus[0], cores, host_memory_bytes())
-        return HostSession(info, gpus[0], config, cluster)
-    info = DeviceInfo("cpu", cpu_name() or "CPU", cores, host_memory_bytes())
-    place = "/CPU:0" if cluster is None or not cluster.place else f"{cluster.place}/device:CPU:0"
-    return HostSession(info, place, config, cluster)
+    elif wanted > 0 and config.devices is not None:
+        found = found[:wanted]
+    place, *others = (("" if cluster is None else cluster.place) + name for name, _ in found)
+    return HostSession(DeviceInfo(kind, found[0][1], cores, memory), place, config, cluster, others)
 
 
 def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:

@@ -19,8 +19,8 @@ from ipucnn.models.custom_ops import crop_library
 
 
 def native_groups() -> bool:
-    """Whether an accelerator is visible whose kernels know groups."""
-    return any(tf.config.list_physical_devices(kind) for kind in ("GPU", "IPU"))
+    """Whether an accelerator is used whose kernels know groups: one that ``--device cpu`` hides is none."""
+    return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "IPU"))
 
 
 @keras.utils.register_keras_serializable(package="ipucnn")

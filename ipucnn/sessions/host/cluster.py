@@ -38,6 +38,8 @@ from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, Wo
 from ipucnn.text import printable, shown_value
 
 HEARTBEAT_S = 1.0
+# TensorFlow's servers find each other within this time, or never.
+_SERVERS_S = 300
 # Connecting is tried again so often until the first worker is there.
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28
@@ -309,6 +311,8 @@ class Cluster:
         self.place = ""
         self._links = links or {}
         self._is_closed = False
+        # While TensorFlow's servers look for each other nothing else of their processes runs.
+        self._may_be_silent = False
         self._strategy: Any = None
         self._num_collectives = 0
         self.received_bytes: Dict[int, int] = {}
@@ -439,14 +443,19 @@ class Cluster:
     def _watch(self) -> None:
         """Sends heartbeats, and looks for those of the others."""
         while not self._is_closed:
+            slept = time.monotonic()
             time.sleep(HEARTBEAT_S)
             now = time.monotonic()
+            if now - slept > SILENCE_S / 2:
+                # It was this process that was held up: what the others said meanwhile has not been read yet.
+                for link in self._links.values():
+                    link.heard = now
             for link in self._links.values():
                 with contextlib.suppress(OSError):
                     link.send_bytes(b"")
                 if self._is_closed:
                     return
-                is_silent = now - link.heard > SILENCE_S
+                is_silent = now - link.heard > SILENCE_S and not self._may_be_silent
                 if is_silent or (link.ended is not None and now - link.ended > GRACE_S):
                     self._leave(link.rank)
 
@@ -481,8 +490,13 @@ class Cluster:
             task_id=self.rank,
             rpc_layer="grpc",
         )
+        # TensorFlow waits for the servers of all workers without letting go of Python: no signal would be heard, and no
+        # heartbeat sent, for as long as one of them still imports.  So they begin together, and it is soon over.
+        self.exchange("TensorFlow is there", None)
+        self._may_be_silent = True
         try:
-            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+            with interrupts.left_to_the_system(_SERVERS_S):
+                self._strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
         except (tf.errors.OpError, RuntimeError) as error:
             raise ConfigurationError(
                 f"TensorFlow's server of worker {self.rank} cannot start at {self.workers.addresses[self.rank]}: "
@@ -493,6 +507,8 @@ class Cluster:
         # TensorFlow's notifier of preemptions takes SIGTERM for itself.
         interrupts.listen_again()
         interrupts.skip_destructors()
+        self.exchange("servers are there", None)
+        self._may_be_silent = False
         # Not while something is traced: a function that makes a variable is traced twice.
         with tf.device(f"{self.place}/device:CPU:0"):
             self.collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)

@@ -25,9 +25,16 @@ LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
 LEAST_MEMORY_BYTES = 128 * MEBI
 
 
-def set_variables() -> None:
-    """Sets the environment variables that TensorFlow reads once, on import."""
-    os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+def set_variables(deterministic: bool = True) -> None:
+    """Sets the environment variables that TensorFlow reads once, on import.
+
+    Args:
+        deterministic: whether operations are to give the same bytes each time.
+    """
+    if deterministic:
+        os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+    else:
+        os.environ["TF_DETERMINISTIC_OPS"] = "0"
     # oneDNN of TensorFlow 2.6 divides by zero in training steps (SIGFPE); from 2.9 on it is TensorFlow's default.
     if _tensorflow_version() >= (2, 9):
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -131,12 +138,14 @@ def _memory_there_is() -> Iterator[Tuple[str, int]]:
         yield "the control group of this process has", group.limit_bytes + swap
 
 
-def import_tensorflow(verbose: bool = False, start: Optional[Callable[[], None]] = None) -> Any:
+def import_tensorflow(
+    verbose: bool = False, start: Optional[Callable[[], None]] = None, deterministic: bool = True
+) -> Any:
     """TensorFlow, configured for the host session; later calls return the same module.
 
     - oneDNN convolutions are switched on: two to four times faster than the others in training on x86 CPUs,
       once depthwise weight gradients are computed otherwise (``fast_layers.py``).
-    - Operations are asked to be deterministic.
+    - Operations are asked to be deterministic, unless that is not wanted.
     - What TensorFlow's C++ side prints on import (missing GPU drivers and the like) is dropped unless
       ``verbose`` or the import fails.
     - As many threads share an operation as :func:`ipucnn.machine.fix_threads` says.
@@ -144,6 +153,7 @@ def import_tensorflow(verbose: bool = False, start: Optional[Callable[[], None]]
     Args:
         verbose: let it speak.
         start: what has to be done with TensorFlow before anything else is.
+        deterministic: whether operations are to give the same bytes each time.
 
     Raises:
         ConfigurationError: TensorFlow works with another number of threads already.
@@ -154,7 +164,7 @@ def import_tensorflow(verbose: bool = False, start: Optional[Callable[[], None]]
         check_memory()
         if HAS_KERNELS and importlib.util.find_spec("numba") is None:
             raise MissingError("Numba is not installed", "install it with: python -m pip install numba")
-        set_variables()
+        set_variables(deterministic)
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
@@ -177,9 +187,10 @@ def import_tensorflow(verbose: bool = False, start: Optional[Callable[[], None]]
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
         ) from None
     interrupts.check()
-    from ipucnn.compat import enable_determinism
+    if deterministic:
+        from ipucnn.compat import enable_determinism
 
-    enable_determinism()
+        enable_determinism()
     tf.get_logger().setLevel("ERROR")
     return tf
 

@@ -24,13 +24,13 @@ from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.models.architecture import own_layers
-from ipucnn.models.names import is_moving_statistic
+from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
-from ipucnn.sessions.host.workers import check_share
+from ipucnn.sessions.host.workers import check_share, check_sharing
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -43,7 +43,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     TrainState,
 )
-from ipucnn.text import counted
+from ipucnn.text import counted, printable
 from ipucnn.training.batching import divisors
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
@@ -151,6 +151,10 @@ class HostSession(Session):
         place: TensorFlow's name of the device, for example ``/CPU:0``.
         config: the options of the run; None: all defaults.
         cluster: the workers that train together; None: this one is alone.
+        others: more devices of the same kind, which may take part in training.
+
+    Attributes:
+        places: the devices that take part in training, once a Program is compiled.
     """
 
     def __init__(
@@ -159,12 +163,14 @@ class HostSession(Session):
         place: str = "/CPU:0",
         config: Optional[RunConfig] = None,
         cluster: Optional[Cluster] = None,
+        others: Sequence[str] = (),
     ) -> None:
         self._config = RunConfig() if config is None else config
         self._cluster = Cluster() if cluster is None else cluster
         self._preprocessing = Preprocessing()
         self.device = device
         self.place = place
+        self.places = self._there = (place, *others)
         self._on_cpu = device.kind == "cpu"
         self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
@@ -199,10 +205,11 @@ class HostSession(Session):
         if program.precision != self._precision:
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         self._schedule = schedule
+        self.places = self._there[: self._choose_devices(program)]
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
-            statistics = {name: v for name, v in weights.kept.items() if is_moving_statistic(name)}
+            statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
 
@@ -216,6 +223,7 @@ class HostSession(Session):
                     self._arithmetic,
                     self._preprocessing,
                     self._on_cpu,
+                    self.places,
                     self._cluster,
                     self._config.reduction == "ordered",
                 )
@@ -223,7 +231,8 @@ class HostSession(Session):
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
             _check_own_layers(model, program)
-            check_share(program.num_micro_batches // program.fused_micro_batches, self._cluster.count)
+            chunks = program.num_micro_batches // program.fused_micro_batches
+            check_share(chunks, self._cluster.count, len(self.places))
             self.program = program
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
@@ -232,6 +241,36 @@ class HostSession(Session):
         self._large_batches = LargeBatches(model, self._arithmetic, self._preprocessing.unpack, self._on_cpu)
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
+
+    @property
+    def num_devices(self) -> Tuple[int, int]:
+        """How many devices share the training, and how many there are."""
+        return len(self.places), len(self._there)
+
+    def _choose_devices(self, program: Program) -> int:
+        """How many devices take part: as many as were asked for, else the most that can share a weight update evenly.
+
+        Raises:
+            ConfigurationError: other workers have other numbers of devices.
+        """
+        wanted, workers, most = len(self._there), self._cluster.count, self._config.max_workers
+        fused, group = program.fused_micro_batches, program.dbn_replica_group_size
+        units = program.num_micro_batches // (fused or group)
+        if self._config.devices is None:
+            usable = [
+                n for n in divisors(units) if n % workers == 0 and (fused or most == 1 or most % n == 0)
+            ]
+            wanted = max([n // workers for n in usable if n // workers <= wanted], default=1)
+        if not fused:
+            check_sharing(units, group, workers, most, wanted)
+        everyone = self._cluster.exchange("devices", wanted)
+        for rank, other in enumerate(everyone):
+            if other != everyone[0]:
+                raise ConfigurationError(
+                    f"worker {rank} has {counted(other, 'device')}, and worker 0 has {everyone[0]}",
+                    f"add --devices {min(everyone)} on all of them",
+                )
+        return wanted
 
     def _choose_fused(
         self,
@@ -245,7 +284,7 @@ class HostSession(Session):
             return 1
         per_sample = activation_bytes_per_sample(model)
         memory = self.device.memory_bytes if self._on_cpu else 0
-        sharing = max(self._config.max_workers, self._cluster.count)
+        sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
         fused = self._cluster.first(
             "fused",
             choose_fused(
@@ -506,6 +545,14 @@ def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iter
     """
     try:
         yield
+    except tf.errors.UnimplementedError as error:
+        # What TensorFlow's kernels say that would draw lots otherwise ("A deterministic GPU implementation of ...").
+        if "determinis" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"TensorFlow cannot compute this network with deterministic operations: {printable(error.message)}",
+            "add --no-deterministic-operations: a GPU then gives other last digits each time",
+        ) from None
     except tf.errors.InvalidArgumentError as error:
         found = re.search(rf"{EXCEPTION}(.*?) : Tensor had (\w+)", str(error))
         if found is None:

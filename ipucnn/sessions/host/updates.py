@@ -1,10 +1,11 @@
 """The loop of weight updates inside one TensorFlow function: chunks, their gradients, and moving statistics.
 
 A chunk is some micro-batches that are computed as one batch; see ``session.py`` for how many.  Workers share the chunks
-of a weight update: what theirs gave is gathered, and each of them adds it up in the order of chunks.
+of a weight update: what theirs gave is gathered, and each of them adds it up in the order of chunks.  Several devices
+of one process, GPUs, share its chunks in the same way: each computes one at a time, and the first one adds them up.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
@@ -42,6 +43,7 @@ class Preprocessing:
         return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
 
 
+_Found = TypeVar("_Found")
 AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -69,6 +71,7 @@ class UpdateLoop:
         arithmetic: what is computed in.
         preprocessing: of the images that the iterator has.
         on_cpu: whether it runs on a CPU.
+        devices: TensorFlow's names of this process' devices, which share its chunks; the first one has the weights.
         cluster: the workers that share the chunks of a weight update.
         is_ordered: whether their gradients are added chunk by chunk.
 
@@ -86,10 +89,12 @@ class UpdateLoop:
         arithmetic: Arithmetic,
         preprocessing: Preprocessing,
         on_cpu: bool,
+        devices: Sequence[str],
         cluster: Cluster,
         is_ordered: bool,
     ) -> None:
         self._unpack = preprocessing.unpack
+        self._devices = tuple(devices)
         self._cluster = cluster
         self._is_ordered = is_ordered or cluster.count == 1
         self._program = program
@@ -103,11 +108,12 @@ class UpdateLoop:
         self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
         self._fused = program.fused_micro_batches
         self._chunks = program.num_micro_batches // self._fused
+        self._steps = self._chunks // (cluster.count * len(self._devices))
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
             self._scale = self.scaler.factor
-        norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
                 weights.kept[f"{layer.name}/moving_mean"],
@@ -152,9 +158,8 @@ class UpdateLoop:
     @property
     def received_bytes(self) -> int:
         """What a worker gets from collectives in a weight update, its own part included."""
-        collectives, steps = self._cluster.received_bytes, self._chunks // self._cluster.count
-        every_step, *once = (collectives[number] for number in self._collectives)
-        return every_step * steps + sum(once)
+        every_step, *once = (self._cluster.received_bytes[number] for number in self._collectives)
+        return every_step * self._steps + sum(once)
 
     @property
     def has_batch_norm(self) -> bool:
@@ -166,18 +171,21 @@ class UpdateLoop:
 
         The forward pass is that of training; no weight changes.
         """
-        steps = tf.cast(num_updates, tf.int64) * (self._chunks // self._cluster.count)
+        steps = tf.cast(num_updates, tf.int64) * self._steps
         order = list(self._norms.items())
         moving = [variable for _, variables in order for variable in variables[:2]]
 
-        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
+        def means(chunk: Tensor) -> List[Tensor]:
             images = iterator.get_next()[0]
-            context = self._context(step * self._cluster.count + self._cluster.rank)
+            context = self._context(chunk)
             self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
             found = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
-            means = [tf.reduce_mean(statistic, axis=0) for name, _ in order for statistic in found[name]]
+            return [tf.reduce_mean(statistic, axis=0) for name, _ in order for statistic in found[name]]
+
+        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
+            found = self._on_devices(step, means)
             added = self._in_order(
-                step, means, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
+                step, found, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
             )
             return (step + 1, *added)
 
@@ -189,30 +197,56 @@ class UpdateLoop:
         for variable, total in zip(moving, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
-    def _in_order(
-        self, step: Tensor, parts: List[Tensor], sums: Sequence[Tensor], add: AddParts
-    ) -> Sequence[Tensor]:
-        """Adds what chunks of all workers gave to sums, chunk by chunk, as one worker would.
+    def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Found]) -> List[_Found]:
+        """What this worker's devices compute in a step, each of one chunk, at the same time.
+
+        Of the chunks of a step each device has one for each worker, and of these the worker takes its own.
 
         Args:
-            step: scalar int64; the workers' chunks are number ``step * workers`` and those after it.
-            parts: float32, of this worker's chunk.
+            step: scalar int64.
+            compute: chunk's number -> what it gives.
+        """
+        found = []
+        for number, device in enumerate(self._devices):
+            with tf.device(device):
+                turn = step * len(self._devices) + number
+                found.append(compute(turn * self._cluster.count + self._cluster.rank))
+        return found
+
+    def _in_order(
+        self, step: Tensor, found: Sequence[Sequence[Tensor]], sums: Sequence[Tensor], add: AddParts
+    ) -> Sequence[Tensor]:
+        """Adds what the chunks of a step gave to sums, chunk by chunk, as one device of one worker would.
+
+        Args:
+            step: scalar int64.
+            found: float32, of the chunk of each of this worker's devices.
             sums: to be added to.
             add: (chunk's number, its parts, sums) -> sums.
         """
-        workers = self._cluster.count
-        if workers == 1:
-            return add(step, parts, sums)
-        shapes = [[int(n) for n in part.shape] for part in parts]
+        workers, devices = self._cluster.count, len(self._devices)
+        together = workers * devices
+        if together == 1:
+            return add(step, found[0], sums)
+        shapes = [[int(n) for n in part.shape] for part in found[0]]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        gathered = self._cluster.gather(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
+        own = []
+        for device, parts in zip(self._devices, found):
+            with tf.device(device):
+                own.append(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
+        gathered = tf.concat(own, axis=0)
+        if workers > 1:
+            gathered = self._cluster.gather(gathered)
+        gathered = tf.reshape(gathered, [workers, devices, sum(sizes)])
 
-        def body(worker: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(gathered[worker], sizes), shapes)]
-            return (worker + 1, *add(step * workers + worker, pieces, sums))
+        # In a loop: written one after the other, TensorFlow would add several up at once, in an order of its own.
+        def body(row: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
+            chunk = gathered[row % workers, row // workers]
+            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(chunk, sizes), shapes)]
+            return (row + 1, *add(step * together + row, pieces, sums))
 
         _, *sums = tf.while_loop(
-            lambda worker, *_: worker < workers,
+            lambda row, *_: row < together,
             body,
             (tf.constant(0, tf.int64), *sums),
             parallel_iterations=1,
@@ -260,13 +294,14 @@ class UpdateLoop:
 
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
         workers, count = self._cluster.count, len(self._trainable)
+        first = count if self._is_ordered else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            gradients, loss, hits, moves = self._chunk(iterator, update, step * workers + self._cluster.rank)
-            others = [loss, hits, *(move.statistic for move in moves)]
+            found = self._on_devices(step, lambda chunk: self._chunk(iterator, update, chunk))
+            moves = found[0][-1]
+            others = [[loss, hits, *(move.statistic for move in moves)] for _, loss, hits, moves in found]
 
             def add(chunk: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
-                first = count if self._is_ordered else 0
                 loss, hits, *statistics = parts[first:]
                 for move, statistic in zip(moves, statistics):
                     move.settle(statistic, chunk)
@@ -274,14 +309,17 @@ class UpdateLoop:
                 return [*own, sums[first] + loss, sums[first + 1] + hits]
 
             if self._is_ordered:
-                return (step + 1, *self._in_order(step, [*gradients, *others], sums, add))
-            added = self._add_gradients(step, gradients, sums[:count])
+                parts = [[*gradients, *more] for (gradients, *_), more in zip(found, others)]
+                return (step + 1, *self._in_order(step, parts, sums, add))
+            added: Sequence[Tensor] = sums[:count]
+            for number, (gradients, *_) in enumerate(found):
+                added = self._add_gradients(step * len(found) + number, gradients, added)
             return (step + 1, *added, *self._in_order(step, others, sums[count:], add))
 
         start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
         zero = tf.constant(0.0)
         _, *sums = tf.while_loop(
-            lambda step, *_: step < self._chunks // workers,
+            lambda step, *_: step < self._steps,
             body,
             (tf.constant(0, tf.int64), *start, zero, zero),
             parallel_iterations=1,

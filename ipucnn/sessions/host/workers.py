@@ -243,7 +243,14 @@ def _require_private(address: str) -> None:
         )
 
 
-def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: int) -> None:
+def sharers(workers: int, devices: int) -> str:
+    """Who shares a weight update, in words."""
+    if devices == 1:
+        return counted(workers, "worker")
+    return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
+
+
+def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: int, devices: int = 1) -> None:
     """Refuses numbers of workers that no number of fused micro-batches lets share a weight update evenly.
 
     Args:
@@ -251,16 +258,19 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
         group_size: micro-batches of one.
         workers: that there are.
         max_workers: that are to share a weight update later.
+        devices: of each worker.
 
     Raises:
         ConfigurationError: with what would do.
     """
-    if max_workers > 1 and max_workers % workers:
+    who, together = sharers(workers, devices), workers * devices
+    if max_workers > 1 and max_workers % together:
         raise ConfigurationError(
-            f"--max-workers {max_workers} with {workers} workers: it has to be a multiple of their number",
-            f"use --max-workers {max_workers * workers}, or leave it out",
+            f"--max-workers {max_workers} with {who}: it has to be a multiple of {together}",
+            f"use --max-workers {max_workers * together}, or leave it out",
         )
-    sharing = max(max_workers, workers)
+    sharing = max(max_workers, together)
+    who = who if sharing == together else f"{sharing} workers"
     if num_groups % sharing:
         what = counted(num_groups, "micro-batch")
         if group_size > 1:
@@ -268,34 +278,52 @@ def check_sharing(num_groups: int, group_size: int, workers: int, max_workers: i
                 f"{counted(num_groups, 'group')} of {group_size} replicas that share batch norm's statistics"
             )
         raise ConfigurationError(
-            f"a weight update has {what}, which {sharing} workers cannot share evenly",
+            f"a weight update has {what}, which {who} cannot share evenly",
             f"use a divisor of {num_groups}, or more --gradient-accumulation-count or --num-replicas",
         )
 
 
-def notes_of_sharing(workers: Workers, config: RunConfig, program: Program, is_new: bool) -> List[str]:
+def notes_of_sharing(
+    workers: Optional[Workers],
+    config: RunConfig,
+    program: Program,
+    is_new: bool,
+    num_devices: Tuple[int, int] = (1, 1),
+) -> List[str]:
     """What to tell at the start: who trains, how a weight update is shared, and who could take part uninvited.
 
     Args:
-        workers: of the run.
+        workers: of the run; None: this process is alone.
         config: the run's.
         program: with its number of fused micro-batches.
         is_new: the run begins, and does not go on from a checkpoint.
+        num_devices: of each worker, that take part, and that there are.
     """
-    fused = program.fused_micro_batches
-    chunks = program.num_micro_batches // fused
-    lines = [
-        f"{workers.count} workers, {counted(operation_threads(), 'thread')} each: a weight update is {chunks} "
-        f"chunks of {counted(fused, 'micro-batch')}, {chunks // workers.count} for each worker",
-        f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
-        "authentication",
-    ]
-    if is_new and config.fused_micro_batches is None and config.max_workers < workers.count:
+    fused, (devices, there) = program.fused_micro_batches, num_devices
+    count, lines = 1 if workers is None else workers.count, []
+    chunks, together = program.num_micro_batches // fused, count * devices
+    if together > 1:
+        threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
         lines.append(
-            f"the chunks are those of --max-workers {workers.count}: a run with another number of workers gives the "
-            "same bytes if it begins with that option"
+            f"{sharers(count, devices)}{threads}: a weight update is {chunks} chunks of "
+            f"{counted(fused, 'micro-batch')}, {chunks // together} for each {'worker' if devices == 1 else 'device'}"
         )
-    if not os.environ.get(SECRET_VARIABLE):
+    if devices < there:
+        lines.append(
+            f"{devices} of {there} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
+            f"{counted(program.num_micro_batches, 'micro-batch')} of a weight update evenly"
+        )
+    if workers is not None:
+        lines.append(
+            f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
+            "authentication"
+        )
+    if is_new and config.fused_micro_batches is None and config.max_workers < together:
+        lines.append(
+            f"the chunks are those of --max-workers {together}: a run with another number of workers"
+            f"{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
+        )
+    if workers is not None and not os.environ.get(SECRET_VARIABLE):
         lines.append(
             f"warning: {SECRET_VARIABLE} is not set, so that whoever reaches worker 0 in time can take the place of a "
             "worker; set it to the same text on all of them"
@@ -303,18 +331,19 @@ def notes_of_sharing(workers: Workers, config: RunConfig, program: Program, is_n
     return lines
 
 
-def check_share(num_chunks: int, workers: int) -> None:
-    """Refuses workers that cannot share a weight update's chunks evenly.
+def check_share(num_chunks: int, workers: int, devices: int = 1) -> None:
+    """Refuses workers, of so many devices each, that cannot share a weight update's chunks evenly.
 
     Raises:
         ConfigurationError: with the numbers of workers that can.
     """
-    if num_chunks % workers:
+    together = workers * devices
+    if num_chunks % together:
         legal = [str(d) for d in range(1, num_chunks + 1) if num_chunks % d == 0]
         shown = ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
         raise ConfigurationError(
-            f"{workers} workers cannot share the {counted(num_chunks, 'chunk')} of a weight update evenly",
-            f"use {shown} of them; a new run with --max-workers {workers} makes chunks for {workers}",
+            f"{sharers(workers, devices)} cannot share the {counted(num_chunks, 'chunk')} of a weight update evenly",
+            f"use {shown} of them; a new run with --max-workers {together} makes chunks for {together}",
         )
 
 

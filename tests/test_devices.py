@@ -1,0 +1,229 @@
+"""Several devices of one process share the chunks of a weight update; parts of the CPU stand for GPUs.
+
+TensorFlow makes its devices once in a process, so that what needs several runs in one of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from ipucnn.config.options import RunConfig
+from ipucnn.config.values import BadValue, devices_to_yaml, parse_devices
+from ipucnn.errors import ConfigurationError
+from ipucnn.runs.setup import check_workers
+from ipucnn.sessions import factory
+from ipucnn.sessions.host import environment
+from ipucnn.sessions.host.session import HostSession, _exceptions
+from ipucnn.sessions.host.workers import Workers, check_share, check_sharing, notes_of_sharing
+from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.session import DeviceInfo
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Trains one small network with one device, with two and with four, and prints digests of all that comes out.
+SCRIPT = """
+import hashlib, json, sys
+from dataclasses import replace
+
+import numpy as np
+
+from ipucnn.config.options import RunConfig
+from ipucnn.sessions.factory import create_session
+
+told = json.loads(sys.argv[1])
+config = replace(RunConfig(), **told["config"])
+# The first session makes the devices.
+sessions = {}
+for devices in (4, 2, 1):
+    sessions[devices] = create_session("cpu", config=replace(config, devices=devices), trains=True)
+
+import tensorflow as tf
+from test_host_session import data, make_model, make_program
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizers import make_settings
+
+program = make_program(2, 4, 2, updates_per_epoch=3, **told["program"]).with_fused(told["fused"])
+images, labels = data(3 * program.global_batch_size, 1)
+
+
+def dataset(first, per_element):
+    skip = first * program.global_batch_size
+    both = tf.data.Dataset.from_tensor_slices((images[skip:], labels[skip:]))
+    return both.batch(per_element, drop_remainder=True).repeat()
+
+
+for devices, session in sorted(sessions.items()):
+    model = make_model("batch", 3)
+    settings = make_settings("adam", {}, global_batch_size=program.global_batch_size)
+    rates = lambda updates: np.full(np.shape(updates), 0.05, np.float32)
+    session.compile(model, program, settings, make_loss("cross_entropy"), rates, dataset)
+    events = [repr(replace(e, wall_s=0, images_per_s=0)) for e in session.train(dataset) if hasattr(e, "wall_s")]
+    with session.as_evaluated():
+        values = {name: v.numpy() for name, v in session.state.weights.items()}
+    values.update({name: v.numpy() for name, v in session.state.slots.items()})
+    digest = hashlib.sha256("".join(events).encode())
+    for name in sorted(values):
+        digest.update(values[name].tobytes())
+    library = session._loop._concrete.graph.as_graph_def().library
+    used = {node.device[-1:] for f in library.function for node in f.node_def if "Conv2D" in node.op}
+    print(json.dumps([devices, len(session.places), sorted(used), len(events), digest.hexdigest()]))
+"""
+
+
+def trained(config=None, program=None, fused=1):
+    """Of each number of devices: that number, how many took part, which computed, events, and a digest."""
+    told = json.dumps({"config": config or {}, "program": program or {}, "fused": fused})
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    env = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, told], env=env, capture_output=True, text=True, timeout=280
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def assert_all_the_same(rows):
+    for (devices, places, used, *_), expected in zip(rows, (1, 2, 4)):
+        assert devices == places == expected and used == [str(n) for n in range(expected)]
+    assert rows[0][3] > 0 and len({tuple(row[3:]) for row in rows}) == 1
+
+
+def test_several_devices_give_the_bytes_of_one():
+    assert_all_the_same(trained())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "program", "fused"),
+    [
+        ({}, {"gradient_accumulation_reduction_method": "running_mean"}, 2),
+        # Statistics are measured anew.
+        ({"precision": "16.16", "stochastic_rounding": "ON"}, {"precision": "16.16"}, 1),
+        ({}, {"num_stages": 2, "pipeline_splits": ("conv1",), "recomputation": True}, 1),
+    ],
+)
+def test_several_devices_give_the_bytes_of_one_in_all_arithmetic(config, program, fused):
+    assert_all_the_same(trained(config, program, fused))
+
+
+# -- how many there are -----------------------------------------------------------------------------------------------
+
+
+def chosen(there, devices=None, fused=0, micro_batches=8, group=1, cluster=None, **options):
+    """How many of so many devices share a weight update."""
+    names = [f"/device:GPU:{n}" for n in range(there)]
+    config = RunConfig(devices=devices, **options)
+    session = HostSession(DeviceInfo("gpu", "x", 1, 0), names[0], config, cluster, names[1:])
+    program = SimpleNamespace(
+        fused_micro_batches=fused, num_micro_batches=micro_batches, dbn_replica_group_size=group
+    )
+    return session._choose_devices(program)
+
+
+@pytest.mark.parametrize(
+    ("expected", "given"),
+    [
+        (4, dict(there=4)),
+        (2, dict(there=3)),
+        (1, dict(there=4, micro_batches=1)),
+        (3, dict(there=4, micro_batches=9)),
+        (2, dict(there=4, group=4)),
+        (2, dict(there=8, fused=4)),
+        (2, dict(there=4, max_workers=2)),
+        # How many could share it later no longer matters where the chunks are those of a checkpoint.
+        (4, dict(there=4, max_workers=2, fused=1)),
+        (1, dict(there=1, devices=1)),
+    ],
+)
+def test_as_many_gpus_as_can_share_a_weight_update_evenly(expected, given):
+    assert chosen(**given) == expected
+
+
+def test_devices_that_cannot_share_a_weight_update():
+    with pytest.raises(ConfigurationError, match="8 micro-batches, which 3 devices cannot share evenly"):
+        chosen(3, devices=3)
+    with pytest.raises(
+        ConfigurationError, match="--max-workers 2 with 4 devices: it has to be a multiple of 4"
+    ):
+        chosen(4, devices=0, max_workers=2)
+    with pytest.raises(ConfigurationError, match="2 workers with 3 devices each cannot share the 4 chunks"):
+        check_share(4, 2, 3)
+    with pytest.raises(
+        ConfigurationError, match="4 micro-batches, which 2 workers with 4 devices each cannot"
+    ):
+        check_sharing(4, 1, 2, 1, 4)
+    program = SimpleNamespace(fused_micro_batches=0, num_micro_batches=6, dbn_replica_group_size=1)
+    with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
+        check_workers(Instances(), RunConfig(devices=4), program)
+    check_workers(Instances(), RunConfig(devices=3), program)
+
+
+def test_workers_with_different_numbers_of_devices():
+    told = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, 1])
+    with pytest.raises(ConfigurationError, match="worker 1 has 1 device, and worker 0 has 4") as refused:
+        chosen(4, cluster=told)
+    assert refused.value.hint == "add --devices 1 on all of them"
+    same = SimpleNamespace(count=2, rank=0, exchange=lambda what, value: [value, value])
+    assert chosen(4, micro_batches=4, cluster=same) == 2
+
+
+def test_what_is_told_of_devices():
+    program = SimpleNamespace(num_micro_batches=8, fused_micro_batches=2)
+    two, chunks = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
+    assert two == "2 devices: a weight update is 4 chunks of 2 micro-batches, 2 for each device"
+    assert chunks.startswith("the chunks are those of --max-workers 2") and "or devices" in chunks
+    (idle,) = notes_of_sharing(None, RunConfig(), program, True, (1, 3))
+    assert idle.startswith("1 of 3 devices takes part: more cannot share the 8 micro-batches")
+    workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
+    first = notes_of_sharing(workers, RunConfig(), program, False, (2, 2))[0]
+    assert first.startswith("2 workers with 2 devices each, ") and first.endswith("1 for each device")
+
+
+def test_how_many_devices_is_written():
+    assert [parse_devices(text) for text in ("all", "ALL", "3")] == [0, 0, 3]
+    assert [devices_to_yaml(number) for number in (0, 3)] == ["all", 3]
+    for text in ("0", "-1", "some"):
+        with pytest.raises(BadValue):
+            parse_devices(text)
+
+
+def test_devices_that_this_process_does_not_have():
+    """It has one, and TensorFlow makes devices once."""
+    assert len(tf.config.list_logical_devices("CPU")) == 1
+    with pytest.raises(
+        ConfigurationError, match="--devices 2: TensorFlow works with 1 device in this process"
+    ):
+        factory.create_session("cpu", config=RunConfig(devices=2), trains=True)
+    assert factory.create_session("cpu", config=RunConfig(devices=2)).num_devices == (1, 1)
+
+
+# -- deterministic operations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wanted", "value"), [(True, "1"), (False, "0")])
+def test_whether_operations_are_deterministic_is_the_users_choice(monkeypatch, wanted, value):
+    asked = []
+    monkeypatch.setattr("ipucnn.compat.enable_determinism", lambda: asked.append(True))
+    factory.create_session("cpu", config=RunConfig(deterministic_operations=wanted))
+    assert asked == [True] * wanted
+    # TensorFlow 2.6 has no call for it, and reads this when it is imported.
+    monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
+    environment.set_variables(wanted)
+    assert os.environ["TF_DETERMINISTIC_OPS"] == value
+
+
+def test_an_operation_that_is_never_deterministic_is_no_bug():
+    text = "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not currently available."
+    with pytest.raises(
+        ConfigurationError, match="with deterministic operations: A deterministic GPU"
+    ) as found, _exceptions():
+        raise tf.errors.UnimplementedError(None, None, text)
+    assert "--no-deterministic-operations" in found.value.hint
+    with pytest.raises(tf.errors.UnimplementedError), _exceptions():
+        raise tf.errors.UnimplementedError(None, None, "something else")
