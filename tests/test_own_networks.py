@@ -278,6 +278,8 @@ REFUSED = {
     "regularizer": ("x = layers.Conv2D(2, 3, kernel_regularizer='l2')(x)", "kernel_regularizer"),
     "constraint": ("x = layers.Conv2D(2, 3, kernel_constraint='max_norm')(x)", "kernel_constraint"),
     "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
+    "samples joined": ("x = layers.Concatenate(axis=0)([x, x])", "mixes the samples"),
+    "samples weighed": ("x = layers.Softmax(axis=-4)(x)", "mixes the samples"),
     "zero gamma": ("x = layers.BatchNormalization(gamma_initializer='zeros')(x)", "gamma Zeros"),
     "initializer": ("x = layers.Conv2D(2, 3, kernel_initializer='orthogonal')(x)", "Orthogonal"),
     "ends": (
