@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
-from ipucnn.models import own_networks
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.python_files import entry_points, is_python_name, label_of
 from ipucnn.text import shown_value
@@ -143,6 +142,8 @@ def get_model(name: str) -> ModelRecord:
     try:
         return records[_key(name)]
     except KeyError:
+        from ipucnn.models import own_networks  # which needs NumPy
+
         if is_own_name(name) or dict(entry_points(own_networks.GROUP)).get(name) is not None:
             return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
         hint = did_you_mean(name, (r.name for r in records.values()))
@@ -166,6 +167,8 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     """
     if _key(name) in _records():
         return get_model(name)
+    from ipucnn.models import own_networks  # which needs NumPy
+
     if is_python_name(name):
         own = own_networks.of_function(name)
         return replace(_own_record(own), file=_path_of(name.rpartition(":")[0]))
@@ -200,6 +203,8 @@ def saved_network(name: str, data: Any, what: str, command: str) -> ModelRecord:
     Raises:
         DataError: the checkpoint has none.
     """
+    from ipucnn.models import own_networks  # which needs NumPy
+
     return _own_record(own_networks.of_checkpoint(name, data, what, command))
 
 
