@@ -152,15 +152,9 @@ def cut_run(cut_after_nine, tmp_path):
     return shutil.copytree(str(cut_after_nine), str(tmp_path / "r"))
 
 
-@pytest.mark.parametrize(
-    "start, step, number",
-    [
-        (1, 6, None),
-        pytest.param(1, 1, None, marks=pytest.mark.slow),
-        pytest.param(2, 1, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(3, 1, signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-)
+# Really trained it is cut twice, by `test_the_middle_of_an_execution_and_of_a_validation`.
+@pytest.mark.slow
+@pytest.mark.parametrize("start, step, number", [(1, 1, None), (2, 1, signal.SIGINT), (3, 1, signal.SIGTERM)])
 def test_cut_again_and_again_it_ends_in_the_same_bytes(
     real_training, uninterrupted, tmp_path, start, step, number
 ):
