@@ -146,7 +146,9 @@ def main() -> int:
     parser.add_argument(
         "--python", type=Path, help="an interpreter with ipucnn, in place of a fresh environment"
     )
-    parser.add_argument("--only", nargs="+", metavar="COMMAND", help="run these alone, such as plan-splits models")
+    parser.add_argument(
+        "--only", nargs="+", metavar="COMMAND", help="run these alone, such as plan-splits models"
+    )
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so long")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a command may take")
     given = parser.parse_args()
