@@ -369,9 +369,12 @@ class Planner:
             first, images_per_s = group[0], best.prediction.images_per_s * (1 + SAME_SPEED)
             if len(group) == 1 or not _is_apart(first) or self.fastest_images_per_s(first) <= images_per_s:
                 continue
+            quickly = len(self.starts) > _LARGE_ITEMS
+            own = best.settings
+            if quickly and (first.schedule, first.recomputation) != (own.schedule, own.recomputation):
+                continue
             if not self._may_be_faster(group, limit, images_per_s):
                 continue
-            quickly = len(self.starts) > _LARGE_ITEMS
             better = self.faster_apart(first, limit, self.tick_below_s(first, images_per_s), quickly)
             if better is not None and better.prediction.images_per_s > images_per_s:
                 best = better
