@@ -49,7 +49,7 @@ def train_lightly(patch):
 
     def build_once(setup):
         """The network as it is built, weights included, which takes half of what is left of a run."""
-        key = repr((setup.record.name, run_setup.build_options(setup)))
+        key = repr((setup.record.name, run_setup.build_options(setup), setup.config.freeze))
         if key not in _networks:
             model = build(setup)
             _networks[key] = model, model.get_weights()

@@ -41,6 +41,9 @@ def world(tmp_path, monkeypatch):
         for name in names:
             (folder / name).write_bytes(b"x")
     (tmp_path / "configs.yml").write_text("my_run:\n  model-name: lenet\n")
+    own = (ROOT / "docs" / "own-networks.md").read_text(encoding="utf-8")
+    for name, block in zip(("my_net.py", "my_data.py"), re.findall(r"```python\n(.*?)```", own, re.DOTALL)):
+        (tmp_path / name).write_text(block)
     run = tmp_path / "runs" / "lenet-digits"
     run.mkdir(parents=True)
     (run / "config.yml").write_text("model-name: lenet\ndataset: digits\n")

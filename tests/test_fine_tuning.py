@@ -55,18 +55,20 @@ def test_a_yaml_number_is_a_number_of_layers():
     assert parse_freeze(7) == "7" and parse_freeze(" a*, b ") == "a*,b"
 
 
-def test_the_shipped_layers_are_those_of_the_built_network():
+@pytest.mark.parametrize("name", ["cifar_resnet8", "mobilenet", "unet"])
+def test_the_shipped_layers_are_those_of_the_built_network(name):
     """The check before TensorFlow is imported and that of the built network name the same layers."""
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
     from ipucnn.planning.graphs.extract import layer_graph
 
-    for name, shape in (("cifar_resnet8", (32, 32, 3)), ("mobilenet", (32, 32, 3)), ("unet", (188, 188, 1))):
-        record = get_model(name)
-        options = BuildOptions(shape, 4, base_filters=4 if name == "unet" else None)
-        graph = layer_graph(record, options)
-        built = [layer.name for layer in build_model(record, options).layers if layer.weights]
-        assert [x.name for x in graph.layers if x.num_parameters and "/" not in x.name] == built
+    record = get_model(name)
+    options = (
+        BuildOptions((188, 188, 1), 4, base_filters=4) if name == "unet" else BuildOptions((32, 32, 3), 4)
+    )
+    graph = layer_graph(record, options)
+    built = [layer.name for layer in build_model(record, options).layers if layer.weights]
+    assert [x.name for x in graph.layers if x.num_parameters and "/" not in x.name] == built
 
 
 @pytest.fixture(scope="module")

@@ -460,5 +460,5 @@ def test_an_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatc
         assert code == 0, err
     masks = [np.asarray(Image.open(next(Path(d).glob("*.png")))) for d in ("by-file", "by-run")]
     assert masks[0].shape == (90, 230) and np.mean(masks[0] == masks[1]) > 0.999
-    code, _, err = run("infer", file, "one.png", "--tile-size", "220")
+    code, _, err = run("infer", file, "one.png", "--tile-size", "220", "--output", "other/")
     assert code == 2 and "takes images of 204x204" in err and "drop --tile-size" in err
