@@ -131,6 +131,9 @@ class _Loads:
             return self._ordered(stage, *self._passes(self.sums[stage], i, j))
         # What fits with none of the settings has no load of its own: any of them will do.
         chosen = np.minimum(self.tables.choice(self.num_stages, stage)[i, j], len(self.options[stage]) - 1)
+        first = int(chosen.min())
+        if first == int(chosen.max()):
+            return self._ordered(stage, *self._passes(self.options[stage][first], i, j))
         passes = zip(*(self._passes(sums, i, j) for sums in self.options[stage]))
         return self._ordered(stage, *(np.choose(chosen, own) for own in passes))
 

@@ -259,7 +259,7 @@ class Planner:
         return None
 
     def faster_apart(
-        self, settings: PlanSettings, memory_limit: float, below_s: float
+        self, settings: PlanSettings, memory_limit: float, below_s: float, quickly: bool = False
     ) -> Optional[Candidate]:
         """``faster``, where each stage may have any of ``PROPORTIONS`` for its convolutions and its matrix products.
 
@@ -269,6 +269,7 @@ class Planner:
 
         Args:
             settings: of stages on an IPU each, or of segments on one IPU.
+            quickly: gives up if a few dynamic programs find nothing that is faster.
         """
         if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
@@ -283,6 +284,10 @@ class Planner:
                 return None
         elif not some_split_fits(tables, settings.num_stages):
             return None
+        elif quickly and settings.schedule != "Sequential":
+            few = (settings.num_stages, settings.schedule, _LARGE_EVALUATIONS, below_s)
+            if not minmax.search(tables, *few).starts:
+                return None
         solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
         if solution is None:
             return None
@@ -364,7 +369,13 @@ class Planner:
             first, images_per_s = group[0], best.prediction.images_per_s * (1 + SAME_SPEED)
             if len(group) == 1 or not _is_apart(first) or self.fastest_images_per_s(first) <= images_per_s:
                 continue
-            better = self.faster_apart(first, limit, self.tick_below_s(first, images_per_s))
+            quickly = len(self.starts) > _LARGE_ITEMS
+            own = best.settings
+            if quickly and (first.schedule, first.recomputation) != (own.schedule, own.recomputation):
+                continue
+            if not self._may_be_faster(group, limit, images_per_s):
+                continue
+            better = self.faster_apart(first, limit, self.tick_below_s(first, images_per_s), quickly)
             if better is not None and better.prediction.images_per_s > images_per_s:
                 best = better
         return best
