@@ -5,10 +5,13 @@
 FOLDER is made, and holds the runs and the exports afterwards. A run that is there already is not trained again.
 """
 
+import contextlib
+import io
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from ipucnn import cli
 
 FORMATS = ("saved-model", "onnx", "tflite", "keras")
 TRAINING = "--num-epochs 1 --limit-train 64 --seed 1 --micro-batch-size 4 --gradient-accumulation-count 4"
@@ -23,10 +26,12 @@ NETWORKS = {
 
 
 def ipucnn(*words: str) -> str:
-    """The output of a command, which must not fail."""
-    return subprocess.run(
-        [sys.executable, "-m", "ipucnn", *words], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    """The output of a command, which must not fail; in this process, so that TensorFlow is imported once."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = cli.run(list(words))
+    if code:
+        raise SystemExit(f"ipucnn {' '.join(words)} ended with code {code}")
+    return output.getvalue()
 
 
 def main() -> None:

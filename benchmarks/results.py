@@ -65,6 +65,7 @@ PRESETS: Dict[str, Preset] = {
     "lenet@mnist": Preset("lenet --dataset mnist", "mnist"),
     "mnist_cnn@mnist": Preset("mnist_cnn --dataset mnist", "mnist"),
     "cifar_resnet8@cifar10": Preset("cifar_resnet8 --dataset cifar10", "cifar-10-batches-py"),
+    "efficientnet-b0@cifar10": Preset("efficientnet-b0 --dataset cifar10", "cifar-10-batches-py"),
     "cifar_resnet8@cifar10 in 16.16": Preset(
         "cifar_resnet8 --dataset cifar10 --precision 16.16 --stochastic-rounding ON --loss-scaling 128",
         "cifar-10-batches-py",

@@ -112,3 +112,24 @@ def test_the_package_says_that_it_is_typed():
     assert (package / "py.typed").is_file()
     stub = (package / "__init__.pyi").read_text()
     assert all(f"import {name} as {name}\n" in stub for name in ipucnn.__all__ if name != "__version__")
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_documentation(tmp_path, monkeypatch, capsys):
+    """Its cells, one after the other, as a notebook runs them: no cell may fail, and what it shows is right."""
+    notebook = json.loads((Path(__file__).parents[1] / "docs" / "api.ipynb").read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for number, cell in enumerate(notebook["cells"]):
+        assert set(cell) - {"execution_count", "outputs"} == {"cell_type", "metadata", "source"}
+        if cell["cell_type"] == "code":
+            assert (
+                cell["outputs"] == [] and cell["execution_count"] is None
+            )  # nothing that could be out of date
+            exec(compile(cell["source"], f"cell {number}", "exec"), names)
+    assert names["right"] > 0.9 and names["report"]["trained_samples"] > 0
+    assert len(names["losses"]) == 5 and names["losses"][-1][1] < names["losses"][0][1]
+    assert len(names["frozen"]) >= 2
+    assert len(names["plan"].splits) == 3
+    assert "epoch 5" in capsys.readouterr().out

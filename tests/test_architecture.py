@@ -11,6 +11,7 @@ LAYERS = (
     ("__init__", "errors"),
     ("aliases", "text", "interrupts", "hardware", "compat", "compiled"),
     ("filesystem", "json_fields"),
+    ("python_files",),
     ("machine",),
     ("documents",),
     ("datasets",),

@@ -156,7 +156,9 @@ def test_built_in_presets_are_valid_and_belong_to_models():
         values = presets.find_built_in(name).values
         assert registry.get_model(values["model_name"]) and {"dataset", "host_generated_data"} & set(values)
         assert "@" not in name and name not in {record.name for record in registry.list_models()}
-    for name in sorted(set(names) - set(public)):
+    # The one that is for every network.
+    assert not {"model_name", "dataset", "image_size"} & set(presets.find_built_in("fine-tuning").values)
+    for name in sorted(set(names) - set(public) - {"fine-tuning"}):
         preset = presets.find_built_in(name)
         assert registry.get_model(name.split("@")[0]).name == name.split("@")[0]
         # They are chosen by model and data set, so they must not name another.
@@ -166,14 +168,13 @@ def test_built_in_presets_are_valid_and_belong_to_models():
 def test_small_images_have_presets_of_their_own_and_every_model_has_one():
     from ipucnn.models.registry import list_models
 
-    assert (
-        presets.find_built_in(*presets.candidates("efficientnet-b0", "cifar10")).name
-        == "efficientnet-b0@small"
-    )
-    assert (
-        presets.find_built_in(*presets.candidates("efficientnet-b0", "digits")).name
-        == "efficientnet-b0@digits"
-    )
+    for model, dataset, name in (
+        ("efficientnet-b0", "cifar10", "efficientnet-b0@cifar10"),
+        ("efficientnet-b0", "cifar100", "efficientnet-b0@small"),
+        ("efficientnet-b1", "cifar10", "efficientnet-b1@small"),
+        ("efficientnet-b0", "digits", "efficientnet-b0@digits"),
+    ):
+        assert presets.find_built_in(*presets.candidates(model, dataset)).name == name
     assert presets.find_built_in(*presets.candidates("efficientnet-b0", "imagenet")).name == "efficientnet-b0"
     for record in list_models():
         assert presets.find_built_in(record.name) is not None, record.name
@@ -186,7 +187,7 @@ def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
     for name in ("data_batch_1", "test_batch", "batches.meta"):
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"x")
     flags = {"dataset": "cifar10", "dataset_path": str(tmp_path)}
-    assert resolve("train", flags, model="efficientnet-b0").preset == "efficientnet-b0@small"
+    assert resolve("train", flags, model="efficientnet-b0").preset == "efficientnet-b0@cifar10"
 
 
 def test_the_u_net_on_four_ipus_has_the_public_stages():

@@ -1,5 +1,6 @@
 """Order and augmentation are pure functions of (seed, epoch, index); evaluation sees everything once."""
 
+import io
 import itertools
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
-from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, array_source
+from ipucnn.datasets.base import ArrayExamples, DataSource, EncodedExamples, FileExamples, array_source
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, permutation, stream_state, uniform
 from ipucnn.datasets.pipeline import data_errors, eval_batches, train_batches
 from ipucnn.errors import ConfigurationError, DataError
@@ -33,6 +35,12 @@ def make_source(num=23, height=8, width=8, channels=3, augmentation="crop_flip",
         augmentation=augmentation,
         task="segmentation" if masks else "classification",
     )
+
+
+def as_png(image):
+    packed = io.BytesIO()
+    Image.fromarray(image).save(packed, "PNG")
+    return packed.getvalue()
 
 
 def take(source, count, *, batch_size=4, samples_per_epoch=23, **options):
@@ -326,6 +334,44 @@ def test_evaluation_sees_every_sample_once_and_pads_with_zeros(num, batch_size):
     np.testing.assert_array_equal(labels[:num], source.eval.labels)
     assert weights.tolist() == [1.0] * num + [0.0] * (len(weights) - num)
     assert not images[num:].any() and not labels[num:].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "batch_size"), [("arrays", 3, 7), ("files", 2, 8), ("files", 4, 5)]
+)
+def test_parts_of_evaluation_batches(kind, count, batch_size):
+    """Beside one another they are the whole batch; each has as many batches, and none reads the images of another."""
+    source, num = make_source(num_eval=17), 17
+    examples, info, read = source.eval, source.info, []
+    if kind == "files":
+        examples = EncodedExamples(tuple(map(as_png, examples.images)), examples.labels, "test")
+
+        class Noted(EncodedExamples):
+            def encoded(self, index):
+                read.append(index)
+                return super().encoded(index)
+
+        examples = Noted(examples.data, examples.labels, examples.origin)
+
+    def columns(part):
+        options = {"batch_size": batch_size, "input_shape": (8, 8, 3), "input_range": "raw", "part": part}
+        found = list(eval_batches(examples, info, **options).as_numpy_iterator())
+        assert len(found) == -(-num // batch_size)
+        return [np.stack(column) for column in zip(*found)]
+
+    whole = columns((1, 0))
+    read.clear()
+    parts = []
+    for index in range(count):
+        before = len(read)
+        parts.append(columns((count, index)))
+        real = int(parts[-1][2].sum())
+        assert kind == "arrays" or len(set(read[before:])) == len(read) - before == real < num
+    assert kind == "arrays" or sorted(read) == list(range(num))
+    for one, several in zip(whole, zip(*parts)):
+        together = np.concatenate(several, axis=1)
+        np.testing.assert_array_equal(together[:, :batch_size], one)
+        assert not together[:, batch_size:].any()
 
 
 def test_evaluation_is_training_without_augmentation():

@@ -1,13 +1,18 @@
 """Volumes and pairs of images and masks: reading them, and what is refused."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn import cli
 from ipucnn.datasets.base import fold_of_each, select_fold
+from ipucnn.datasets.images import stretched
 from ipucnn.datasets.registry import choose_dataset
 from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
 from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012, read_volume
@@ -197,7 +202,10 @@ def test_training_and_inference_take_the_same_images(tmp_path):
     plain = Image.fromarray(np.full((8, 8), 7, np.uint8))
     pictures = {"bits": bits, "greys": greys, "colours": colours, "plain": plain, "rgb": plain.convert("RGB"),
                 "alpha": plain.convert("LA"), "float": plain.convert("F"), "wide": plain.convert("I")}  # fmt: skip
-    taken = []
+    pictures["hidden"] = Image.fromarray(np.full((8, 8, 4), 9, np.uint8))
+    pictures["deep"] = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 60)
+    pictures["print"] = plain.convert("CMYK")
+    taken = {}
     for name, picture in pictures.items():
         folder = tmp_path / name
         (folder / "images").mkdir(parents=True)
@@ -206,14 +214,125 @@ def test_training_and_inference_take_the_same_images(tmp_path):
             picture.save(folder / "images" / f"{i}.tif")
             Image.fromarray(np.eye(8, dtype=np.uint8)).save(folder / "masks" / f"{i}.png")
         try:
-            pages = list(file_pages(str(folder / "images" / "0.tif"), 1).pages())
-        except DataError:
-            with pytest.raises(DataError, match="8-bit grey"):
-                open_imagemasks(folder)
+            images = open_imagemasks(folder).train.images
+        except DataError as error:
+            for channels in (1, 3):
+                with pytest.raises(DataError, match=r"CMYK|transparent") as refused:
+                    file_pages(str(folder / "images" / "0.tif"), channels)
+                assert refused.value.message == error.message
             continue
-        taken.append(name)
-        np.testing.assert_array_equal(open_imagemasks(folder).train.images[0], pages[0])
-    assert taken == ["bits", "greys", "plain"]
+        taken[name] = images.shape[-1]
+        (page,) = file_pages(str(folder / "images" / "0.tif"), images.shape[-1]).pages()
+        np.testing.assert_array_equal(images[0], page)
+        with pytest.raises(DataError, match="the network takes"):
+            file_pages(str(folder / "images" / "0.tif"), 4 - images.shape[-1])
+    greys = ("bits", "greys", "plain", "alpha", "float", "wide", "deep")
+    assert taken == {**dict.fromkeys(greys, 1), "colours": 3, "rgb": 3}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["<u2", ">u2", "<i4", "<f4"]),
+    st.integers(1, 40),
+    st.integers(1, 60),
+)
+def test_deep_pixels_are_stretched_between_a_dark_and_a_bright_one(seed, kind, height, width):
+    random = np.random.RandomState(seed)
+    top = int(random.choice([1, 2, 300, 4096, 65536]))
+    shown = random.uniform(size=(height, width)) < random.choice([0.001, 1])
+    pixels = random.randint(0, top, (height, width)) * shown
+    values = sorted(pixels.reshape(-1).tolist())
+    last = len(values) - 1
+    dark, bright = values[last // 1000], values[last - last // 1000]
+    if dark == bright:
+        dark, bright = values[0], values[-1]
+    expected = [
+        [
+            (510 * (min(max(int(value), dark), bright) - dark) + (bright - dark)) // (2 * (bright - dark))
+            if bright > dark
+            else 0
+            for value in row
+        ]
+        for row in pixels
+    ]
+    np.testing.assert_array_equal(stretched(pixels.astype(kind), "it"), expected)
+
+
+def test_deep_colour_is_refused_not_cut(tmp_path):
+    header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
+    rows = zlib.compress(b"\0" + struct.pack(">6H", 1, 2, 3, 4, 5, 6))
+    chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
+    data = b"".join(
+        struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks
+    )
+    (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+    with pytest.raises(DataError, match="colour of 16 bits per channel"):
+        file_pages(str(tmp_path / "deep.png"), 3)
+
+
+def several_classes(folder, values, num=5, side=12):
+    """Pairs whose masks have the values, which may be colours; returns the classes."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    random = np.random.RandomState(1)
+    classes = random.randint(0, len(values), (num, side, side))
+    for i, mask in enumerate(classes):
+        Image.fromarray(random.randint(0, 256, (side, side)).astype(np.uint8)).save(
+            folder / "images" / f"{i}.png"
+        )
+        Image.fromarray(np.array(values)[mask]).save(folder / "masks" / f"{i}.png")
+    return classes
+
+
+def test_masks_of_several_classes(tmp_path):
+    grey = np.array([0, 1, 2, 3], np.uint8)
+    classes = several_classes(tmp_path / "numbers", grey)
+    source = open_imagemasks(tmp_path / "numbers")
+    assert source.info.class_names == ("background", "class 1", "class 2", "class 3")
+    np.testing.assert_array_equal(source.train.labels, classes[:4])
+    np.testing.assert_array_equal(source.eval.labels, classes[4:])
+    tables = {
+        "gaps": (np.array([0, 90, 255], np.uint8), "0 sky\n\n90 old tree\n# nothing\n255 soil\n"),
+        "deep": (np.array([700, 0, 60000], np.uint16), "700 sky\n0 old tree\n60000 soil\n"),
+        "colours": (
+            np.array([[0, 0, 0], [255, 0, 0], [1, 2, 3]], np.uint8), "0 0 0 sky\n255 0 0 old tree\n1 2 3 soil",
+        ),
+    }  # fmt: skip
+    for name, (values, table) in tables.items():
+        classes = several_classes(tmp_path / name, values)
+        with pytest.raises(DataError) as refused:
+            open_imagemasks(tmp_path / name)
+        assert "classes.txt" in refused.value.hint
+        (tmp_path / name / "classes.txt").write_text(table)
+        source = open_imagemasks(tmp_path / name)
+        assert source.info.class_names == ("sky", "old tree", "soil") and source.info.num_classes == 3
+        np.testing.assert_array_equal(source.train.labels, classes[:4])
+    (tmp_path / "gaps" / "classes.txt").write_text("0 sky\n255 soil\n")
+    with pytest.raises(DataError, match=r"0.png has \d+ pixels that are no class, the first of the value 90"):
+        open_imagemasks(tmp_path / "gaps")
+
+
+@pytest.mark.parametrize(
+    "table, words",
+    [
+        ("0 one", "has 1 classes"), ("0 a\n0 b", "the value 0 twice"), ("0 a\n1 a", "the name a twice"),
+        ("0 a\n1", "line 2"), ("a\nb", "line 1"), ("0 0 a\n1 1 b", "line 1"), ("0 a\n1 2 3 b", "both grey values"),
+        ("0 a\n300 0 0 b", "line 2"), ("0 a\n70000 b", "line 2"), ("\xff", "UTF-8"), ("", "has 0 classes"),
+    ],
+)  # fmt: skip
+def test_tables_that_are_none(tmp_path, table, words):
+    several_classes(tmp_path / "set", np.array([0, 1], np.uint8))
+    (tmp_path / "set" / "classes.txt").write_bytes(table.encode("latin1"))
+    with pytest.raises(DataError, match=words):
+        open_imagemasks(tmp_path / "set")
+
+
+def test_numbers_of_single_objects_are_no_classes(tmp_path):
+    several_classes(tmp_path / "set", np.arange(30, dtype=np.uint8))
+    with pytest.raises(DataError, match="different values") as refused:
+        open_imagemasks(tmp_path / "set")
+    assert "a number of its own" in refused.value.hint
 
 
 def test_pairs_in_parts(tmp_path):
@@ -238,17 +357,34 @@ def test_bad_pairs(tmp_path):
     check("values", lambda f: noisy.save(f / "masks" / "cell1.png"), "different values")
     check("two", lambda f: grey.save(f / "masks" / "cell1.png"), "taken together")
     check("size", lambda f: small.save(f / "masks" / "cell1.png"), "20x20")
-    check("rgb", lambda f: noisy.convert("RGB").save(f / "masks" / "cell1.png"), "mode RGB")
+    tints = Image.fromarray(np.arange(4800, dtype=np.uint8).reshape(40, 40, 3))
+    check("rgb", lambda f: tints.save(f / "masks" / "cell1.png"), "has colours, and no table")
+    floats = Image.fromarray(np.eye(40, dtype=np.float32))
+
+    def float_mask(folder):
+        (folder / "masks" / "cell1.png").unlink()
+        floats.save(folder / "masks" / "cell1.tif")
+
+    check("floats", float_mask, "has floating-point pixels")
     check("damaged", lambda f: (f / "images" / "cell1.png").write_bytes(b"\x89PNG no"), "cell1")
     image = noisy.convert("RGB")
-    check("colour", lambda f: image.save(f / "images" / "cell1.png"), r"cell1.png has colour \(RGB\)")
-    deep = Image.fromarray(np.full((40, 40), 700, np.uint16))
-    check("deep", lambda f: deep.save(f / "images" / "cell1.png"), "cell1.png has (16|32) bits per pixel")
+    check(
+        "colour",
+        lambda f: image.save(f / "images" / "cell1.png"),
+        r"cell1.png is colour, but .*cell0.png is grey",
+    )
+    nan = Image.fromarray(np.full((40, 40), np.nan, np.float32))
+
+    def not_a_number(folder):
+        (folder / "images" / "cell1.png").unlink()
+        nan.save(folder / "images" / "cell1.tif")
+
+    check("nan", not_a_number, "not finite numbers")
     labels = Image.fromarray(np.where(np.eye(40), 2, 1).astype(np.uint8))
     check(
         "labels",
         lambda f: labels.save(f / "masks" / "cell1.png"),
-        "has the values 1 and 2; a mask has 0 and one",
+        r"has 4 different values \(0, 1, 2, 255\)",
     )
 
     def two_pages(folder):

@@ -116,6 +116,21 @@ def test_evaluation_covers_every_image_once(batch_size):
     assert weight == 3 * 60 * 52
 
 
+def test_parts_of_batches_of_tiles():
+    """Two parts of three tiles: what the second lacks has no weight."""
+    source = make_source()
+    options = dict(input_shape=(48, 48, 1), input_range="raw", output_shape=(32, 32), tile_step=16)
+    columns = []
+    for part in ((1, 0), (2, 0), (2, 1)):
+        batches = eval_batches(source.eval, source.info, batch_size=3, part=part, **options)
+        columns.append([np.stack(column) for column in zip(*batches.as_numpy_iterator())])
+    for whole, first, second in zip(*columns):
+        together = np.concatenate([first, second], axis=1)
+        assert first.shape == second.shape and together.shape[1] == 4
+        np.testing.assert_array_equal(together[:, :3], whole)
+    assert not together[:, 3:].any()
+
+
 def test_tiles_without_augmentation_are_pieces_of_the_mirrored_image():
     source = make_source()
     padded = [np.pad(image[..., 0], 30, mode="reflect") for image in source.train.images]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from poplar_double import installed
 from tensorflow import keras
 
 import ipucnn
@@ -246,6 +247,52 @@ def test_the_proof_cannot_import_this_package():
     assert b"ImportError: ipucnn is kept from being imported here" in done.stderr
 
 
+# -- programs for IPUs ------------------------------------------------------------------------------------------
+
+
+IPU = ("--format", "ipu", "--batch", "8", "--output", "served")
+
+
+def test_a_program_for_an_ipu_is_written_and_proved(trained, run):
+    with installed(num_ipus=1) as machine:
+        code, _, err = run("export", trained, *IPU)
+    assert code == 0, err
+    record = record_of(Path("served"))
+    call = machine.calls("export_keras")[0]
+    assert call["batch_size"] == 8 and call["output_names"] == "logits"
+    assert (record["format"], record["file"], record["input"]["name"]) == ("ipu", "1", "input")
+    assert record["input"]["shape"][0] == record["output"]["shape"][0] == 8
+    assert record["proof"]["relative"] <= 1e-4 and record["proof"]["samples"] >= 8
+    assert {"1/saved_model.pb", "1/assets/application.popef"} <= set(record["files"])
+    assert (
+        Path("served/labels.json").exists()
+        and "the Poplar SDK's runtime" in Path("served/README.md").read_text()
+    )
+
+
+def test_a_program_for_an_ipu_that_computes_something_else_is_removed(trained, run, monkeypatch):
+    compare = runtimes.compare
+    monkeypatch.setattr(runtimes, "compare", lambda found, expected: compare(found * 1.01, expected))
+    with installed(num_ipus=1):
+        code, _, err = run("export", trained, *IPU)
+    assert code == 5 and "differ by up to" in err and not Path("served").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "error", "hint"),
+    [
+        ((), 2, "and --batch gives none", "--batch 8"),
+        (("--batch", "dynamic"), 2, "and --batch gives none", "--batch 8"),
+        (("--batch", "8", "--raw-uint8"), 2, "--raw-uint8: the program for an IPU", "drop --raw-uint8"),
+        (("--batch", "8", "--half"), 2, "not as ipu", "--format onnx"),
+    ],
+)
+def test_what_a_program_for_ipus_cannot_be(trained, run, options, code, error, hint):
+    with installed(num_ipus=1):
+        found, _, err = run("export", trained, "--format", "ipu", *options)
+    assert found == code and error in err and hint in err, err
+
+
 # -- exports that are not the run's -----------------------------------------------------------------------------
 
 
@@ -393,6 +440,12 @@ def test_the_comparison_is_that_of_a_loop(shape):
         (["--format", "onx"], 2, "--format onx: must be one of", "onnx"),
         (["--format", "keras", "--half"], 2, "--half: weights of 16 bits", "drop it"),
         (["--format", "tflite", "--opset", "13"], 2, "--opset 13: only ONNX", "drop it"),
+        (
+            ["--format", "ipu", "--batch", "8"],
+            6,
+            "Poplar SDK's TensorFlow, which is not installed",
+            "docs/ipu.md",
+        ),
         (["--format", "saved-model", "--batch", "some"], 2, "--batch some", "--batch 1"),
         (["--format", "saved-model", "--batch", "0"], 2, "--batch 0: must be at least 1", "--batch 1"),
         (
@@ -458,6 +511,97 @@ def test_an_exported_file_is_evaluated_as_its_run_is(trained, run, request, whic
     assert code == 0 and predicted == [row["predictions"][0]["class"] for row in wanted]
 
 
+@pytest.fixture(scope="module")
+def saved_model(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            export, "_run_proof", lambda job, samples: runtimes.prove(job, samples.images, samples.expected)
+        )
+        assert cli.run(["export", str(trained), "--format", "saved-model", "--output", str(folder)]) == 0
+    return folder
+
+
+def test_a_saved_model_is_run_where_it_is_trusted_alone(trained, saved_model, run, tmp_path):
+    wanted = json.loads(run("evaluate", trained, "--json")[1])["confusion_matrix"]
+    for path in (saved_model, saved_model / "1"):
+        code, out, err = run("evaluate", path, "--json")
+        assert (code, out) == (2, "") and "executes whatever was put into it" in err and "add --trust" in err
+        code, out, err = run("evaluate", path, "--trust", "--json")
+        assert code == 0 and json.loads(out)["confusion_matrix"] == wanted, err
+    code, out, err = run("infer", saved_model, "--split", "eval", "--limit-eval", "3", "--trust", "--json")
+    assert code == 0 and len(json.loads(out)) == 3, err
+    # Trust is asked for what executes something, and only for what was proved.
+    code, _, err = run("evaluate", trained, "--trust")
+    assert code == 2 and "is no SavedModel" in err
+    shutil.copytree(str(saved_model), "copy")
+    (Path("copy/1/assets.extra")).mkdir(exist_ok=True)
+    (Path("copy/1/assets.extra") / "more").write_bytes(b"x")
+    code, _, err = run("evaluate", "copy", "--trust")
+    assert code == 3 and "copy/1/assets.extra/more is not the file that was proved" in err
+    shutil.rmtree("copy/1/assets.extra")
+    next(Path("copy/1/variables").iterdir()).write_bytes(b"x")
+    code, _, err = run("evaluate", "copy", "--trust")
+    assert code == 3 and "is not the file that was proved" in err
+    code, _, err = run("export", "copy", "--format", "onnx")
+    assert code == 2 and "was exported already" in err
+    (Path("alone") / "1").mkdir(parents=True)
+    shutil.copy(str(saved_model / "1" / "saved_model.pb"), "alone/1")
+    code, _, err = run("evaluate", "alone/1", "--trust")
+    assert code == 3 and "has no export.json beside it" in err
+
+
+def test_the_folder_of_an_export_stands_for_its_file(exported, run):
+    code, out, err = run("infer", exported, "--split", "eval", "--limit-eval", "3", "--json")
+    assert code == 0 and len(json.loads(out)) == 3, err
+    code, _, err = run("evaluate", exported, "--trust")
+    assert code == 2 and "executes nothing, so there is nothing to trust" in err
+
+
+QUICKLY = ("--executions", "3", "--min-time", "0", "--max-time", "30", "--micro-batch-size", "4")
+
+
+def test_a_benchmark_measures_a_file_beside_its_network(exported, run):
+    code, out, err = run("benchmark", exported / "model.onnx", *QUICKLY, "--json")
+    report = json.loads(out)
+    assert code == 0 and report["model"] == "cifar_resnet8", err
+    found = report["comparison"]
+    assert found["with"] == "onnx" and found["description"].startswith("onnxruntime ")
+    assert (
+        len(found["executions"]) >= 3 and found["images_per_s"]["value"] > 0 and found["ratio"]["value"] > 0
+    )
+    assert report["input_shape"] == [8, 8, 3] and report["data"]["name"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (
+            ("{}/model.onnx", "--compare-with", "keras"),
+            2,
+            "MODEL is an exported file, which is what is compared",
+        ),
+        (("{}/model.onnx", "--training"), 2, "is an exported network, which is not trained"),
+        (
+            ("lenet", "--dataset", "digits", "--compare-with", "{}/model.onnx"),
+            2,
+            "its network is cifar_resnet8",
+        ),
+        (
+            ("cifar_resnet8", "--dataset", "digits", "--image-size", "16", "--compare-with", "{}"),
+            2,
+            "its input is 8x8x3, and 16x16x3",
+        ),
+        (("lenet", "--compare-with", "kears"), 2, "did you mean 'keras'?"),
+        (("lenet", "--trust"), 2, "there is no SavedModel to run"),
+        (("absent.onnx",), 3, "exported network absent.onnx does not exist"),
+    ],
+)
+def test_what_a_benchmark_cannot_compare(exported, run, words, code, error):
+    found, out, err = run("benchmark", *(word.format(exported) for word in words), *QUICKLY)
+    assert (found, out) == (code, "") and error in " ".join(err.split()), err
+
+
 @pytest.mark.parametrize("name", ["keras_model", "history"])
 def test_an_exported_file_gives_neither_layers_nor_a_history(exported, name):
     loaded = ipucnn.load(exported / "model.onnx")
@@ -486,6 +630,8 @@ def test_what_is_not_what_was_proved_is_refused(exported, run, tmp_path):
         ("setup", "class_names", [*"abcdefghij"], "labels.json"),
         ("setup", "config", "{", "export.json"),
         ("", "model", "lenett", "lenett"),
+        ("", "file", "../model.onnx", "which is no name of one beside it"),
+        ("", "format", "tflite", "is an export of the format tflite"),
     )
     for part, name, value, reason in damages:
         record = record_of(exported)

@@ -1,7 +1,7 @@
 """The host session against a naive loop: one micro-batch at a time, one replica at a time, NumPy optimizers."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -97,9 +97,11 @@ def data(samples: int, seed: int):
     )
 
 
-def run_session(norm, program, optimizer, images, labels, fused, learning_rate=0.05, seed=3):
+def run_session(norm, program, optimizer, images, labels, fused, learning_rate=0.05, seed=3, frozen=()):
     """Final weights and slots by name, and the events, of the host session."""
     model = make_model(norm, seed)
+    for name in frozen:
+        model.get_layer(name).trainable = False
     session = HostSession(CPU)
     settings_ = make_settings(
         optimizer[0], optimizer[1], global_batch_size=program.global_batch_size, **optimizer[2]
@@ -134,6 +136,7 @@ class Naive:
     slots: Dict[str, np.ndarray]
     replica_moving: List[Dict[str, np.ndarray]]
     clipped: List[bool] = field(default_factory=list)
+    frozen: Tuple[str, ...] = ()
 
     def forward(self, values: Dict[str, Any], images: np.ndarray, group: int):
         """Logits and batch statistics of ``group`` replicas' micro-batches normalised together."""
@@ -142,6 +145,13 @@ class Naive:
             x = tf.nn.conv2d(x, values[f"conv{i}/kernel"], 1, "SAME")
             if self.norm == "none":
                 x = x + values[f"conv{i}/bias"]
+            elif self.norm == "batch" and f"norm{i}" in self.frozen:
+                weight = {
+                    k: self.weights[f"norm{i}/{k}"]
+                    for k in ("gamma", "beta", "moving_mean", "moving_variance")
+                }
+                x = (x - weight["moving_mean"]) / np.sqrt(weight["moving_variance"] + EPSILON)
+                x = x * weight["gamma"] + weight["beta"]
             elif self.norm == "batch":
                 x, mean, variance = tf.compat.v1.nn.fused_batch_norm(
                     x, values[f"norm{i}/gamma"], values[f"norm{i}/beta"], epsilon=EPSILON, is_training=True
@@ -164,7 +174,8 @@ class Naive:
 
     def update(self, program, optimizer, images, labels, rate, count):
         p = program
-        trainable = [k for k in self.weights if "moving" not in k]
+        kept = tuple(f"{layer}/" for layer in self.frozen)
+        trainable = [k for k in self.weights if "moving" not in k and not k.startswith(kept)]
         accumulated: Dict[str, np.ndarray] = {}
         size, losses, hits = p.micro_batch_size, [], []
         for g in range(p.gradient_accumulation_count):
@@ -173,7 +184,7 @@ class Naive:
                 # The replicas of one distributed batch norm group normalise together.
                 start = (g * p.num_replicas + r) * size
                 stop = start + size * p.dbn_replica_group_size
-                values = {k: tf.Variable(np.float32(self.weights[k])) for k in trainable}
+                values = {k: tf.Variable(np.float32(v)) for k, v in self.weights.items()}
                 with tf.GradientTape() as tape:
                     logits, statistics = self.forward(values, images[start:stop], p.dbn_replica_group_size)
                     loss = tf.reduce_mean(
@@ -208,7 +219,10 @@ class Naive:
                 self.weights[k] = np.mean([m[k] for m in self.replica_moving], axis=0)
         if decay:
             kept = min(decay, count / (count + 10))
-            for k, value in self.weights.items():
+            for k in (
+                k for k in self.weights if not k.startswith(tuple(f"{layer}/" for layer in self.frozen))
+            ):
+                value = self.weights[k]
                 self.slots[f"{k}/average"] = kept * self.slot(f"{k}/average", value) + (1 - kept) * value
         return np.mean(losses), np.mean(hits)
 
@@ -253,13 +267,13 @@ class Naive:
         return w - velocity
 
 
-def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3):
+def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3, frozen=()):
     start = {
         k: v.numpy().astype(np.float64).astype(np.float32)
         for k, v in named_weights(make_model(norm, seed)).items()
     }
     moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
-    naive = Naive(norm, start, {}, moving)
+    naive = Naive(norm, start, {}, moving, frozen=tuple(frozen))
     losses, hits = [], []
     for u in range(program.num_weight_updates):
         part = slice(u * program.global_batch_size, (u + 1) * program.global_batch_size)
@@ -289,11 +303,13 @@ OPTIMIZERS = [
 ]
 
 
-def compare(norm, program, optimizer, *fused, seed=3):
+def compare(norm, program, optimizer, *fused, seed=3, frozen=()):
     images, labels = data(program.num_weight_updates * program.global_batch_size, seed)
-    naive = run_naive(norm, program, optimizer, images, labels, seed=seed)
+    naive = run_naive(norm, program, optimizer, images, labels, seed=seed, frozen=frozen)
     for count in fused:
-        weights, slots, events = run_session(norm, program, optimizer, images, labels, count, seed=seed)
+        weights, slots, events = run_session(
+            norm, program, optimizer, images, labels, count, seed=seed, frozen=frozen
+        )
         compare_with(naive, program, weights, slots, events)
 
 
@@ -333,6 +349,24 @@ def test_fused_equals_naive_for_every_norm_and_reduction(norm, method, fused):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o[0])
 def test_fused_equals_naive_for_every_optimizer(optimizer):
     compare("batch", make_program(3, 2, 2), optimizer, 4)
+
+
+@pytest.mark.parametrize(
+    "frozen, optimizer",
+    [(("conv0", "norm0", "conv1", "norm1"), OPTIMIZERS[4]), (("norm0", "conv1"), SGD)],
+    ids=["backbone", "some"],
+)
+def test_fused_equals_naive_with_frozen_layers(frozen, optimizer):
+    """Frozen weights stay to the last bit, without gradient and state; frozen batch norms keep their statistics."""
+    program = make_program(2, 3, 2, updates_per_epoch=3)
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 3)
+    start = {name: variable.numpy() for name, variable in named_weights(make_model("batch", 3)).items()}
+    weights, slots, _ = run_session("batch", program, optimizer, images, labels, 2, frozen=frozen)
+    for name, value in start.items():
+        is_frozen = name.split("/")[0] in frozen
+        assert np.array_equal(weights[name], value) == is_frozen, name
+        assert any(slot.startswith(f"{name}/") for slot in slots) != is_frozen or "moving" in name, name
+    compare("batch", program, optimizer, 6, 2, frozen=frozen)
 
 
 def test_native_kernels_per_group_equal_naive(monkeypatch):

@@ -204,10 +204,10 @@ def test_only_flags_that_the_command_takes():
     assert smallest_change(GRAPH, own, splits, machine, only=()) is None
 
 
-def test_a_network_that_the_planner_does_not_know_has_no_hint():
+def test_of_a_network_that_the_planner_does_not_know_nothing_is_promised():
     from tensorflow import keras
 
-    from ipucnn.planning.search.smallest_change import would_fit
+    from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 
     class Odd(keras.layers.Layer):
         def call(self, inputs):
@@ -216,7 +216,20 @@ def test_a_network_that_the_planner_does_not_know_has_no_hint():
     inputs = keras.Input((4, 4, 1), batch_size=1)
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
-    assert would_fit(model, "odd", make_program(config, 100, seed=1), config)(None) is None
+    train = would_fit(model, "odd", make_program(config, 100, seed=1), config)
+    asked = {
+        name: prediction_would_fit(model, "odd", config, name) for name in ("evaluate", "infer", "benchmark")
+    }
+    sizes = {
+        "evaluate": "--validation-micro-batch-size",
+        "infer": "--device cpu",
+        "benchmark": "--micro-batch-size",
+    }
+    for ask, advice in ((train, "--micro-batch-size"), *((asked[name], sizes[name]) for name in sizes)):
+        for hint in (ask(None), ask(1.5)):
+            assert hint.startswith("the planner cannot compute this network") and advice in hint
+            assert "predicted to fit" not in hint and "plan-splits" not in hint
+        assert ask(None, without="optimizer_state_offloading").endswith("so nothing is predicted")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +262,10 @@ def test_prediction_is_told_only_what_its_command_takes(command, named):
             if hint.startswith("predicted to fit: "):
                 seen |= {word for word in hint.split() if word.startswith("--")}
             else:
-                assert hint.endswith("use --device cpu") and command == "infer"
+                assert (
+                    hint == "nothing that was tried is predicted to fit: use --device cpu"
+                    and command == "infer"
+                )
     assert seen and seen <= named
     assert seen & sizes == named & sizes
 

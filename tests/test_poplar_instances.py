@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 from poplar_double import installed
 
 from ipucnn import cli
@@ -108,6 +109,59 @@ def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
         with installed():
             assert cli.run(["evaluate", str(run), *options]) == 2
         assert text in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
+    """Validation by tiles, evaluation of whole images and inference: the figures and files of one process."""
+    flags = ["unet", "--dataset", "random", "--image-size", 188, "--base-filters", 2, "--micro-batch-size", 1]
+    flags += [
+        "--gradient-accumulation-count",
+        2,
+        "--num-replicas",
+        2,
+        "--limit-train",
+        4,
+        "--limit-eval",
+        3,
+        "--num-epochs",
+        1,
+        "--seed",
+        1,
+        "--json",
+    ]
+    commands = [
+        ["train", *flags, "--run-dir", "run"],
+        ["evaluate", "run", "--device", "ipu", "--json", "--contact-sheet", "sheet.png"],
+        ["infer", "run", "--split", "eval", "--device", "ipu", "--json", "--output", "masks", "--views", 2],
+        ["infer", "run", "--split", "eval", "--device", "ipu", "--json", "--output", "more", "--overlay"],
+    ]
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    for folder in (alone, both):
+        folder.mkdir()
+    monkeypatch.chdir(alone)
+    with installed():
+        for command in commands:
+            assert cli.run([str(word) for word in command]) == 0, capfd.readouterr().err
+    there = documents(capfd.readouterr().out)
+    out, err, silent = together(both, *commands, total=2, local=1)
+    here = documents(out)
+    assert len(here) == len(there) == 4 and "sheet.png" in err and "masks" not in silent
+    for name, value in there[0]["validation"].items():
+        assert here[0]["validation"][name] == pytest.approx(value, rel=1e-4), name
+    for name in ("loss", "accuracy", "dice", "samples"):
+        assert here[1]["measured"][name] == pytest.approx(there[1]["measured"][name], rel=1e-4), name
+    assert len(here[1]["segmentation"]["images"]) == 3
+    files = sorted(path.relative_to(alone) for path in alone.rglob("*") if path.suffix in (".tif", ".png"))
+    assert files == sorted(
+        path.relative_to(both) for path in both.rglob("*") if path.suffix in (".tif", ".png")
+    )
+    for name in ("masks/random-eval-probability.tif", "more/random-eval-probability.tif"):
+        one, two = (
+            [np.asarray(page) for page in ImageSequence.Iterator(Image.open(root / name))]
+            for root in (alone, both)
+        )
+        np.testing.assert_allclose(two, one, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -52,6 +52,13 @@ def schedule(updates):
     return np.full(np.shape(updates), 0.05, np.float32) / (1 + np.asarray(updates))
 
 
+def frozen(model, layers):
+    """The model with some of its layers frozen."""
+    for name in layers:
+        model.get_layer(name).trainable = False
+    return model
+
+
 def run(session, model, program, optimizer, images, labels, loss="cross_entropy", weights=None, state=None):
     """Final weights and slots by name, and the events."""
     settings = make_settings(
@@ -83,15 +90,17 @@ def run(session, model, program, optimizer, images, labels, loss="cross_entropy"
 def both(norm, program, optimizer=("sgd", {"momentum": 0.9}, {}), dropout=0.0, sdk="3.4", **options):
     """Runs a program on the host and on the double, micro-batch by micro-batch; both results and the machine."""
     options = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **options}
-    weights = options.pop("weights", None)
+    weights, still = options.pop("weights", None), options.pop("frozen", ())
     config = dataclasses.replace(RunConfig(), **options)
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     unfused = program.with_fused(program.dbn_replica_group_size)
     host_session = HostSession(CPU, config=config)
-    host = run(host_session, make_model(norm, dropout), unfused, optimizer, images, labels, weights=weights)
+    model = frozen(make_model(norm, dropout), still)
+    host = run(host_session, model, unfused, optimizer, images, labels, weights=weights)
     with installed(sdk=sdk) as machine:
         session = create_session("auto", config=config)
-        poplar = run(session, make_model(norm, dropout), program, optimizer, images, labels, weights=weights)
+        model = frozen(make_model(norm, dropout), still)
+        poplar = run(session, model, program, optimizer, images, labels, weights=weights)
     return host, poplar, machine
 
 
@@ -137,6 +146,29 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
         for there, here in zip(*ends):
             assert here.metrics["loss"] == pytest.approx(there.metrics["loss"], abs=1e-4)
             assert here.metrics["accuracy"] == pytest.approx(there.metrics["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "still", "changes"),
+    [
+        ("batch", ("conv0", "norm0", "conv1"), {}),
+        # The first of two stages is frozen as a whole; statistics of the other are measured.
+        ("batch", ("conv0", "norm0"), {**PIPELINE, "num_ipus": 4}),
+        ("group", ("norm0", "conv1"), {}),
+    ],
+    ids=["batch", "pipeline", "group"],
+)
+def test_frozen_layers_as_on_the_host(norm, still, changes):
+    program = make_program(4, 4, 2, updates_per_epoch=2, **changes)
+    # In a pipeline the SDK moves no statistics whose average could be compared.
+    optimizer = ("sgd", {"momentum": 0.9}, {"weight_decay": 0.1, "ema_decay": 0.0 if changes else 0.5})
+    host, poplar, _ = both(norm, program, optimizer, frozen=still)
+    assert_same(host, poplar, 1e-5)
+    start = {name: variable.numpy() for name, variable in named_weights(make_model(norm)).items()}
+    for name, value in start.items():
+        if name.split("/")[0] in still:
+            np.testing.assert_array_equal(poplar[0][name], value, err_msg=name)
+            assert not any(slot.startswith(f"{name}/") for slot in poplar[1]), name
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
-from ipucnn.runs.images.outputs import overlay, plan_files
-from ipucnn.runs.images.segmentation import TiledNetwork, foreground_probability
+from ipucnn.runs.images.outputs import MaskFiles, PageSpool, overlay, plan_files
+from ipucnn.runs.images.segmentation import TiledNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.metrics import SegmentScores
@@ -123,6 +124,67 @@ def test_probabilities_are_the_softmax():
     np.testing.assert_allclose(foreground_probability(logits), shifted[..., 1] / shifted.sum(-1), atol=1e-7)
 
 
+def test_several_classes_have_a_probability_each_and_a_colour_each(tmp_path):
+    logits = np.random.RandomState(0).normal(0, 3, (2, 6, 7, 4)).astype(np.float32)
+    images = np.random.RandomState(1).randint(0, 256, (2, 6, 7, 3)).astype(np.uint8)
+    files = MaskFiles(tmp_path, "x", True, True, num_classes=4)
+    spools = [PageSpool() for _ in range(4)]
+    for page in logits:
+        for spool, probability in zip(spools, class_probabilities(page)):
+            spool.append(probability)
+    files.write(spools, lambda: iter(images), 1)
+    shifted = np.exp(logits.astype(float))
+    for k in range(4):
+        stored = read_pages(tmp_path / f"x-probability-{k}.tif")
+        np.testing.assert_allclose(stored, (shifted[..., k] / shifted.sum(-1)), atol=1e-6)
+    masks, overlays = read_pages(tmp_path / "x-mask.tif"), read_pages(tmp_path / "x-overlay.tif")
+    np.testing.assert_array_equal(masks, logits.argmax(-1))
+    tints = {1: (213, 94, 0), 2: (0, 114, 178), 3: (0, 158, 115)}
+    for page, row, column in np.ndindex(2, 6, 7):
+        own, drawn = images[page, row, column], overlays[page][row, column].astype(int)
+        found = masks[page][row, column]
+        expected = [0.4 * int(p) + 0.6 * t for p, t in zip(own, tints[found])] if found else own.astype(int)
+        assert np.abs(drawn - expected).max() <= 0.5
+
+
+@pytest.mark.slow
+def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
+    random = np.random.RandomState(0)
+    for name in ("images", "masks"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    for i in range(4):
+        mask = np.kron(random.randint(0, 3, (5, 5)), np.ones((8, 8), int))
+        image = np.array([[30, 40, 200], [200, 40, 30], [90, 200, 90]])[mask] + random.normal(
+            0, 9, (40, 40, 3)
+        )
+        Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(tmp_path / "set" / "images" / f"{i}.png")
+        Image.fromarray(np.array([9, 0, 70], np.uint8)[mask]).save(tmp_path / "set" / "masks" / f"{i}.png")
+    (tmp_path / "set" / "classes.txt").write_text("9 blue cells\n0 red cells\n70 green cells\n")
+    code, out, _ = run("train", "unet", "--dataset", "set", "--image-size", 204, "--base-filters", 2, "--num-epochs", 2,
+                       "--seed", 1, "--run-dir", "r")  # fmt: skip
+    assert code == 0 and "Dice of green cells" in out
+    assert json.loads((tmp_path / "r" / "program.json").read_text())
+    code, out, _ = run("evaluate", "r", "--contact-sheet", "worst.png", "--json")
+    found = json.loads(out)
+    confusion = np.array(found["confusion_matrix"])
+    assert confusion.shape == (3, 3) and confusion.sum() == 1600
+    for k in range(3):
+        both = confusion[k].sum() + confusion[:, k].sum()
+        assert found["segmentation"]["dice"][k] == pytest.approx(2 * confusion[k, k] / both if both else 0)
+    code, out, _ = run("infer", "r", "set/images/3.png", "--output", "o", "--overlay", "--json")
+    (mask,) = read_pages(tmp_path / "o" / "3-mask.png")
+    (row,) = json.loads(out)["results"]
+    assert row["shares"] == pytest.approx(
+        dict(zip(("blue cells", "red cells", "green cells"), np.bincount(mask.ravel(), minlength=3) / 1600)),
+        abs=1e-6,
+    )
+    # The last fifth is what was evaluated: the same pixels have the same classes.
+    assert np.bincount(mask.ravel(), minlength=3).tolist() == confusion.sum(axis=0).tolist()
+    Image.fromarray(tissue(0)).save(str(tmp_path / "grey.png"))
+    code, _, err = run("infer", "r", "grey.png", "--output", "p")
+    assert code == 3 and "is grey; the network takes colour (RGB)" in err
+
+
 def test_the_tile_size_does_not_matter(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "a.png"))
     for size in (204, 236):
@@ -142,26 +204,27 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_segmented(trained, run, tm
     (folder / "text.png").write_bytes(b"no picture")
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(str(folder / "colour.tif"))
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(str(folder / "colour.png"))
-    Image.fromarray(np.zeros((9, 9), np.uint16)).save(str(folder / "deep.tif"))
-    Image.fromarray(np.zeros((9, 9), np.float32)).save(str(folder / "floats.tif"))
+    Image.fromarray(tissue(1, 9, 9).astype(np.uint16) * 256).save(str(folder / "deep.tif"))
+    Image.fromarray(np.full((9, 9), np.inf, np.float32)).save(str(folder / "floats.tif"))
     frames = [Image.fromarray(tissue(i, 9, 9)) for i in range(2)]
     frames[0].save(str(folder / "moving.gif"), save_all=True, append_images=frames[1:])
     code, out, err = run("infer", trained, "in", "absent.tif", "--output", "out")
-    assert code == 3 and "9 of 10 inputs could not be read" in err
+    assert code == 3 and "8 of 10 inputs could not be read" in err
     for name, reason in (
         ("cut.tif", "page 4 of 4"),
         ("empty.tif", "not an image"),
         ("text.png", "not an image"),
-        ("colour.tif", "colour (RGB); the network takes 8-bit grey"),
+        ("colour.tif", "is colour (RGB); the network takes grey"),
         ("colour.png", "colour (RGB)"),
-        ("deep.tif", "16 bits"),
-        ("floats.tif", "floating-point"),
+        ("floats.tif", "not finite"),
         ("moving.gif", "2 pages"),
         ("absent.tif", "does not exist"),
     ):
         assert any(name in line and reason in line for line in err.splitlines()), (name, err)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "contact-sheet.png",
+        "deep-mask.tif",
+        "deep-probability.tif",
         "good-mask.tif",
         "good-probability.tif",
     ]
@@ -373,3 +436,29 @@ def test_a_sheets_rows_are_as_high_as_their_pictures(tmp_path):
     rest = height(192) - 192
     between = height(192, 192) - height(192) - 192
     assert height(192, 10, 50) == rest + 2 * between + 192 + 10 + 50
+
+
+@pytest.mark.slow
+def test_an_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
+    """An ONNX or TFLite file through evaluate and infer: tiles of its one size, put together as the run's."""
+    from ipucnn.runs import runtimes
+
+    form = next((f for f in ("onnx", "tflite") if not runtimes.missing_packages(f)), None)
+    if form is None:
+        pytest.skip("neither ONNX nor TFLite can be written: pip install 'ipucnn[export]'")
+    code, _, err = run("export", trained, "--format", form, "--raw-uint8", "--output", "out")
+    assert code == 0, err
+    file = f"out/model.{form}"
+    code, out, err = run("evaluate", file, "--json")
+    assert code == 0, err
+    mine, runs = json.loads(out), json.loads(run("evaluate", trained, "--tile-size", "204", "--json")[1])
+    for name in ("accuracy", "dice", "iou"):
+        assert mine["measured"][name] == pytest.approx(runs["measured"][name], abs=2e-4), name
+    Image.fromarray(tissue(3, 90, 230)).save("one.png")
+    for target, folder in ((file, "by-file"), (trained, "by-run")):
+        code, _, err = run("infer", target, "one.png", "--tile-size", "204", "--output", f"{folder}/")
+        assert code == 0, err
+    masks = [np.asarray(Image.open(next(Path(d).glob("*.png")))) for d in ("by-file", "by-run")]
+    assert masks[0].shape == (90, 230) and np.mean(masks[0] == masks[1]) > 0.999
+    code, _, err = run("infer", file, "one.png", "--tile-size", "220")
+    assert code == 2 and "takes images of 204x204" in err and "drop --tile-size" in err

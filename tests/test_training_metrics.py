@@ -6,6 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.losses import cross_entropy_per_sample, make_loss
 from ipucnn.training.metrics import MetricTotals, batch_sums
 
@@ -44,6 +45,37 @@ def test_dice_is_taken_within_a_micro_batch():
         dice = 1 - (2 * (part * truth).sum() + 1) / (part.sum() + truth.sum() + 1)
         entropy = numpy_cross_entropy(logits[2 * i : 2 * i + 2], truth, 0.0).mean()
         assert fused[i] == pytest.approx(entropy + dice, rel=1e-5)
+
+
+def test_dice_of_several_classes_is_their_mean_in_the_loss_and_each_ones_in_the_figures():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(4, 5, 6, 3)).astype(np.float32)
+    labels = rng.integers(-1, 3, (4, 5, 6)).astype(np.int32)
+    fused = (
+        make_loss("bce_dice")(logits, labels, 2).numpy()
+        - make_loss("cross_entropy")(logits, labels, 2).numpy()
+    )
+    totals = MetricTotals()
+    for i in range(2):
+        part, truth = softmax(logits[2 * i : 2 * i + 2]), labels[2 * i : 2 * i + 2]
+        own = []
+        for k in (1, 2):
+            shares = part[..., k] * (truth >= 0)
+            own.append(1 - (2 * (shares * (truth == k)).sum() + 1) / (shares.sum() + (truth == k).sum() + 1))
+        assert fused[i] == pytest.approx(np.mean(own), rel=1e-5)
+        half = slice(2 * i, 2 * i + 2)
+        totals.add(batch_sums(tf.constant(logits[half]), tf.constant(truth), tf.ones(2), tf.zeros(2)))
+    result, predicted = totals.result(), logits.argmax(-1)
+    for k in range(3):
+        right = ((labels == k) & (predicted == k)).sum()
+        both = (labels == k).sum() + ((predicted == k) & (labels >= 0)).sum()
+        assert result[f"dice_class_{k}"] == pytest.approx(2 * right / both)
+    # The evaluation's own sums, each sample by itself.
+    known = np.maximum(labels, 0)
+    wanted = [make_loss("bce_dice")(logits[i : i + 1], known[i : i + 1], 1).numpy()[0] for i in range(4)]
+    sums = EvaluationTotals(3, "bce_dice")
+    sums.add(logits, known)
+    assert sums.result()["loss"] == pytest.approx(np.mean(wanted), rel=1e-5)
 
 
 @settings(max_examples=15)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets.sources import cifar
+from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.datasets.verification import folders, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
@@ -457,6 +458,43 @@ def test_an_example_does_not_repeat_a_path_that_messages_shorten(made):
     assert text.startswith("train/bee/8.png: ") and "xx" not in text
 
 
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_class_folders_alone_are_divided_as_for_training(made, share, run):
+    _, folder = made("folders")
+    (folder / "val").rename(folder.parent / "other")
+    whole = folder.parent / "whole"
+    (folder / "train").rename(whole)
+    (whole / "notes").mkdir()
+    options = {} if share is None else {"validation_fraction": share}
+    errors, warnings, found = check(whole, ".", **options)
+    assert (errors, warnings) == (set(), {"passed-over"})
+    source = open_imagefolder(whole, **options)
+    assert [subset.samples for subset in found.subsets] == [len(source.train), len(source.eval)]
+    for subset, part in zip(found.subsets, (source.train, source.eval)):
+        assert [count for _, count in subset.classes] == np.bincount(part.labels).tolist()
+    evaluated = Path(source.eval.paths[0])
+    evaluated.write_bytes(b"no image")
+    errors, _, found = check("imagefolder", whole, **options)
+    assert errors == {"unreadable"}
+    (finding,) = (finding for finding in found.findings if finding.code == "unreadable")
+    assert finding.subset == EVAL and evaluated.name in finding.examples[0]
+    evaluated.unlink()
+    code, _, err = run("verify-dataset", whole)
+    assert code == 0 and "has no train/ and val/" in err
+
+
+def test_a_fraction_of_what_is_divided_already_is_refused(made, run):
+    _, folder = made("folders")
+    for line in (
+        ("verify-dataset", folder),
+        ("train", "lenet", "--dataset", folder),
+        ("verify-dataset", "digits"),
+        ("train", "lenet"),
+    ):
+        code, _, err = run(*line, "--validation-fraction", "0.3")
+        assert code == 2 and "--validation-fraction 0.3 has no effect" in err and "Traceback" not in err
+
+
 def test_images_smaller_than_the_input(made):
     _, folder = made("folders")
     _, warnings, found = check(folder, ".", image_size=(22, 30))
@@ -472,10 +510,11 @@ def draw_mask(folder, name, values):
 
 MASKS = {
     "colour": ("wrong-mode", lambda f: photo().resize((32, 24)).save(f / "images" / "3.png")),
-    "16 bits": (
+    "transparency": (
         "wrong-mode",
-        lambda f: Image.fromarray(texture(5, 24, 32)[..., 0].astype(np.uint16)).save(f / "images" / "3.png"),
+        lambda f: Image.fromarray(np.full((24, 32, 4), 9, np.uint8)).save(f / "images" / "3.png"),
     ),
+    "no table": ("unreadable", lambda f: (f / "classes.txt").write_text("nothing")),
     "a colour mask": ("wrong-mode", lambda f: photo().resize((32, 24)).save(f / "masks" / "3.png")),
     "many values": ("mask-values", lambda f: draw_mask(f, "3.png", [255, 100, 7])),
     "another value": ("mask-values", lambda f: draw_mask(f, "3.png", [1, 1])),

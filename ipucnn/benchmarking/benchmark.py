@@ -68,10 +68,12 @@ from ipucnn.benchmarking.settings import (
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import expand
 from ipucnn.machine import peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.exported import ExportedNetwork, read_exported
 from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
@@ -115,6 +117,10 @@ class Benchmark:
         run_setup.check_instances(self.instances, resolved.config)
         check_settings(settings, self.instances.count)
         self.settings, self.verbose = settings, verbose
+        self.exported: Optional[ExportedNetwork] = None
+        if settings.compare_with not in (None, KERAS):
+            path = expand(str(settings.compare_with), "--compare-with")
+            self.exported = read_exported(path, settings.trust)
         self.exit_code = 0
         if not settings.training:
             # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
@@ -148,8 +154,29 @@ class Benchmark:
             source = random_source(resolved, self.seed, self.program.micro_batch_size, blank=dry)
         self.setup = run_setup.prepare(resolved, self.seed, source=source)
         self.data_s = time.perf_counter() - started
+        if self.exported is not None:
+            self._check_exported(self.exported)
         run_setup.build_options(self.setup)
         self._check_baseline()
+
+    def _check_exported(self, exported: ExportedNetwork) -> None:
+        """Refuses to compare a network with a file of another one.
+
+        Raises:
+            ConfigurationError: naming in what they differ.
+        """
+        setup = self.setup
+        facts = (
+            ("network", exported.record["model"], setup.record.name),
+            ("input", "x".join(map(str, exported.input_shape)), "x".join(map(str, setup.input_shape))),
+            ("number of classes", exported.num_classes, setup.source.info.num_classes),
+        )
+        for what, there, here in facts:
+            if there != here:
+                raise ConfigurationError(
+                    f"{exported.path} is another network: its {what} is {there}, and {here} is benchmarked",
+                    f"benchmark the file by itself: ipucnn benchmark {exported.path}",
+                )
 
     def _check_baseline(self) -> None:
         """Refuses a baseline of other work, and takes over how many micro-batches it computed as one.
@@ -335,9 +362,12 @@ class Benchmark:
         found: List[Contender] = [own]
         rival: Rival = None
         if self.settings.compare_with is not None:
-            keras, description = self.keras_contender(model)
-            found.append(keras)
-            rival = (KERAS, description)
+            if self.exported is None:
+                other, description = self.keras_contender(model)
+            else:
+                other, description = self.exported_contender(self.exported, model)
+            found.append(other)
+            rival = (other.name, description)
         if self.settings.scope == END_TO_END:
             element = self.program.fused_micro_batches * self.program.micro_batch_size
             found += [self._on_constant_batch(session, element), self._pipeline_parts(element)[-1]]
@@ -424,6 +454,19 @@ class Benchmark:
             return KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
         description = f"Keras {description.split()[1]} predict"
         return KerasInference(compiled, images_only(batches), p.micro_batch_size), description
+
+    def exported_contender(self, exported: ExportedNetwork, model: KerasModel) -> Tuple[Contender, str]:
+        """The same work by an exported file in its own runtime, and what that is, in words."""
+        p, session = self.program, exported.session()
+        session.prepare_evaluation(model, None)
+        element = p.fused_micro_batches * p.micro_batch_size
+        input_range = run_setup.input_range(self.resolved.config, self.resolved.record)
+        images = images_only(self.dataset(0, element, "raw" if exported.takes_pixels else input_range))
+        other = SessionInference(
+            session, images, p.micro_batch_size, p.fused_micro_batches, lead=self._lead(element)
+        )
+        other.name = exported.form
+        return other, f"{session.runtime} on {exported.path}"
 
     # -- from building the network to the report ------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Fit:
             seconds, compilation, description = run(session, model, loss, report)
             report("evaluating", 0, 0, "")
             session.prepare_evaluation(model, loss)
-            metrics = session.evaluate(run_setup.evaluation_batches(self.setup, 64))
+            metrics = session.evaluate(run_setup.evaluation_batches(self.setup, 64, session))
         samples = self.program.samples_per_epoch
         info = self.setup.source.info
         return {

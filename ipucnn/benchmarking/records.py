@@ -262,7 +262,7 @@ class MeasuredFigures(Record, kw_only=True):
 class Comparison(Record, kw_only=True, rename={"rival": "with"}):
     """The same work by another program, in turns in one process."""
 
-    rival: Annotated[str, one_of("keras")]
+    rival: Annotated[str, one_of("keras", "onnx", "tflite", "saved-model")]
     description: str
     executions: List[Execution]
     steady: bool

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import in_instances, own_option, read_plan
+from ipucnn.commands.run_arguments import TRUST, in_instances, own_option, read_plan
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -16,6 +16,7 @@ from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport
+    from ipucnn.config.resolve import Resolved
 
 PANEL = "Measuring"
 MODE = own_option(
@@ -34,7 +35,10 @@ TRAINING = typer.Option(
     rich_help_panel=PANEL,
 )
 COMPARE = own_option(
-    "--compare-with", "keras", "Measure plain Keras fit or predict too, in turns, and print the ratio.", PANEL
+    "--compare-with",
+    "keras|FILE",
+    "Measure plain Keras fit or predict too, or an exported ONNX or TFLite file, in turns, and print the ratio.",
+    PANEL,
 )
 EXECUTIONS = own_option(
     "--executions",
@@ -115,6 +119,7 @@ def benchmark(
     system_profile: Optional[str] = SYSTEM_PROFILE,
     baseline: Optional[str] = BASELINE,
     max_regression: Optional[str] = MAX_REGRESSION,
+    trust: bool = TRUST,
     suite: Optional[str] = SUITE,
     rows: Optional[List[str]] = ROWS,
     resume: bool = RESUME,
@@ -123,7 +128,8 @@ def benchmark(
     """Measure throughput and time, beside what is predicted of IPUs.
 
     Takes the options of `ipucnn train` that decide about speed, so that what is measured is what would run. With
-    --suite, or a wildcard as MODEL, it runs many and prints one table.
+    --suite, or a wildcard as MODEL, it runs many and prints one table. MODEL may be an ONNX or TFLite file that
+    `ipucnn export` wrote: then its network is measured here and in the file's own runtime, in turns.
     """
     given = {
         "compare_with": compare_with,
@@ -137,6 +143,10 @@ def benchmark(
     measuring: Dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     request = request.with_named_model()
     if suite is not None or request.is_wildcard:
+        if trust:
+            from ipucnn.errors import ConfigurationError
+
+            raise ConfigurationError("--trust: suites run no SavedModel", "drop it, or benchmark one network")
         if system_profile is not None:
             from ipucnn.errors import ConfigurationError
 
@@ -157,7 +167,7 @@ def benchmark(
         )
         return
     _check_no_suite({"--rows": rows, "--resume": resume, "--versus": versus})
-    measuring.update({"mode": mode, "training": training, "system_profile": system_profile})
+    measuring.update({"mode": mode, "training": training, "system_profile": system_profile, "trust": trust})
     _benchmark_one(request, measuring, verbose, json_output)
 
 
@@ -193,8 +203,30 @@ def _check_no_suite(flags: Dict[str, Any]) -> None:
             )
 
 
+def _resolve(request: RunRequest, measuring: Dict[str, Any]) -> Resolved:
+    """The benchmark's configuration; of an exported file that of its network, which is then compared with the file."""
+    from ipucnn.models.registry import list_models
+    from ipucnn.runs.exported import is_exported, read_exported
+
+    model = request.model
+    if model is None or model in {record.name for record in list_models()} or not is_exported(Path(model)):
+        return request.resolve()
+    from ipucnn.errors import ConfigurationError
+    from ipucnn.filesystem import expand
+
+    if measuring.get("compare_with") is not None:
+        raise ConfigurationError(
+            f"--compare-with {measuring['compare_with']}: MODEL is an exported file, which is what is compared",
+            "drop it, or give the network's name as MODEL",
+        )
+    exported = read_exported(expand(model, "MODEL"), bool(measuring["trust"]))
+    measuring["compare_with"] = model
+    below = [(f"export {model}", exported.options())]
+    return request.resolve_as(exported.record["model"], below)
+
+
 def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool, json_output: bool) -> None:
-    resolved = request.resolve()
+    resolved = _resolve(request, measuring)
     if request.print_config:
         request.show(resolved, json_output)
         return

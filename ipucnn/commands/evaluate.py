@@ -7,6 +7,7 @@ import typer
 from ipucnn.commands.run_arguments import (
     RUN,
     TILE_SIZE,
+    TRUST,
     VIEWS,
     WEIGHTS,
     WHICH,
@@ -40,6 +41,7 @@ def evaluate(
     run: str = RUN,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
+    trust: bool = TRUST,
     plot: Optional[str] = PLOT,
     predictions: Optional[str] = PREDICTIONS,
     contact_sheet: Optional[str] = SHEET,
@@ -79,7 +81,7 @@ def evaluate(
     sheet = WorstSheet()
     with telling_of_indexing(), ItemProgress("evaluating", LOADING) as progress:
         result = evaluate_run(
-            Named("evaluate", run, flags, which=checkpoint, weights=weights),
+            Named("evaluate", run, flags, which=checkpoint, weights=weights, trust=trust),
             plot=plot_to,
             predictions=predictions_to,
             contact_sheet=sheet_to,

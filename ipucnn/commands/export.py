@@ -14,11 +14,15 @@ from ipucnn.text import shown_value
 FORMAT = own_option(
     "--format",
     "FORMAT",
-    "What to write: saved-model, onnx, tflite, or keras (Keras' own layers alone; HDF5 under Keras 2.6).",
+    "What to write: saved-model, onnx, tflite, keras (Keras' own layers alone; HDF5 under Keras 2.6), or ipu (a "
+    "program that the Poplar SDK compiles for one IPU).",
     shown="none: it must be given",
 )
 BATCH = own_option(
-    "--batch", "N|dynamic", "Images of each call: always so many, or any number.", shown="dynamic"
+    "--batch",
+    "N|dynamic",
+    "Images of each call: always so many, or any number. --format ipu needs a number.",
+    shown="dynamic",
 )
 OPSET = own_option("--opset", "N", "ONNX: version of the operations.", number=spec.OPSET, shown="15")
 HALF = typer.Option(

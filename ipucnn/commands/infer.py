@@ -10,6 +10,7 @@ import typer
 from ipucnn.commands.run_arguments import (
     RUN,
     TILE_SIZE,
+    TRUST,
     VIEWS,
     WEIGHTS,
     WHICH,
@@ -67,6 +68,7 @@ def infer(
     top: Optional[int] = TOP,
     checkpoint: Optional[str] = WHICH,
     weights: Optional[str] = WEIGHTS,
+    trust: bool = TRUST,
     output: Optional[str] = OUTPUT,
     form: Optional[str] = FORMAT,
     contact_sheet: Optional[str] = SHEET,
@@ -86,7 +88,7 @@ def infer(
 
     output_to = own_output(None if output is None else expand(output, "--output"))
     sheet_to = own_output(None if contact_sheet is None else expand(contact_sheet, "--contact-sheet"))
-    named = Named("infer", run, flags, which=checkpoint, weights=weights)
+    named = Named("infer", run, flags, which=checkpoint, weights=weights, trust=trust)
     if only_mistakes and (split is None or contact_sheet is None):
         raise ConfigurationError(
             "--only-mistakes draws images whose true class is known, on a contact sheet",

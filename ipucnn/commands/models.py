@@ -8,7 +8,7 @@ import typer
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
-from ipucnn.models.registry import ModelRecord, get_model, list_models, validate_input_shape
+from ipucnn.models.registry import ModelRecord, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
 from ipucnn.text import counted, shown_value
 
@@ -51,7 +51,7 @@ def models(
     model's home data set. The layer names --summary prints are what --pipeline-splits takes.
     """
     if summary:
-        rows, report = _summarise(get_model(pattern), image_size)
+        rows, report = _summarise(find_network(pattern), image_size)
         if as_json:
             _print_json(report)
             return
@@ -66,7 +66,7 @@ def models(
             "--image-size needs --summary", f"ipucnn models {shown_value(pattern)} --summary"
         )
     wildcard = any(mark in pattern for mark in "*?[")
-    records = list_models(pattern) if wildcard else [get_model(pattern)]
+    records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
         raise ConfigurationError(f"no model matches '{shown_value(pattern)}'", "ipucnn models lists them all")
     if as_json:

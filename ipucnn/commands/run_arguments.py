@@ -83,15 +83,17 @@ def own_output(path: Optional[Path]) -> Optional[Path]:
 RUN = typer.Argument(
     ...,
     metavar="RUN",
-    help="Run folder, a checkpoint in one, an exported network (.onnx, .tflite) with what lies beside it, or Keras "
-    "weights (.weights.h5, .h5, .keras) of --model-name; "
-    "with --weights a network.",
+    help="Run folder, a checkpoint in one, an exported network (its folder, .onnx, .tflite; a SavedModel with --trust) "
+    "with what lies beside it, or Keras weights (.weights.h5, .h5, .keras) of --model-name; with --weights a network.",
 )
 WHICH = own_option(
     "--checkpoint",
     "NAME",
     "Checkpoint of the run: best, last, or a file name in it; where RUN names a network, a run or checkpoint.",
     shown="last, else best",
+)
+TRUST = typer.Option(
+    False, "--trust", help="Run the SavedModel that is named: it executes whatever was put into it."
 )
 WEIGHTS = own_option(
     "--weights",

@@ -37,6 +37,7 @@ def verify_dataset(
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags
+    from ipucnn.datasets.sources.imagefolder import division, is_undivided
     from ipucnn.datasets.verification.samples import Watcher
     from ipucnn.datasets.verification.verify import choose, verify
     from ipucnn.filesystem import check_output, expand, write_output
@@ -70,7 +71,10 @@ def verify_dataset(
             watcher=Watcher(on_progress=progress.update)
             if sheet_to is None
             else Watcher(sheet.expect, progress.update, sheet.wants, sheet.add),
+            validation_fraction=given.get("validation_fraction"),
         )
+    if choice.name == "imagefolder" and choice.location is not None and is_undivided(choice.location):
+        note(division(choice.location, *(subset.samples or 0 for subset in found.subsets)))
     if json_output:
         print(json.dumps(found.to_dict(), indent=2))
     else:

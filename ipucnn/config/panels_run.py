@@ -16,7 +16,7 @@ class General:
 
     model_name: str = option(
         "toy_model",
-        "Network to train, see `ipucnn models`; also the argument MODEL.",
+        "Network: a name of `ipucnn models`, FILE.py:FUNCTION or FILE.keras of your own; also the argument MODEL.",
         aliases=("model",),
         metavar="NAME",
         commands=NETWORK,
@@ -24,7 +24,7 @@ class General:
     dataset: Optional[str] = option(
         None,
         "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, imagenet (or gc-imagenet), "
-        "tfds:NAME, imagefolder, imagemasks, random, or an image folder.",
+        "tfds:NAME, imagefolder, imagemasks, random, an image folder, or FILE.py:FUNCTION of your own.",
         parse=values.parse_dataset,
         metavar="NAME",
         commands=(*DATA, "plan-splits"),
@@ -141,7 +141,7 @@ class Data:
         "evaluation, the same images in every run.",
         above=0,
         below=1,
-        commands=("train", "evaluate", "infer"),
+        commands=("train", "evaluate", "infer", "verify-dataset"),
     )
     allow_partial: bool = option(
         False,
@@ -213,6 +213,16 @@ class Model:
         commands=TRAIN,
         default_text="random from the seed",
         wishes="pretrained finetune fine-tune transfer initial-checkpoint",
+    )
+    freeze: Optional[str] = option(
+        None,
+        "Layers that keep the weights they start from: the first N that have weights, or those whose names match "
+        "patterns such as conv1,block1*; backbone is all but the last. See docs/fine-tuning.md.",
+        metavar="N|PATTERN|backbone",
+        parse=values.parse_freeze,
+        commands=TRAIN,
+        default_text="all are trained",
+        wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
     )
     norm_layer: Dict[str, Any] = option(
         {"name": "batch_norm"},

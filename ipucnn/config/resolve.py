@@ -23,8 +23,8 @@ PUBLIC_ORIGIN = "public application"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that find nothing to act on in 32 bits, on whatever device."""
 ORDER_ORIGIN = "deterministic"
-TAKES_FILES = ("plan-splits",)
-"""Commands whose MODEL may be a network in a file."""
+PLANS = ("plan-splits",)
+"""Commands that plan MODEL and do not build it, if they can help it."""
 # What Graphcore's public application does to the training images of a data set, whatever its files say.
 _PUBLIC_AUGMENTATION: Dict[str, Dict[str, Any]] = {
     "cifar10": {"augment": True, "normalise": "image"},
@@ -156,7 +156,7 @@ def resolve(
         DataError: if a data set that was asked for is not there.
     """
     from ipucnn.config import presets
-    from ipucnn.models.registry import find_network, get_model
+    from ipucnn.models.registry import find_network
 
     given = convert_flags(flags)
     if model is not None:
@@ -166,8 +166,10 @@ def resolve(
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given.get("plan"), read_plan)
-    of_name = find_network if command in TAKES_FILES else get_model
-    record = of_name(str(_first("model_name", given, in_file, in_plan)))
+    name = str(_first("model_name", given, in_file, in_plan))
+    if "model_name" not in given:
+        refuse_unnamed("the network", name, f"ipucnn {command} {shown_value(name)}")
+    record = find_network(name, plans=command in PLANS)
     between = [values for _, values in reversed(below)]
     if plan is not None:
         _check_plan_model(plan, str(given["plan"]), record)
@@ -239,6 +241,26 @@ def resolve(
         plan=plan,
         config_path=config_path,
     )
+
+
+def refuse_unnamed(what: str, name: str, command: str) -> None:
+    """Refuses a Python file that something else than the command line names: it may come from others.
+
+    Args:
+        what: it would be.
+        name: that a preset, a plan or a run folder has.
+        command: what to type.
+
+    Raises:
+        ConfigurationError: it is the name of a function in a Python file.
+    """
+    from ipucnn.python_files import is_python_name
+
+    if is_python_name(name):
+        raise ConfigurationError(
+            f"{what} is {shown_value(name)}, and a Python file is run only if the command line names it",
+            f"if you trust it, type: {command}",
+        )
 
 
 def _fix_order(settings: Dict[str, Any], origins: Dict[str, str]) -> None:
@@ -385,12 +407,13 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
     Raises:
         ConfigurationError: an option that would make another run of it.
     """
-    from ipucnn.models.registry import get_model
+    from ipucnn.models.registry import folder_name, get_model
 
     for name, value in asked.typed.items():
         have = getattr(saved, name)
         if name == "model_name":
-            value, have = get_model(value).name, get_model(have).name
+            # A file of one's own may have moved; its digest is compared with the checkpoint's.
+            value, have = (folder_name(get_model(own).name) for own in (value, have))
         if name not in RESUMABLE and value != have:
             raise ConfigurationError(
                 f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(have)}",
@@ -406,7 +429,7 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str, hint: str = CON
         config=config,
         origins=dict.fromkeys(settings, RUN_ORIGIN),
         record=record,
-        choice=_choose_dataset(asked.command, record, settings),
+        choice=_choose_dataset(asked.command, record, {"dataset": asked.typed.get("dataset")}, settings),
         preset=None,
     )
 
@@ -516,6 +539,8 @@ def _choose_dataset(command: str, record: Any, *layers: Mapping[str, Any]) -> An
     name = None
     for layer in layers:
         named = layer.get("dataset")
+        if named is not None and layer is not layers[0]:
+            refuse_unnamed("the data set", str(named), f"ipucnn {command} ... --dataset {shown_value(named)}")
         sources = [name for name in ("host_generated_data", "device_generated_data") if layer.get(name)]
         given = [f"dataset {named}"] * (named is not None) + [BY_NAME[name].key for name in sources]
         if len(given) > 1:

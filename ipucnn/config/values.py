@@ -135,6 +135,20 @@ def parse_dataset(value: Any) -> str:
     return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else canonical(name) or name
 
 
+def parse_freeze(value: Any) -> str:
+    """A number of layers, or patterns of their names between commas."""
+    text = parse_str(value)
+    if re.fullmatch(r"[-+]?[0-9.]+", text):
+        number = parse_int(text)
+        if number < 1:
+            raise BadValue("must be at least 1", nearest=1)
+        return str(number)
+    patterns = [part.strip() for part in text.split(",")]
+    if not all(patterns):
+        raise BadValue("has an empty pattern", hint="write patterns as in: --freeze 'conv1,block1*'")
+    return ",".join(patterns)
+
+
 def parse_fraction(value: Any) -> float:
     """A number or a fraction such as ``1/3``, for what happens so many times per epoch, or after so many epochs."""
     what = "a number or a fraction such as 1/4"

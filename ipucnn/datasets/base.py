@@ -18,6 +18,7 @@ from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, features_of, pla
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
+from ipucnn.text import shown_value
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 
@@ -205,6 +206,91 @@ class DataSource:
     eval: Examples
     held_out: Tuple[int, ...] = ()
     pool_sha256: str = ""
+
+
+_MOST_CLASSES = 2**17
+_OWN_HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
+
+
+def source_of(made: Any, name: str, location: str) -> "DataSource":
+    """The data set that a function of the user's own returned.
+
+    Args:
+        made: a DataSource; or pairs of images, uint8 [n, h, w] or [n, h, w, 1 or 3], and labels, whole numbers [n] or
+            [n, 1], or masks, uint8 [n, h, w]: of training and of evaluation, and after them, if wanted, the names of
+            the classes.
+        name: of the set.
+        location: where it is from.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(made, DataSource):
+        return made
+    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
+        raise DataError(
+            f"{location} returned {shown_value(type(made).__name__)}, and no two pairs", _OWN_HINT
+        )
+    parts = [_own_examples(part, what, location) for part, what in zip(made, ("training", "evaluation"))]
+    train, evaluation = parts
+    if train.images.shape[1:] != evaluation.images.shape[1:] or train.labels.ndim != evaluation.labels.ndim:
+        raise DataError(
+            f"{location}: images of training are {train.images.shape[1:]}, those of evaluation "
+            f"{evaluation.images.shape[1:]}, or one has masks and the other classes",
+            _OWN_HINT,
+        )
+    is_masks = train.labels.ndim == 3
+    most = max(int(train.labels.max()), int(evaluation.labels.max()))
+    names = [str(own) for own in made[2]] if len(made) == 3 else [str(n) for n in range(max(most + 1, 2))]
+    if most >= len(names):
+        raise DataError(
+            f"{location}: a label is {most}, and there are {len(names)} names of classes", _OWN_HINT
+        )
+    return array_source(
+        train,
+        evaluation,
+        name=name,
+        task="segmentation" if is_masks else "classification",
+        class_names=names,
+        location=location,
+        augmentation="dihedral" if is_masks else "crop_flip",
+    )
+
+
+def _own_examples(part: Any, what: str, location: str) -> "ArrayExamples":
+    """One pair of arrays, checked.
+
+    Raises:
+        DataError: they are no images and labels.
+    """
+    try:
+        images, labels = (np.asarray(array) for array in part)
+    except (TypeError, ValueError):
+        raise DataError(f"{location}: {what} is no pair of arrays", _OWN_HINT) from None
+    if images.ndim == 3:
+        images = images[..., np.newaxis]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or not images.size:
+        raise DataError(
+            f"{location}: images of {what} are {images.dtype} {images.shape}, wanted uint8 of 0 to 255 "
+            "[n, height, width, 1 or 3]",
+            "convert them: np.uint8(255 * images) of numbers from 0 to 1",
+        )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
+    if labels.dtype.kind not in "iub" or len(labels) != len(images) or not (labels.ndim == 1 or is_masks):
+        raise DataError(
+            f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
+            "number for each, or for each of their pixels",
+            _OWN_HINT,
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= (256 if is_masks else _MOST_CLASSES):
+        raise DataError(
+            f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0",
+            "number the classes from 0",
+        )
+    return ArrayExamples(np.ascontiguousarray(images), labels.astype(np.uint8 if is_masks else np.int32))
 
 
 def fingerprint(source: DataSource) -> str:

@@ -24,7 +24,8 @@ EVAL_MARGIN = 1.14
 MIN_AREA = 0.08
 MAX_ASPECT = 4 / 3
 TRIES = 10
-SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I")
+CUT_THOUSANDTHS = 1
+"""Of an image's pixels: the darkest ones become black, and as many of the brightest become white."""
 MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
 """Pillow's names of what is read, whatever a file is called; "JPEG" also reads the MPO files of telephones."""
@@ -136,8 +137,8 @@ def _converted(image: Any, origin: str, channels: int) -> Any:
     if _is_turned(image):  # else it would be copied
         with contextlib.suppress(Exception):
             image = ImageOps.exif_transpose(image) or image
-    if image.mode in SIXTEEN_BIT:  # Pillow's own conversion clips 16 bits instead of scaling them
-        image = Image.fromarray((np.asarray(image, np.int32).clip(0, 65535) >> 8).astype(np.uint8))
+    if image.mode == "F" or image.mode.startswith("I"):  # Pillow's own conversion clips them instead
+        image = Image.fromarray(stretched(np.asarray(image), origin))
     if image.mode in MAYBE_TRANSPARENT:  # what is transparent shows white, as viewers do
         layered = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
@@ -147,6 +148,42 @@ def _converted(image: Any, origin: str, channels: int) -> Any:
     if not image.width or not image.height:
         raise DataError(f"{origin} has no pixels", "remove it")
     return image
+
+
+def stretched(pixels: Any, origin: str) -> Any:
+    """uint8 of grey pixels of more than 8 bits, by their place between a dark and a bright one of the same image.
+
+    Cameras of 12 bits fill a sixteenth of 16 bits, so that the type's range says little.  With the n pixels in
+    ascending order, the one at c = floor((n - 1) / 1000) and all below become 0, the one at n - 1 - c and all above
+    255, and values in between floor(255 (value - dark) / (bright - dark) + 1/2).  Where the two are equal, the
+    darkest and the brightest pixel of all take their places; an image of one value is black.
+
+    Args:
+        pixels: integers or floats [h, w].
+        origin: what it is, for messages.
+
+    Raises:
+        DataError: NaN or infinite pixels.
+    """
+    if not pixels.size:
+        return pixels.astype(np.uint8)
+    if not np.isfinite(pixels).all():
+        raise DataError(
+            f"{origin} has pixels that are not finite numbers (NaN, inf)", "replace them by numbers"
+        )
+    last = pixels.size - 1
+    cut = CUT_THOUSANDTHS * last // 1000
+    places = [0, cut, last - cut, last]
+    least, dark, bright, most = (float(v) for v in np.partition(pixels.reshape(-1), places)[places])
+    if dark == bright:
+        dark, bright = least, most
+    # In place: a large image of 16 bits takes 8 bytes per pixel here.
+    values = np.clip(pixels.astype(np.float64), dark, bright)
+    values -= dark
+    values *= 255
+    values /= max(bright - dark, np.finfo(np.float64).tiny)
+    values += 0.5
+    return values.astype(np.uint8)
 
 
 def _resample(image: Any, size: Tuple[int, int], box: Box) -> Any:

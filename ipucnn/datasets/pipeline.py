@@ -29,6 +29,8 @@ LARGE_BATCH_BYTES = 64 * 2**20
 SMALLEST_GROUP = 64
 LARGEST_GROUP_BYTES = 4 * 2**20
 FILES_AT_ONCE = 16
+NOTHING = -1
+"""The index of an image that is not there: what the last batch of an evaluation is filled up with."""
 STAGES = ("read", "decode", "augment", "batch")
 """What a training sample goes through, in this order; see ``until`` of :func:`train_batches`."""
 
@@ -194,6 +196,7 @@ def eval_batches(
     num_parallel: Optional[int] = None,
     tile_step: int = 1,
     shard: Tuple[int, int] = (1, 0),
+    part: Tuple[int, int] = (1, 0),
 ) -> tf.data.Dataset:
     """Every sample exactly once, in stored order: (images, labels, weights float32 [batch]).
 
@@ -206,25 +209,27 @@ def eval_batches(
 
     Args:
         shard: (count, index): every ``count``-th batch from number ``index`` on; the others are not read.
+        part: (count, index): number ``index`` of ``count`` equal parts of each batch, of which the last is filled up
+            where they do not come out even; the others are not read.
     """
     _require_examples(examples, info)
     if info.tiled:
         size = (input_shape[0], input_shape[1])
         parallel = parallel_calls(num_parallel)
-        numbers, cut = evaluation_tiles(examples, batch_size, size, output_shape or size, tile_step)
+        own_size = _part_size(batch_size, part)
+        num_tiles, cut = evaluation_tiles(examples, own_size, size, output_shape or size, tile_step)
 
         def prepare_tiles(numbers: Any) -> Tuple[Any, Any, Any]:
             images, labels, weights = cut(numbers)
             return prepare_range(images, input_shape, input_range, info), labels, weights
 
-        rows = tf.data.Dataset.from_tensor_slices(numbers).shard(*shard)
+        rows = tf.data.Dataset.from_tensor_slices(_eval_rows(num_tiles, batch_size, shard, part))
         batches = _map(rows, prepare_tiles, parallel)
-        return batches.prefetch(_prefetch(batch_size, input_shape))
-    num_batches = -(-len(examples) // batch_size)
-    indices = np.arange(num_batches * batch_size).reshape(num_batches, batch_size)
+        return batches.prefetch(_prefetch(own_size, input_shape))
+    indices = _eval_rows(len(examples), batch_size, shard, part)
+    batch_size = _part_size(batch_size, part)
     is_real = indices < len(examples)
     indices = np.where(is_real, indices, 0)
-    indices, is_real = indices[shard[1] :: shard[0]].astype(np.int64), is_real[shard[1] :: shard[0]]
     rows = tf.data.Dataset.from_tensor_slices((indices, is_real))
     parallel = parallel_calls(num_parallel)
 
@@ -250,13 +255,13 @@ def eval_batches(
 
         def decode(row: Any, real: Any) -> Tuple[Any, Any, Any]:
             return (
-                _decode_in_python(examples, info, input_shape, None, row),
+                _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING)),
                 tf.gather(stored_labels, row),
                 real,
             )
 
         def join(*calls: Any) -> Tuple[Any, Any, Any]:
-            return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
+            return finish(*(tf.reshape(some, [batch_size, *some.shape[2:]]) for some in calls))
 
         calls = tf.data.Dataset.from_tensor_slices(
             (indices.reshape(-1, at_once), is_real.reshape(-1, at_once))
@@ -265,6 +270,22 @@ def eval_batches(
         batches = _map(batches, join, parallel)
         batches = batches.apply(tf.data.experimental.assert_cardinality(len(indices)))
     return batches.prefetch(_prefetch(batch_size, input_shape))
+
+
+def _part_size(batch_size: int, part: Tuple[int, int]) -> int:
+    """Samples of a batch that are one of its parts."""
+    return -(-batch_size // part[0])
+
+
+def _eval_rows(count: int, batch_size: int, shard: Tuple[int, int], part: Tuple[int, int]) -> Any:
+    """int64 [batches, samples]: the numbers of what an evaluation of ``count`` samples takes, see :func:`eval_batches`;
+    ``count`` itself stands for none."""
+    num_batches, size = -(-count // batch_size), _part_size(batch_size, part)
+    rows: Any = np.full((num_batches, size * part[0]), count, np.int64)
+    rows[:, :batch_size] = np.minimum(np.arange(num_batches * batch_size), count).reshape(
+        num_batches, batch_size
+    )
+    return rows[shard[1] :: shard[0], size * part[1] : size * (part[1] + 1)]
 
 
 def constant_batch(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -302,7 +323,8 @@ def _read_in_python(examples: Any, index: Any) -> Any:
 def _decode_in_python(
     examples: Any, info: DatasetInfo, input_shape: InputShape, random: Any, indices: Any
 ) -> Any:
-    """uint8 [n, h, w, stored channels] of n encoded images; ``random`` is (seed, epochs, rounds) or None."""
+    """uint8 [n, h, w, stored channels] of n encoded images, zeros where an index is ``NOTHING``; ``random`` is (seed,
+    epochs, rounds) or None."""
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
 
     def decode(positions: Any, epochs: Any, turns: Any) -> Any:
@@ -311,6 +333,9 @@ def _decode_in_python(
             for k, (position, epoch, turn) in enumerate(
                 zip(positions.tolist(), epochs.tolist(), turns.tolist())
             ):
+                if position == NOTHING:
+                    images[k] = 0
+                    continue
                 data, origin = examples.encoded(position), examples.describe(position)
                 if random is None:
                     images[k] = image_files.decode_for_eval(
@@ -421,28 +446,27 @@ def split_ticket(tickets: Any, rounds: int) -> Tuple[Any, Any, Any]:
 
 def evaluation_tiles(
     examples: Any, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
-) -> Tuple[Any, Callable[[Any], Tuple[Any, Any, Any]]]:
+) -> Tuple[int, Callable[[Any], Tuple[Any, Any, Any]]]:
     """The tiles that cover all images, each pixel once.
 
     Args:
         examples: ``ArrayExamples`` with masks.
-        batch_size: the last batch is filled up with zeros of weight 0.
+        batch_size: tiles of a batch.
         size: of the network's input.
         output: of what it predicts, the centre of that.
         step: tiles begin at multiples of it.
 
     Returns:
-        The numbers of each batch's tiles, int64 [batches, batch_size]; and a function of one such row, for
-        ``tf.data``: float32 images [batch_size, *size, c] in 0..255, int32 labels [batch_size, *output], and
-        float32 weights [batch_size], how many pixels count in a tile: whole numbers, whose sum is exact.
+        How many there are; and a function for ``tf.data``, of the numbers of a batch's tiles, int64 [batch_size]; where
+        no tile has the number, it gives zeros of weight 0.  It returns float32 images [batch_size, *size, c] in
+        0..255, int32 labels [batch_size, *output], and float32 weights [batch_size], how many pixels count in a
+        tile: whole numbers, whose sum is exact.
     """
     num, height, width, channels = examples.images.shape
     places = counted((height, width), output, step)
     rows, columns = seen((height, width), output, size, step)
     top, left = (size[0] - output[0]) // 2, (size[1] - output[1]) // 2
     sizes = np.float32(places.sum(axis=(1, 2)))
-    num_batches = -(-num * len(places) // batch_size)
-    numbers = np.arange(num_batches * batch_size, dtype=np.int64).reshape(num_batches, batch_size)
     stored = tf.constant(examples.images.reshape(-1, channels))
     classes = tf.constant(np.ascontiguousarray(examples.labels).reshape(-1))
     rows, columns = tf.constant(rows), tf.constant(columns)
@@ -467,4 +491,4 @@ def evaluation_tiles(
         labels.set_shape((batch_size, *output))
         return images, labels, weights
 
-    return numbers, cut
+    return num * len(places), cut

@@ -2,20 +2,32 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ipucnn.datasets.base import DataSource, limit_source
+from ipucnn.datasets.base import DataSource, limit_source, source_of
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.download import download as download_files
-from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import entries, expand, is_file, is_folder, real
+from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
+from ipucnn.filesystem import entries, expand, is_file, is_folder, real, shown
+from ipucnn.python_files import (
+    PythonFunction,
+    entry_point,
+    find_function,
+    is_python_name,
+    label_of,
+    load_entry_point,
+    own_code_failed,
+)
+from ipucnn.text import shown_value
 
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""
 TFDS_PREFIX = "tfds:"
+GROUP = "ipucnn.datasets"
+"""Entry points of installed packages: functions as those of Python files."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +212,7 @@ class Choice:
         task: "classification" or "segmentation".
         download_to: the data folder it is to be fetched into, if it is.
         like: the data set that noise stands for, of whose size and classes it is where they are known.
+        make: the function of the user's own that reads it; None of any other set.
     """
 
     name: str
@@ -208,6 +221,12 @@ class Choice:
     task: str = "classification"
     download_to: Optional[Path] = None
     like: Optional[str] = None
+    make: Optional[Callable[[], Any]] = None
+
+    @property
+    def sha256(self) -> Optional[str]:
+        """Digest of the user's own Python file that reads it; None of any other set."""
+        return self.make.sha256 if isinstance(self.make, PythonFunction) else None
 
 
 def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
@@ -243,7 +262,7 @@ def _unknown(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"data set '{name}' is unknown",
         did_you_mean(name, list(DATASETS))
-        or f"choose one of {', '.join(DATASETS)}, tfds:NAME, or a folder with train/ and val/",
+        or f"choose one of {', '.join(DATASETS)}, tfds:NAME, a folder with train/ and val/, or FILE.py:FUNCTION",
     )
 
 
@@ -276,6 +295,9 @@ def choose_dataset(
     if name.lower().startswith(TFDS_PREFIX):
         return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
     known = canonical(name)
+    if is_python_name(name):
+        function = find_function(name, "--dataset", "load")
+        return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     if known is None:
         folder = expand(name, "--dataset")
         if is_folder(folder, "--dataset"):
@@ -288,6 +310,10 @@ def choose_dataset(
             if records.has_shards(folder):
                 return Choice("imagenet", folder, f"data set imagenet from {folder}")
             return _choose_imagefolder(folder, divides)
+        entry = entry_point(GROUP, name)
+        if entry is not None:
+            make = _of_package(name, load_entry_point(entry))
+            return Choice(name, None, f"data set {name} of {entry.value}", task, make=make)
         raise _unknown(name)
     _check_task(f"data set {known}", DATASETS[known].task, task)
     if known == "imagefolder":
@@ -306,6 +332,25 @@ def choose_dataset(
             f"data folder {path} does not exist", "pass --dataset-path with the folder of the data"
         )
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
+
+
+def check_divides(choice: Choice, validation_fraction: float) -> None:
+    """Refuses a ``--validation-fraction`` of a set whose evaluation part is decided already.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    folder = choice.location if choice.name == "imagefolder" else None
+    if folder is not None and imagefolder.is_undivided(folder):
+        return
+    if folder is not None:
+        why = f"{shown(folder)} has parts of its own"
+    else:
+        why = f"the data set {choice.name} has an evaluation part of its own"
+    raise ConfigurationError(
+        f"--validation-fraction {validation_fraction:g} has no effect: {why}",
+        "drop it; it divides folders of class folders, DIR/CLASS/*, without train/ and val/",
+    )
 
 
 def open_dataset(
@@ -339,7 +384,10 @@ def open_dataset(
         MissingError: an optional package or the network is needed.
         ConfigurationError: a limit is not a number.
     """
-    if choice.name == "imagefolder":
+    if choice.make is not None:
+        source = source_of(choice.make(), choice.name, choice.message[len("data set ") :])
+        _check_task(choice.message, source.info.task, choice.task)
+    elif choice.name == "imagefolder":
         source = imagefolder.open_imagefolder(fetch(choice, download), choice.name, validation_fraction)
     else:
         source = _open(choice, download, seed, image_shape, num_classes, max_image_pixels, least_train)
@@ -438,6 +486,20 @@ def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
     if download:
         return Choice(full_name, None, f"data set {full_name}, to be downloaded to {path}", task, path)
     raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
+
+
+def _of_package(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
+    """A package's function, whose errors are told as those of a user's own file."""
+
+    def make() -> Any:
+        try:
+            return function()
+        except UserError:
+            raise
+        except Exception as error:
+            raise own_code_failed(error, name) from error
+
+    return make
 
 
 def _choose_imagefolder(folder: Path, divides: bool) -> Choice:

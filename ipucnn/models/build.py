@@ -6,11 +6,13 @@ TensorFlow is imported on the first build.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from fnmatch import fnmatchcase
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasModel, Tensor
-from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.errors import ConfigurationError, MissingError, did_you_mean
 from ipucnn.models.registry import ModelRecord, validate_input_shape
+from ipucnn.text import counted, shown_value
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,71 @@ def check_options(record: ModelRecord, options: BuildOptions) -> Tuple[str, Dict
     return norm, arguments
 
 
+BACKBONE = "backbone"
+"""Stands for all layers with weights but the last one, the head."""
+
+
+def layers_to_freeze(wanted: str, names: Sequence[str], model: str) -> Tuple[str, ...]:
+    """The layers that ``--freeze`` names.
+
+    Args:
+        wanted: a number, counted from the input; ``backbone``; or patterns as of a shell, between commas.
+        names: of the layers that have weights, in the network's order.
+        model: its name.
+
+    Returns:
+        Their names, in the network's order.
+
+    Raises:
+        ConfigurationError: nothing has such a name, or nothing would be left to train.
+    """
+    if wanted == BACKBONE:
+        chosen = list(names[:-1])
+    elif wanted.isdigit():
+        chosen = list(names[: int(wanted)])
+    else:
+        patterns = wanted.split(",")
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigurationError(
+                    f"--freeze {shown_value(pattern)}: no layer of {model} that has weights is called so",
+                    did_you_mean(pattern.strip("*?"), names)
+                    or f"`ipucnn models {model} --summary` lists the layers; for example --freeze '{names[0]}'",
+                )
+        chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if len(chosen) == len(names):
+        raise ConfigurationError(
+            f"--freeze {shown_value(wanted)} freezes all {counted(len(names), 'layer')} of {model} that have weights: "
+            "nothing is left to train",
+            f"use --freeze {BACKBONE} to train the last one alone, or a number from 1 to {len(names) - 1}",
+        )
+    return tuple(chosen)
+
+
+def freeze_layers(model: KerasModel, wanted: str, has_new_head: bool = False) -> Tuple[str, ...]:
+    """Freezes what ``--freeze`` names: no gradient, no optimizer state; a frozen batch norm keeps its statistics.
+
+    Args:
+        has_new_head: the last layer has its initial weights.
+
+    Returns:
+        The names of the frozen layers.
+
+    Raises:
+        ConfigurationError: see :func:`layers_to_freeze`; or a new head would be frozen.
+    """
+    names = [layer.name for layer in model.layers if layer.weights]
+    frozen = layers_to_freeze(wanted, names, model.name)
+    if has_new_head and names[-1] in frozen:
+        raise ConfigurationError(
+            f"--freeze {shown_value(wanted)} freezes {names[-1]}, which is new: the weights are of other classes",
+            f"leave it out, for example with --freeze {BACKBONE}",
+        )
+    for name in frozen:
+        model.get_layer(name).trainable = False
+    return frozen
+
+
 def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     """Builds a registered network as a functional Keras model.
 
@@ -134,6 +201,8 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     def images() -> Tensor:
         return keras.Input(shape, batch_size=options.batch_size, name=INPUT_NAME, dtype="float32")
 
+    if record.own is not None:
+        arguments["seed"] = options.seed
     blueprint = record.builder(images(), options.num_classes, **arguments)
     name_input(blueprint)
     editing.end_in_logits(blueprint)
@@ -149,4 +218,8 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
         editing.remove_norm(blueprint)
     editing.set_dropout(blueprint, options.dropout)
     editing.seed_weights(blueprint, options.seed)
+    if record.own is not None:
+        # Layers of the user's own draw their initial weights from generators that all of the process shares.
+        with record.own.seeded(options.seed):
+            return assemble(blueprint, images(), record.own.label)
     return assemble(blueprint, images(), record.name)

@@ -123,10 +123,12 @@ def set_batch_norm(
     for step in blueprint.steps:
         if step.kind == "BatchNormalization":
             own = step.config
+            frozen = {} if own.get("trainable", True) else {"trainable": False}
             replace_layer(
                 step,
                 BatchNormalization,
                 {
+                    **frozen,
                     "momentum": momentum,
                     "epsilon": own["epsilon"] if epsilon is None else epsilon,
                     "center": own["center"],
@@ -251,7 +253,7 @@ _SCALING: Dict[str, Tuple[float, str, str]] = {
     "LecunNormal": (1.0, "fan_in", "truncated_normal"),
     "LecunUniform": (1.0, "fan_in", "uniform"),
 }
-_DETERMINISTIC = ("Zeros", "Ones", "Constant", "Identity")
+_OTHERS_DRAWN = ("VarianceScaling", "RandomNormal", "TruncatedNormal", "RandomUniform")
 
 
 def generator(seed: int, key: str) -> np.random.Generator:
@@ -337,7 +339,7 @@ def seeded(initializer: KerasInitializer, seed: int, key: str) -> Optional[Keras
     if found is None or isinstance(found, SeededInitializer):
         return found
     kind = type(found).__name__
-    if kind in _DETERMINISTIC:
+    if kind not in (*_SCALING, *_OTHERS_DRAWN):  # it draws nothing, or is of a layer of the user's own
         return found
     return SeededInitializer(kind, found.get_config(), seed, key)
 

@@ -24,6 +24,14 @@ def is_moving_statistic(name: str) -> bool:
     return name.rsplit("/", 1)[-1] in MOVING_STATISTICS
 
 
+def moved_statistics(model: KerasModel) -> List[str]:
+    """The names of the moving statistics that training moves: those of frozen layers stay as they are."""
+    frozen = tuple(f"{layer.name}/" for layer in model.layers if not layer.trainable)
+    return [
+        name for name in named_weights(model) if is_moving_statistic(name) and not name.startswith(frozen)
+    ]
+
+
 def canonical_names(model: KerasModel) -> List[str]:
     """Layer names of a model from ``build_model`` in the order in which they run; the first is the input."""
     return [layer.name for layer in model.layers]
@@ -67,8 +75,7 @@ def name_input(blueprint: Blueprint) -> None:
 def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
     """All weights of a flat functional model by canonical name, as tf.Variables, in layer order.
 
-    Raises:
-        ValueError: two weights would share a name (a model that the registry did not build).
+    A layer that holds layers itself may have several weights of one name: from the second on they are numbered.
     """
     from ipucnn.compat import tf_variable
 
@@ -79,8 +86,10 @@ def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
             renamed.update(_KERAS_3_NAMES.get(kind.__name__, {}))
         for weight in layer.weights:
             base = weight.name.split("/")[-1].split(":")[0]
-            name = f"{layer.name}/{renamed.get(base, base)}"
-            if name in weights:
-                raise ValueError(f"two weights are called {name}")
+            first = name = f"{layer.name}/{renamed.get(base, base)}"
+            number = 0
+            while name in weights:
+                number += 1
+                name = f"{first}_{number}"
             weights[name] = tf_variable(weight)
     return weights

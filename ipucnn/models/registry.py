@@ -9,20 +9,27 @@ import functools
 import importlib
 import pkgutil
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
+from ipucnn.models import own_networks
 from ipucnn.models.blueprint import Blueprint
+from ipucnn.python_files import entry_points, is_python_name, label_of
 from ipucnn.text import shown_value
+
+if TYPE_CHECKING:
+    from ipucnn.models.own_networks import OwnNetwork
 
 TASKS = ("classification", "segmentation")
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
 NORMS = ("batch", "group", "none")
 NETWORK_FILES = (".keras", ".json")
-"""Endings of files that hold a network: a model that Keras saved, a layer graph."""
+"""Endings of files that hold a network: a model that Keras saved, a layer graph, which has no weights."""
+OWN = "own"
+"""The family of networks of one's own."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class ModelRecord:
         norms: the normalisations it can be built with.
         size_step, size_offset: legal sizes are ``size_offset`` modulo ``size_step``; 1 and 0: all are.
         file: that holds the network, of one that is not registered: then nothing else here says what it is.
+        own: of a network of one's own, what is known of it.
     """
 
     name: str
@@ -72,6 +80,8 @@ class ModelRecord:
     size_step: int = 1
     size_offset: int = 0
     file: Optional[Path] = None
+    # As text, so that the layer graphs of registered networks do not depend on the code of others.
+    own: "Optional[OwnNetwork]" = None
 
     def __post_init__(self) -> None:
         for value, choices in (
@@ -121,7 +131,10 @@ def natural_key(name: str) -> List[Tuple[int, int, str]]:
 
 
 def get_model(name: str) -> ModelRecord:
-    """The record of a model.
+    """The record of a model, by a name that anything may have: a run folder, a plan, an exported file.
+
+    Of a network of one's own that is a record that says what it is called and cannot be built: only what the command
+    line names is looked at (:func:`find_network`), or what a checkpoint has (:func:`saved_network`).
 
     Raises:
         ConfigurationError: if there is none of that name; the hint has the closest ones.
@@ -130,52 +143,147 @@ def get_model(name: str) -> ModelRecord:
     try:
         return records[_key(name)]
     except KeyError:
-        if is_network_file(name):
-            raise ConfigurationError(
-                f"{shown_value(name)} is a file, and this takes a network by its name, as `ipucnn models` lists them",
-                f"networks in files can be planned: ipucnn plan-splits {shown_value(name)}",
-            ) from None
+        if is_own_name(name) or dict(entry_points(own_networks.GROUP)).get(name) is not None:
+            return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
         hint = did_you_mean(name, (r.name for r in records.values()))
         raise ConfigurationError(
             f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
         ) from None
 
 
-def find_network(name: str) -> ModelRecord:
-    """The record of what MODEL names where it may be a file: of a registered network, else of the network in a file.
+def find_network(name: str, plans: bool = False) -> ModelRecord:
+    """The record of what MODEL names on a command line: a registered network, or one of the user's own.
 
-    A file is named by its ending, .keras or .json, or by any path at which there is something.  It is not read here.
+    A Python file is read here, and run when the network is built; of a file that Keras saved the layers are read.
+
+    Args:
+        name: as typed.
+        plans: it is planned alone: then it may be a layer graph, and a file of Keras is left to the planner's reader.
 
     Raises:
-        ConfigurationError: it names neither.
+        ConfigurationError: it names none.
+        DataError: the file of Keras is absent or damaged.
     """
-    path = _path_of(name) if _key(name) not in _records() else None
-    if path is None:
+    if _key(name) in _records():
         return get_model(name)
+    if is_python_name(name):
+        own = own_networks.of_function(name)
+        return replace(_own_record(own), file=_path_of(name.rpartition(":")[0]))
+    path = _path_of(name)
+    if path is None:
+        found = own_networks.of_entry_point(name)
+        return get_model(name) if found is None else _own_record(found)
     if not is_network_file(name):
         raise ConfigurationError(
-            f"{shown_value(name)} is not a network: its name ends in neither {' nor '.join(NETWORK_FILES)}",
+            f"{shown_value(name)} is not a network: its name ends in none of {', '.join(NETWORK_FILES)}, .py:FUNCTION",
             f"save it with Keras 3 as NAME{NETWORK_FILES[0]}, or name a network of `ipucnn models`",
         )
-    return ModelRecord(name, "file", "", _no_builder, home_dataset="none", file=path)
+    if plans:
+        return ModelRecord(name, "file", "", _no_builder, home_dataset="none", file=path)
+    if is_layer_graph(name):
+        raise ConfigurationError(
+            f"{shown_value(name)} is a file with a layer graph, from which no network can be built",
+            f"it can be planned: ipucnn plan-splits {shown_value(name)}",
+        )
+    return replace(_own_record(own_networks.of_keras_file(name, path)), file=path)
+
+
+def saved_network(name: str, data: Any, what: str, command: str) -> ModelRecord:
+    """The record of a network of one's own as a checkpoint has it; what it names is neither read nor run.
+
+    Args:
+        name: as the run has it.
+        data: the checkpoint's entry.
+        what: the checkpoint, for messages.
+        command: what to type where its Python file is needed, because it has layers of its own.
+
+    Raises:
+        DataError: the checkpoint has none.
+    """
+    return _own_record(own_networks.of_checkpoint(name, data, what, command))
+
+
+def check_buildable(record: ModelRecord) -> None:
+    """Refuses a network of one's own whose Python file is needed, and was not named.
+
+    Raises:
+        ConfigurationError: with what to type.
+    """
+    if record.own is not None:
+        record.own.check_buildable()
+
+
+def check_same_network(record: ModelRecord, meta: Mapping[str, Any], what: str) -> None:
+    """Refuses a file of one's own that is no longer what a checkpoint was trained with.
+
+    Args:
+        what: the checkpoint, for messages.
+
+    Raises:
+        ConfigurationError: its digest is another one.
+    """
+    network = meta.get("network") if record.own is not None else None
+    if not isinstance(network, dict) or record.own is None or network.get("sha256") == record.own.sha256:
+        return
+    raise ConfigurationError(
+        f"{shown_value(record.name)} has changed since {what} was written",
+        "bring back what it was, or train it anew with another --run-dir",
+    )
+
+
+def _own_record(own: "OwnNetwork") -> ModelRecord:
+    """The record of a network of one's own: a classifier, of whose input and classes the data decide what it leaves
+    open."""
+    height, width, channels = own.input_shape
+    return ModelRecord(
+        own.name,
+        OWN,
+        "",
+        own.blueprint,
+        home_dataset="none",
+        input_shape=(height or 224, width or 224, channels or 3),
+        min_size=1,
+        num_classes=own.num_classes or 1000,
+        input_range="standard",
+        own=own,
+    )
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a network's name is that of a function in a Python file, or of a file that Keras saved."""
+    return is_python_name(name) or (is_network_file(name) and not is_layer_graph(name))
 
 
 def is_network_file(name: str) -> bool:
-    """Whether a network's name is that of a file that holds it."""
+    """Whether a network's name is that of a file that holds it as data."""
     return name.lower().endswith(NETWORK_FILES)
+
+
+def is_layer_graph(name: str) -> bool:
+    """Whether a network's name is that of a layer graph, which can be planned and not run."""
+    return name.lower().endswith(NETWORK_FILES[1])
+
+
+def folder_name(name: str) -> str:
+    """What a network is called in names of folders."""
+    return label_of(name) if is_own_name(name) else name
+
+
+def _name_it(name: str) -> str:
+    return f"name it on the command line: {shown_value(name)}"
 
 
 def _path_of(name: str) -> Optional[Path]:
     """The path that a name stands for, if it is one."""
     try:
         path = expand(name, "MODEL")
-        return path if is_network_file(name) or exists(path, "MODEL") else None
+        return path if is_network_file(name) or is_python_name(name) or exists(path, "MODEL") else None
     except UserError:  # no path can be that
         return None
 
 
 def _no_builder(*_: Any, **__: Any) -> Blueprint:
-    raise ConfigurationError("networks in files are planned, not built", "name a network of `ipucnn models`")
+    raise ConfigurationError("layer graphs are planned, not built", "name a network of `ipucnn models`")
 
 
 def list_models(pattern: str = "*", exclude: Iterable[str] = ()) -> List[ModelRecord]:
@@ -226,6 +334,9 @@ def validate_input_shape(record: ModelRecord, input_shape: Sequence[int]) -> Non
             f"{record.name} takes images as height, width, channels, got {tuple(input_shape)}",
             "for example --image-size 32 or --image-size 32x48",
         )
+    if record.own is not None:
+        record.own.check_input(input_shape)
+        return
     for axis, size in zip(("height", "width"), input_shape[:2]):
         if _is_legal(record, size):
             continue

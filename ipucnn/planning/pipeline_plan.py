@@ -18,7 +18,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.hardware import Calibration
-from ipucnn.models.registry import is_network_file
+from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.settings import PlanSettings, Proportions, run_values
 from ipucnn.text import shown_value
 
@@ -391,8 +391,8 @@ class PipelinePlan:
         import yaml
 
         header = f"# Pipeline plan for {self.model}, predicted, not measured.\n" + (
-            "# No session runs it: its layers are in another order than the network's own, or the network is a file.\n"
-            if self.order or is_network_file(self.model)
+            "# No session runs it: its layers are in another order than the network's own, or the network is a graph.\n"
+            if self.order or is_layer_graph(self.model)
             else f"# Use it: ipucnn {self.command} --plan FILE; look at it: ipucnn plan-splits MODEL --compare FILE\n"
         )
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -302,7 +302,7 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int], assumed: List[str
         DataError: there is none, or none that can be planned.
     """
     record = resolved.record
-    if record.file is None:
+    if record.file is None or record.own is not None:
         return None
     typed = [BY_NAME[name].flag for name in _OF_THE_NETWORK if name in resolved.typed]
     if typed or classes is not None:

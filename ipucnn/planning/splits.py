@@ -1,4 +1,5 @@
-"""Splits as users name them: checks, the splits of simple rules that plans are compared with, and those of a run.
+"""Layers as users name them: splits and ``--freeze`` checked, splits of simple rules that plans are compared with, and
+those of a run.
 
 A run's splits are given, or those of a plan, or the planner chooses them for its model.
 """
@@ -10,11 +11,11 @@ from ipucnn.aliases import KerasModel
 from ipucnn.config.options import AUTO, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
-from ipucnn.models.build import BuildOptions
+from ipucnn.models.build import BuildOptions, layers_to_freeze
 from ipucnn.models.registry import ModelRecord, is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
-from ipucnn.text import counted
+from ipucnn.text import counted, shown_value
 from ipucnn.training.program import Program
 
 # The options that a configuration's network is built with, for an input shape and a number of classes.
@@ -224,6 +225,36 @@ def check_named_splits(resolved: Resolved, network_options: NetworkOptions) -> N
     graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
     if graph is not None:
         check_splits(config.pipeline_splits, [layer.name for layer in graph.layers], record.name)
+
+
+def check_frozen(resolved: Resolved, network_options: NetworkOptions) -> Tuple[str, ...]:
+    """Checks ``--freeze`` as far as that needs no TensorFlow.
+
+    Args:
+        network_options: gives the options that a configuration's network is built with.
+
+    Returns:
+        The layers that it names, where the network's layer graph is known; else none.
+
+    Raises:
+        ConfigurationError: nothing was trained before; no layer is called so; or nothing would be left to train.
+    """
+    from ipucnn.planning.graphs.extract import known_graph
+
+    config, record = resolved.config, resolved.record
+    if config.freeze is None:
+        return ()
+    if config.weights is None:
+        raise ConfigurationError(
+            f"--freeze {shown_value(config.freeze)} without --weights: these layers would keep random numbers",
+            "add --weights RUN, the run that they were trained in, or drop --freeze",
+        )
+    graph = known_graph(record, network_options(record, config, record.input_shape, record.num_classes))
+    if graph is None:
+        return ()
+    # The second half of a separable convolution is a layer of the graph alone, with a slash in its name.
+    names = [x.name for x in graph.layers if x.num_parameters and "/" not in x.name]
+    return layers_to_freeze(config.freeze, names, record.name)
 
 
 def choose_splits(

@@ -18,6 +18,7 @@ from ipucnn.errors import MissingError
 from ipucnn.reports import units
 from ipucnn.reports.console import console, fact_table, plain_table, titled
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
+from ipucnn.runs.images.outputs import class_colour, coloured
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ MOST_CLASSES = 20
 WORST = 10
 WORST_IMAGES, WORST_DRAWN = 6, 12
 """Images of a segmentation with the lowest mean Dice: so many are listed, and so many drawn."""
+MOST_COLUMNS = 4
+"""Classes of a segmentation up to which each has a column in the table of the worst images."""
 MOST_NUMBERS, MOST_NAMES = 15, 40
 """Classes up to which the figure's matrix has its counts in the cells, and the classes' names on its axes."""
 # Colours of the difference between a true and a predicted mask.
@@ -39,6 +42,7 @@ RIGHT_FOREGROUND: Colour = (255, 255, 255)
 RIGHT_BACKGROUND: Colour = (0, 0, 0)
 FALSE_FOREGROUND: Colour = MISSED
 FALSE_BACKGROUND: Colour = FALSE
+WRONG: Colour = (255, 0, 255)
 Row = Tuple[str, str, str]
 """Name of a figure, measured, and the same of calling every pixel one class."""
 
@@ -311,8 +315,12 @@ def _worst_images(result: Dict[str, Any]) -> Group:
     rows = result["segmentation"]["images"]
     table = plain_table()
     table.add_column("image", overflow="fold")
-    for name in reversed(names):
-        table.add_column(f"Dice, {name}", justify="right")
+    if len(names) <= MOST_COLUMNS:
+        for name in reversed(names):
+            table.add_column(f"Dice, {name}", justify="right")
+    else:
+        table.add_column("mean Dice", justify="right")
+        table.add_column("lowest Dice", overflow="fold")
     scored = "rand" in rows[0]
     if scored:
         table.add_column("V^Rand", justify="right")
@@ -320,6 +328,9 @@ def _worst_images(result: Dict[str, Any]) -> Group:
     shown = sorted(rows, key=mean_dice)[:WORST_IMAGES]
     for row in shown:
         cells = [row["image"], *(_share(value) for value in reversed(row["dice"]))]
+        if len(names) > MOST_COLUMNS:
+            lowest, name = min((value, name) for value, name in zip(row["dice"], names) if value is not None)
+            cells = [row["image"], _share(mean_dice(row)), f"{_share(lowest)}, {name}"]
         if scored:
             cells += [_share(row["rand"]), _share(row["info"])]
         table.add_row(*(Text(cell) for cell in cells))
@@ -332,33 +343,35 @@ class WorstSheet(PanelSheet):
     def __init__(self) -> None:
         super().__init__(("image", "truth", "prediction", "difference"), side=512)
         self._judged: List[Tuple[float, JudgedImage]] = []
+        self._is_binary = True
 
     def add_image(self, judged: JudgedImage) -> None:
         """Takes an image if it is one of the worst so far."""
         from ipucnn.runs.evaluate import mean_dice
 
         first, second = judged.class_names[:2]
-        self.legend = (
-            (FALSE_BACKGROUND, f"{second} taken for {first}"),
-            (FALSE_FOREGROUND, f"{first} taken for {second}"),
-        )
+        self._is_binary = len(judged.class_names) == 2
+        if self._is_binary:
+            self.legend = (
+                (FALSE_BACKGROUND, f"{second} taken for {first}"),
+                (FALSE_FOREGROUND, f"{first} taken for {second}"),
+            )
+        else:
+            own = ((class_colour(k), name) for k, name in enumerate(judged.class_names) if k)
+            self.legend = (*own, (WRONG, "taken for another class"))
         self._total += 1
         self._judged.append((mean_dice(judged.row), judged))
         self._judged = sorted(self._judged, key=lambda pair: pair[0])[:WORST_DRAWN]
 
     def save(self, path: Path) -> None:
         """See ``PanelSheet``."""
+        draw, compare = (_grey, difference) if self._is_binary else (coloured, wrong_pixels)
         self._rows = []
         for dice, judged in self._judged:
             image = judged.image[..., 0] if judged.image.shape[-1] == 1 else judged.image
             self.add(
                 f"{judged.row['image']}: mean Dice {dice:.4f}",
-                [
-                    image,
-                    _grey(judged.truth),
-                    _grey(judged.predicted),
-                    difference(judged.truth, judged.predicted),
-                ],
+                [image, draw(judged.truth), draw(judged.predicted), compare(judged.truth, judged.predicted)],
             )
         super().save(path)
 
@@ -372,6 +385,14 @@ def difference(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     truth, predicted = np.asarray(truth) > 0, np.asarray(predicted) > 0
     colours = np.array([[RIGHT_BACKGROUND, FALSE_FOREGROUND], [FALSE_BACKGROUND, RIGHT_FOREGROUND]], np.uint8)
     return colours[truth.astype(int), predicted.astype(int)]
+
+
+def wrong_pixels(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """uint8 [h, w, 3] of several classes: right pixels white (black for class 0), wrong ones in one colour."""
+    right = np.where(
+        (truth > 0)[..., np.newaxis], *np.array([[RIGHT_FOREGROUND], [RIGHT_BACKGROUND]], np.uint8)
+    )
+    return np.where((truth != predicted)[..., np.newaxis], np.array(WRONG, np.uint8), right)
 
 
 def check_can_plot() -> None:

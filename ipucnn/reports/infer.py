@@ -102,7 +102,13 @@ def save_results(
 
 def masks_json(done: Masks) -> str:
     """The results as indented JSON."""
-    rows = [{**row, "share": round(row["share"], 6)} for row in done.results]
+    rows = []
+    for row in done.results:
+        shares = row["shares"]
+        # Of two classes one share says both.
+        several = {name: round(share, 6) for name, share in shares.items()} if len(shares) > 2 else {}
+        own = {key: value for key, value in row.items() if key != "shares"}
+        rows.append({**own, "share": round(row["share"], 6), **({"shares": several} if several else {})})
     measured = {
         "pages": done.num_pages,
         "wall_s": done.wall_s,
@@ -121,14 +127,19 @@ def print_masks(done: Masks) -> None:
     table.add_column("image", overflow="fold")
     table.add_column("pages", justify="right")
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column(done.shown_name, justify="right")
+    if len(done.results[0]["shares"]) == 2:
+        table.add_column(done.shown_name, justify="right")
+    else:
+        table.add_column("share of each class", overflow="fold")
     table.add_column("mask", overflow="fold")
     for row in done.results:
+        shares = list(row["shares"].items())
+        each = ", ".join(f"{name} {share:.1%}" for name, share in shares[1:])
         cells = [
             row["image"],
             str(row["pages"]),
             f"{row['height']}x{row['width']}",
-            f"{row['share']:.1%}",
+            f"{row['share']:.1%}" if len(shares) == 2 else each,
             row["files"]["mask"],
         ]
         table.add_row(*(Text(cell) for cell in cells))
@@ -153,20 +164,30 @@ class MaskSheet(PanelSheet):
 
     def add_page(self, page: Page) -> None:
         """Takes a page if it is one of those shown."""
-        from ipucnn.runs.images.outputs import overlay
+        from ipucnn.runs.images.outputs import class_colour, class_overlay, overlay
 
-        self.heads = ("image", f"probability of {page.class_names[1]}", "overlay")
+        is_binary = len(page.class_names) == 2
+        of = page.class_names[1] if is_binary else "the class shown"
+        self.heads = ("image", f"probability of {of}", "overlay")
         wanted = self.wants(self._given)
         self._given += 1
         if not wanted:
             return
         image = page.image
-        coloured = page.probability > 0.5
-        if page.shown_class == 0:
-            coloured = ~coloured
         grey = image[..., 0] if image.shape[-1] == 1 else image
         probability = np.round(255 * page.probability).astype(np.uint8)
         last = page.name.rpartition("/")[2]
         number = f", page {page.number + 1} of {page.pages}" if page.pages > 1 else ""
-        caption = f"{last}{number}: {coloured.mean():.1%} {page.class_names[page.shown_class]}"
-        self.add(caption, [grey, probability, overlay(image, coloured)])
+        if is_binary:
+            shown = page.predicted == page.shown_class
+            text, tinted = f"{shown.mean():.1%} {page.class_names[page.shown_class]}", overlay(image, shown)
+        else:
+            counts = (
+                np.bincount(page.predicted.reshape(-1), minlength=len(page.class_names)) / page.predicted.size
+            )
+            text = ", ".join(f"{share:.1%} {name}" for share, name in zip(counts[1:], page.class_names[1:]))
+            tinted = class_overlay(image, page.predicted)
+            self.legend = tuple(
+                (class_colour(k), page.class_names[k]) for k in range(1, len(page.class_names))
+            )
+        self.add(f"{last}{number}: {text}", [grey, probability, tinted])

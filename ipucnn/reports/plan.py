@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from ipucnn.models.registry import is_network_file
+from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.calibration import SystemProfile, describe
 from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.products import BAND_FACTOR
@@ -452,7 +452,7 @@ def _paste(plan: PipelinePlan, out: Console) -> None:
 
     options = plan.run_options()
     why = ""
-    if is_network_file(plan.model):
+    if is_layer_graph(plan.model):
         why = "the layers that open the next stage, for a program of your own:"
     elif plan.order:
         why = "no session runs layers in another order than the network's own; its stages:"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 
 from ipucnn.documents import MAX_BYTES
 from ipucnn.filesystem import read_text
-from ipucnn.models.registry import is_network_file
+from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import units
@@ -125,7 +125,7 @@ def _page(plan: PipelinePlan, choices: Sequence[Choice]) -> Page:
         else f"{plan.model} in {stages} on {plan.system.title}",
         subtitle=_subtitle(plan),
         cards=_cards(plan),
-        command_line="" if plan.order or is_network_file(plan.model) else command_line(plan),
+        command_line="" if plan.order or is_layer_graph(plan.model) else command_line(plan),
         memory=plan_figures.memory_figure(plan),
         memory_legend=[(f"cat-{name}", name.replace("_", " ")) for name in CATEGORIES],
         timeline=plan_figures.timeline_figure(plan),
@@ -196,7 +196,7 @@ def _choice(plan: PipelinePlan, one: Choice) -> Dict[str, Any]:
         how += ", optimizer state outside the chip"
     fullest = max(one.ipus, key=lambda memory: memory.fill)
     command = ""
-    if not is_network_file(plan.model):
+    if not is_layer_graph(plan.model):
         flag = "--gradient-accumulation-count" if settings.training else "--steps-per-execution"
         command = command_line(replace(plan, settings=settings, splits=one.splits)).replace(
             f"{flag} {settings.gradient_accumulation_count} ", f"{flag} {_COUNT} "

@@ -341,6 +341,7 @@ def save_predictions(pictures: Sequence[Picture], class_names: Sequence[str], pa
         text = f"evaluation image {picture.number}{region}: " + ", ".join(
             f"Dice of {to_ascii(class_names[k])} {dice(picture, k):.3f}" for k in range(len(class_names))
         )
+        text = fitting(text, font, 4 * size[0] + 3 * PREDICTION_GAP)
         draw.text((PREDICTION_GAP, top + size[1] + 2), text, fill=DARK, font=font)
     write_atomically(path, lambda temporary: sheet.save(str(temporary), format="PNG"))
 
@@ -359,12 +360,12 @@ def _rarer_class(pictures: Sequence[Picture]) -> int:
 
 
 def _panels(picture: Picture, shown: int, num_classes: int) -> List[np.ndarray]:
+    from ipucnn.runs.images.outputs import coloured
+
     grey = picture.image
     image = np.repeat(grey[..., np.newaxis], 3, axis=2) if grey.ndim == 2 else grey
     masks = [
-        np.repeat(
-            (mask.astype(np.int64) * 255 // max(num_classes - 1, 1)).astype(np.uint8)[..., np.newaxis], 3, 2
-        )
+        coloured(mask) if num_classes > 2 else np.repeat(255 * mask.astype(np.uint8)[..., np.newaxis], 3, 2)
         for mask in (picture.truth, picture.predicted)
     ]
     truth, found = picture.truth == shown, picture.predicted == shown

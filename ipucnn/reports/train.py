@@ -68,6 +68,8 @@ def program_line(program: Program) -> str:
         (program.random_erasing, "random erasing {:g}"),
     )
     parts += [text.format(value) for value, text in recipe if value]
+    if program.frozen_layers:
+        parts.append(f"{counted(len(program.frozen_layers), 'layer')} frozen")
     return "; ".join(parts)
 
 
@@ -172,6 +174,10 @@ class RunDisplay:
             if run.fresh_weights:
                 weights = run.resolved.config.weights
                 note(f"starting from {weights}, with a new head for {counted(run.info.num_classes, 'class')}")
+            frozen = event.program.frozen_layers
+            if frozen:
+                named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
+                note(f"{counted(len(frozen), 'layer')} frozen: {named}")
             if event.program.splits_from not in ("", "given"):
                 opened = ", ".join(event.program.pipeline_splits)
                 note(f"stages opened by {opened} ({event.program.splits_from})")
@@ -403,11 +409,18 @@ def report_rows(
 
 
 def _dice_rows(validation: Dict[str, Any], names: Sequence[str]) -> List[Tuple[str, str]]:
-    """Dice of each class where there are two, beside what calling every pixel class 1 scores."""
+    """Dice of each class; where there are two, beside what calling every pixel class 1 scores."""
     if "dice" not in validation:
         return []
     if "dice_background" not in validation:
-        return [("Dice, IoU", f"{validation['dice']:.4f}, {validation['iou']:.4f}")]
+        own = [(name, validation.get(f"dice_class_{k}")) for k, name in enumerate(names)]
+        return [
+            *((f"Dice of {name}", f"{value:.4f}") for name, value in own if value is not None),
+            (
+                "Dice, IoU",
+                f"{validation['dice']:.4f}, {validation['iou']:.4f} of all but {names[0] if names else 'class 0'}",
+            ),
+        ]
     background, foreground = names if len(names) == 2 else ("background", "foreground")
     trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
     return [

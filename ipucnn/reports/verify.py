@@ -10,7 +10,7 @@ from ipucnn.datasets.verification.survey import SubsetFacts, Verification
 from ipucnn.reports.console import console
 from ipucnn.reports.evaluate import plain_table, titled
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
-from ipucnn.runs.images.outputs import overlay
+from ipucnn.runs.images.outputs import class_overlay, coloured, overlay
 
 MOST_CLASSES = 20
 """Classes listed one by one; of more, the smallest and the largest."""
@@ -191,9 +191,11 @@ class LabelSheet:
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
         problems = f" ({', '.join(sample.problems)})" if sample.problems else ""
         caption = f"{sample.name}: {sample.label}{problems}"
-        self._panels.add(
-            caption, [grey, 255 * sample.mask.astype("uint8"), overlay(sample.image, sample.mask)]
-        )
+        if sample.num_classes > 2:
+            pictures = [coloured(sample.mask), class_overlay(sample.image, sample.mask)]
+        else:
+            pictures = [255 * sample.mask.astype("uint8"), overlay(sample.image, sample.mask)]
+        self._panels.add(caption, [grey, *pictures])
 
     def __len__(self) -> int:
         return len(self._panels if self._tiles is None else self._tiles)

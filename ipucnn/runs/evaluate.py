@@ -178,7 +178,7 @@ def _evaluate_classes(
         session.prepare_evaluation(model, None)
         started = time.perf_counter()
         seen = measure(
-            session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas)),
+            session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas, session)),
             totals,
             on_batch=on_done,
             on_samples=None if rows is None else lambda *samples: _keep(rows, *samples),

@@ -36,20 +36,26 @@ from ipucnn.filesystem import (
     write_folder,
     write_text,
 )
+from ipucnn.models.architecture import own_layers
+from ipucnn.models.names import INPUT_NAME as NETWORK_INPUT
 from ipucnn.runs import runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest
+from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import IMAGENET, Named, TrainedSetup, open_trained
-from ipucnn.sessions.factory import create_session, runs_on_ipus
+from ipucnn.sessions.factory import check_device, create_session, runs_on_ipus
+from ipucnn.sessions.poplar.surroundings import has_poplar_sdk
 from ipucnn.sessions.session import Session
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import read_meta
 
 INPUT, CARD = "input.json", "README.md"
+IPU = "ipu"
+"""The format that the Poplar SDK writes: a SavedModel with a compiled program.  Nothing but the SDK runs it."""
+FORMATS = (*runtimes.FORMATS, IPU)
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
 # Largest difference relative to the deviation of the outputs, and share of samples with the same largest output.
@@ -87,9 +93,18 @@ class ExportRequest:
     overwrite: bool = False
 
     @property
+    def input_name(self) -> str:
+        """Of what the network takes."""
+        return NETWORK_INPUT if self.form == IPU else INPUT_NAME
+
+    @property
     def output_name(self) -> str:
         """Of what the network gives."""
         return "probabilities" if self.probabilities else "logits"
+
+
+RunBatch = Callable[[np.ndarray], np.ndarray]
+"""Images of one batch -> float32 outputs, by what was written."""
 
 
 @dataclass(frozen=True)
@@ -127,27 +142,38 @@ def export_run(
     """
     run_setup.refuse_instances("export")
     _check_request(request)
-    trained = open_trained(request.named)
-    if trained.runtime is not None:
+    target = expand(request.named.target, "RUN")
+    if is_exported(target) and exists(target):
         raise ConfigurationError(
             f"{request.named.target} was exported already", "export the run that it is of: ipucnn export RUN"
         )
+    trained = open_trained(request.named)
     output = _output(request, trained)
     for warning in trained.warnings:
         say(f"warning: {warning}")
-    trained = _in_32_bits(trained, request, say)
+    trained = _for_comparison(trained, request, say)
     session = create_session(trained.config.device, verbose=verbose, config=trained.config)
     model = trained.build()
+    own = own_layers(model) if request.form == KERAS else ()
+    if own:
+        raise ConfigurationError(
+            f"--format keras: layer '{own[0]}' of the network is of a class of its own, which no other program has",
+            "--format saved-model or onnx, which hold what it computes",
+        )
     labels = list(map(printable, trained.names()))
     session.prepare_evaluation(model, None)
     samples = _samples(request, trained, session)
     record: Dict[str, Any] = {"folder": str(output)}
 
     def write(folder: Path) -> None:
+        run: Optional[RunBatch] = None
         with _converting(request, verbose):
-            where = _write(request, trained, model, folder)
+            if request.form == IPU:
+                where, run = _write_for_ipus(request, trained, model, folder, verbose)
+            else:
+                where = _write(request, trained, model, folder)
         record.update(_describe(request, trained, labels, folder, where))
-        record["proof"] = _prove(request, record, samples, folder, labels)
+        record["proof"] = _prove(request, record, samples, folder, labels, run)
         _write_json(folder / RECORD, record)
         write_text(folder / CARD, _card(record))
 
@@ -157,11 +183,13 @@ def export_run(
 
 def _check_request(request: ExportRequest) -> None:
     form = request.form
-    if form not in runtimes.FORMATS:
+    if form not in FORMATS:
         raise ConfigurationError(
-            f"--format {shown_value(form)}: must be one of {', '.join(runtimes.FORMATS)}",
-            did_you_mean(form, runtimes.FORMATS) or "--format onnx",
+            f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}",
+            did_you_mean(form, FORMATS) or "--format onnx",
         )
+    if form == IPU:
+        _check_for_ipus(request)
     if request.opset is not None and form != ONNX:
         raise ConfigurationError(
             f"--opset {request.opset}: only ONNX files have one", "drop it, or --format onnx"
@@ -177,6 +205,27 @@ def _check_request(request: ExportRequest) -> None:
         raise MissingError(
             f"--format {form} needs {what}",
             "install what exports need with: python -m pip install 'ipucnn[export]'",
+        )
+
+
+def _check_for_ipus(request: ExportRequest) -> None:
+    """Refuses what a program of the Poplar SDK cannot be, and machines that have no SDK."""
+    if not has_poplar_sdk():
+        raise MissingError(
+            "--format ipu is written by the Poplar SDK's TensorFlow, which is not installed here",
+            "run it inside the Poplar SDK's Python environment (docs/ipu.md), or write --format saved-model",
+        )
+    check_device("ipu")
+    for is_given, flag in ((request.raw_uint8, "--raw-uint8"), (request.probabilities, "--probabilities")):
+        if is_given:
+            raise ConfigurationError(
+                f"{flag}: the program for an IPU is the network itself, from images in its range to logits",
+                f"drop {flag}; input.json says how images are brought to the range",
+            )
+    if request.batch is None:
+        raise ConfigurationError(
+            "--format ipu: the program for an IPU is compiled for one number of images, and --batch gives none",
+            "add for example --batch 8",
         )
 
 
@@ -237,9 +286,14 @@ def _run_folder(trained: TrainedSetup, request: ExportRequest) -> Optional[RunFo
     return RunFolder(checkpoint.parent.parent) if checkpoint.parent.name == CHECKPOINTS else None
 
 
-def _in_32_bits(trained: TrainedSetup, request: ExportRequest, say: Callable[[str], None]) -> TrainedSetup:
+def _for_comparison(
+    trained: TrainedSetup, request: ExportRequest, say: Callable[[str], None]
+) -> TrainedSetup:
     """The setup in the arithmetic that exported networks have, on the device that they are compared on."""
     config = trained.config
+    if request.form == IPU:
+        # An IPU's program computes in what the run was trained in, and the host does the same.
+        return replace(trained, resolved=replace(trained.resolved, config=replace(config, device="cpu")))
     if config.precision != "32.32":
         say(f"note: trained in {config.precision}; the exported network computes in 32 bits")
     device = "cpu" if runs_on_ipus(config.device) else config.device
@@ -330,6 +384,18 @@ def _write(request: ExportRequest, trained: TrainedSetup, model: KerasModel, fol
 
 def _input_type(request: ExportRequest) -> str:
     return "uint8" if request.raw_uint8 else "float32"
+
+
+def _write_for_ipus(
+    request: ExportRequest, trained: TrainedSetup, model: KerasModel, folder: Path, verbose: bool
+) -> Tuple[Path, RunBatch]:
+    """In the folder ``1``, as a SavedModel; also what runs it."""
+    from ipucnn.sessions.poplar.session import PoplarSession
+
+    assert request.batch is not None
+    session = create_session(IPU, verbose=verbose, config=replace(trained.config, device=IPU))
+    assert isinstance(session, PoplarSession)
+    return folder / "1", session.write_program(model, folder / "1", request.batch, request.output_name)
 
 
 def _function(request: ExportRequest, stock: KerasModel) -> TfFunction:
@@ -549,9 +615,10 @@ def _describe_input(request: ExportRequest, trained: TrainedSetup) -> Dict[str, 
         formula = {"scale": affine.scale, "offsets": list(affine.offsets), "factors": list(affine.factors)}
     else:
         steps.append("nothing else: the network brings whole numbers of 0..255 to its range itself")
+    half = request.form == IPU and trained.config.precision != "32.32"
     return {
-        "name": INPUT_NAME,
-        "dtype": _input_type(request),
+        "name": request.input_name,
+        "dtype": "float16" if half else _input_type(request),
         "shape": [request.batch, height, width, channels],
         "axes": ["batch", "height", "width", "channels"],
         "steps": steps,
@@ -576,9 +643,17 @@ def _digests(folder: Path, where: Path) -> Dict[str, Dict[str, Any]]:
 
 
 def _prove(
-    request: ExportRequest, record: Dict[str, Any], samples: Samples, folder: Path, labels: List[str]
+    request: ExportRequest,
+    record: Dict[str, Any],
+    samples: Samples,
+    folder: Path,
+    labels: List[str],
+    run: Optional[RunBatch] = None,
 ) -> Dict[str, Any]:
     """Runs the samples through what was written, in its own runtime and without this package.
+
+    A program for an IPU is run by what the SDK gave for it, in this process: its SavedModel needs the SDK's operations,
+    and the IPU that this process has taken.
 
     Raises:
         ThresholdError: it is not as declared, or computes something else.
@@ -593,8 +668,14 @@ def _prove(
         "batch": request.batch,
         "opset": record["opset"],
     }
-    findings = _run_proof(job, samples)
-    largest, least = LIMITS[request.half]
+    if run is None:
+        findings = _run_proof(job, samples)
+    else:
+        parts = runtimes.batches(samples.images, request.batch)
+        found = np.concatenate([run(part) for part in parts])[: len(samples.images)]
+        compared = runtimes.compare(found, samples.expected)
+        findings = {"runtime": "the Poplar SDK's runtime", "samples": len(found), **compared}
+    largest, least = LIMITS[request.half or record["input"]["dtype"] == "float16"]
     refused = findings.get("refused")
     if refused is None and findings["relative"] > largest:
         refused = (

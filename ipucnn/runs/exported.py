@@ -2,7 +2,8 @@
 
 Only files are taken that :mod:`ipucnn.runs.export` wrote and proved, and that are still what they were then: what
 stands beside a file says how images are brought to it, and what its outputs are.  An ONNX or TFLite file is numbers and
-operations of its runtime alone; a SavedModel executes what is in it, and is not taken.
+operations of its runtime alone.  A SavedModel executes what is in it, which may be anything: it is taken only where the
+user says that it can be trusted.
 """
 
 import hashlib
@@ -18,17 +19,19 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import is_file, open_regular
+from ipucnn.filesystem import Kind, entries, is_file, is_link, kind_of, open_regular
 from ipucnn.json_fields import is_count, is_mapping, is_text
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
 from ipucnn.runs.checkpoints import trained_facts
 from ipucnn.sessions.session import DeviceInfo, Session
+from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import META
 from ipucnn.training.losses import LossFunction
 
 RECORD, LABELS = "export.json", "labels.json"
+_SAVED_MODEL = "saved_model.pb"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
 _SETUP: json_fields.Fields = {
     name: META[name] for name in ("config", "seed", "dataset", "class_names", "image_shape", "mean", "std")
@@ -36,6 +39,7 @@ _SETUP: json_fields.Fields = {
 _FIELDS: json_fields.Fields = {
     "format": ("a text", is_text),
     "model": ("a text", is_text),
+    "file": ("a text", is_text),
     "input": ("a mapping", is_mapping),
     "output": ("a mapping", is_mapping),
     "files": ("a mapping", is_mapping),
@@ -45,8 +49,13 @@ _FIELDS: json_fields.Fields = {
 
 
 def is_exported(path: Path) -> bool:
-    """Whether a name is that of a file of an exported network, which can be run in place of a run."""
-    return path.suffix.lower() in runtimes.ENDINGS
+    """Whether a path is that of an exported network, which can be run in place of a run: a file, or a folder of one."""
+    return path.suffix.lower() in runtimes.ENDINGS or is_saved_model(path) or is_file(path / RECORD)
+
+
+def is_saved_model(path: Path) -> bool:
+    """Whether a folder is a SavedModel."""
+    return is_file(path / _SAVED_MODEL)
 
 
 def describe_setup(
@@ -110,6 +119,14 @@ class ExportedNetwork:
         updates = self.record["weights"].get("weight_updates")
         return {"checkpoint": str(self.path), "model": self.record["model"], "weight_updates": updates}
 
+    def options(self) -> Dict[str, Any]:
+        """What decides about the network, its images and its data, as options: what a benchmark of it takes."""
+        config = self.config
+        names = ("norm_layer", "base_filters", "normalise", "dataset", "dataset_path", "host_generated_data")
+        found = {name: getattr(config, name) for name in names}
+        chosen = {name: value for name, value in found.items() if value not in (None, False)}
+        return {**chosen, "image_size": self.input_shape[:2]}
+
     @property
     def takes_pixels(self) -> bool:
         """Whether it takes pixels of 0..255 and brings them to its range itself."""
@@ -123,33 +140,46 @@ class ExportedNetwork:
         return RuntimeSession(self)
 
 
-def read_exported(path: Path) -> ExportedNetwork:
-    """Opens a file of an exported network.
+def read_exported(path: Path, trust: bool = False) -> ExportedNetwork:
+    """Opens an exported network.
+
+    Args:
+        path: an ONNX or TFLite file, a SavedModel's folder, or the folder that an export was written to.
+        trust: what is in a SavedModel may be executed.
 
     Raises:
+        ConfigurationError: a SavedModel that nobody said can be trusted, or trust in what executes nothing.
         DataError: it is absent, nothing beside it says what it is, or it is not what was proved.
         MissingError: its runtime is not installed.
     """
-    form = runtimes.ENDINGS[path.suffix.lower()]
-    if not is_file(path):
+    if is_file(path / RECORD):
+        record = _read_record(path)
+        path = path / str(record["file"])
+    elif not (is_file(path) or is_saved_model(path)):
         raise DataError(f"exported network {path} does not exist", _HINT)
-    if not is_file(path.parent / RECORD):
+    elif not is_file(path.parent / RECORD):
         raise DataError(
             f"{path} has no {RECORD} beside it, which says how images are brought to it and what its classes are",
             _HINT,
         )
-    record = read_record(path.parent / RECORD, "", _HINT)
-    problem = _problem(record)
-    if problem:
-        raise DataError(f"{path.parent / RECORD} {problem}", _HINT)
+    else:
+        record = _read_record(path.parent)
+    form = runtimes.SAVED_MODEL if is_saved_model(path) else runtimes.ENDINGS.get(path.suffix.lower())
+    if form is None or form != record["format"]:
+        raise DataError(
+            f"{path} is an export of the format {shown_value(record['format'])}, which is not run in place of a run",
+            "export the run as onnx, tflite or saved-model",
+        )
+    if form == runtimes.SAVED_MODEL and not trust:
+        raise ConfigurationError(
+            f"{path} is a SavedModel, which executes whatever was put into it, and --trust is not given",
+            "add --trust if you made it; files of ONNX and TFLite execute nothing: ipucnn export RUN --format onnx",
+        )
+    if form != runtimes.SAVED_MODEL and trust:
+        raise ConfigurationError(f"--trust: {path} executes nothing, so there is nothing to trust", "drop it")
     if read_record(path.parent / LABELS, "", _HINT) != record["setup"]["class_names"]:
         raise DataError(f"{path.parent / LABELS} has other classes than {RECORD}", _HINT)
-    file = record["files"].get(path.name)
-    if not isinstance(file, dict) or file.get("sha256") != file_digest(path)[0]:
-        raise DataError(
-            f"{path} is not the file that was proved: its SHA-256 is not that of {RECORD}",
-            "export the run again",
-        )
+    _check_files(path, record["files"])
     missing = [name for name in runtimes.missing_packages(form) if name not in ("onnx", "tf2onnx")]
     if missing:
         raise MissingError(
@@ -157,6 +187,36 @@ def read_exported(path: Path) -> ExportedNetwork:
             "install what exports need with: python -m pip install 'ipucnn[export]'",
         )
     return ExportedNetwork(path, form, record)
+
+
+def _read_record(folder: Path) -> Dict[str, Any]:
+    record = read_record(folder / RECORD, "", _HINT)
+    problem = _problem(record)
+    if problem:
+        raise DataError(f"{folder / RECORD} {problem}", _HINT)
+    found: Dict[str, Any] = record
+    return found
+
+
+def _check_files(path: Path, files: Mapping[str, Any]) -> None:
+    """Refuses a network whose files are others than were proved, or more."""
+    pending, there = [path], {}
+    while pending:
+        place = pending.pop()
+        if kind_of(place) is Kind.FOLDER and (place == path or not is_link(place)):
+            pending += entries(place)
+        else:
+            there[place.relative_to(path.parent).as_posix()] = place
+    for name in sorted({*files, *there}):
+        said = files.get(name)
+        is_same = (
+            name in there and isinstance(said, dict) and said.get("sha256") == file_digest(there[name])[0]
+        )
+        if not is_same:
+            raise DataError(
+                f"{path.parent / name} is not the file that was proved: its SHA-256 is not that of {RECORD}",
+                "export the run again",
+            )
 
 
 def _problem(record: Any) -> str:
@@ -167,6 +227,8 @@ def _problem(record: Any) -> str:
     problem = problem or json_fields.wrong_field(record["setup"], _SETUP, _SETUP)
     if problem:
         return problem
+    if not record["file"] or Path(record["file"]).name != record["file"]:
+        return f"has the file {json_fields.brief(record['file'])}, which is no name of one beside it"
     setup, shape = record["setup"], record["input"].get("shape")
     if not (isinstance(shape, list) and len(shape) == 4 and all(map(is_count, shape[1:])) and all(shape[1:])):
         return "has no shape of the input"
@@ -208,6 +270,12 @@ class RuntimeSession(Session):
         self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
         self._network = network
         self._loaded: Optional[runtimes.Loaded] = None
+
+    @property
+    def runtime(self) -> str:
+        """Name and version of what runs the file, once it is loaded."""
+        assert self._loaded is not None
+        return self._loaded.runtime
 
     def take_preprocessing(self, affine: Any) -> bool:
         """Images come as the description of the input has them."""

@@ -34,16 +34,17 @@ from ipucnn.runs.images.outputs import (
     check_folder,
     check_outputs,
     check_pages,
+    most_probable,
     plan_files,
 )
 from ipucnn.runs.images.segmentation import (
     TiledNetwork,
     check_tile_size,
     check_views,
-    foreground_probability,
+    class_probabilities,
 )
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.text import printable, shown_value
 from ipucnn.training.evaluation import log_softmax
 
 CONTACT_SHEET = "contact-sheet.png"
@@ -269,9 +270,10 @@ class Page:
         name: of the input.
         number, pages: its place in the input, from 0, and how many the input has.
         image: uint8 [h, w, c].
-        probability: float32 [h, w], of class 1.
-        shown_class: the class that reports count and colour.
-        class_names: of both classes.
+        probability: float32 [h, w]: of two classes that of class 1, of more that of the most probable one.
+        predicted: uint8 [h, w], the most probable class.
+        shown_class: of two classes the one that reports count and colour.
+        class_names: of all classes.
     """
 
     name: str
@@ -279,6 +281,7 @@ class Page:
     pages: int
     image: np.ndarray
     probability: np.ndarray
+    predicted: np.ndarray
     shown_class: int
     class_names: Tuple[str, ...]
 
@@ -289,8 +292,8 @@ class Masks:
 
     Attributes:
         results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of
-            the pixels that are ``shown_name``, and ``files`` by kind.
-        shown_name: of the class that reports count and colour.
+            the pixels that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind.
+        shown_name: of two classes the one that reports count and colour; of more "foreground", all but class 0.
         num_failed: inputs that could not be read.
         num_pages, wall_s: pages segmented, and the seconds that it took without building the network and writing.
         tile_sizes: input sizes used.
@@ -352,19 +355,15 @@ def infer_masks(
     trained, paths, problems = _open(named, images, subset, outputs)
     check_tile_size(trained.record, tile_size)
     check_views(views)
-    if trained.source.info.num_classes != 2:
-        raise DataError(
-            f"{named.target} has {counted(trained.source.info.num_classes, 'class')}, and a mask has two",
-            "train with two classes",
-        )
+    num_classes = trained.source.info.num_classes
     _say_problems("segment", problems, paths, subset, say)
     for warning in trained.warnings:
         say(f"warning: {warning}")
     if subset is not None:
         name = trained.source.info.name.replace(":", "-").replace("/", "-")
-        files = [MaskFiles(output, f"{name}-{subset}", True, with_overlay)]
+        files = [MaskFiles(output, f"{name}-{subset}", True, with_overlay, num_classes)]
     else:
-        files = plan_files(paths, output, with_overlay)
+        files = plan_files(paths, output, with_overlay, num_classes)
     names = tuple(map(printable, trained.names()))
     shown = shown_class(names)
     network = TiledNetwork(trained, tile_size, verbose, views)
@@ -377,22 +376,28 @@ def infer_masks(
     results: List[Dict[str, Any]] = []
     done, wall_s = 0, 0.0
     for number, source in opened:
-        spool, pixels, found = PageSpool(), 0, 0
+        spools = [PageSpool() for _ in range(1 if num_classes == 2 else num_classes)]
+        counts: Any = np.zeros(num_classes, np.int64)
         for page, image in enumerate(source.pages()):
             network.prepare(image.shape)
             started = time.perf_counter()
-            probability = foreground_probability(network.logits(image))
+            probabilities = class_probabilities(network.logits(image))
             wall_s += time.perf_counter() - started
-            spool.append(probability)
-            pixels += probability.size
-            found += int(((probability > 0.5) == shown).sum())
-            on_page(Page(source.name, page, len(source.sizes), image, probability, shown, names))
+            for spool, probability in zip(spools, probabilities):
+                spool.append(probability)
+            predicted = most_probable(probabilities)
+            counts += np.bincount(predicted.reshape(-1), minlength=num_classes)
+            highest = probabilities[0] if num_classes == 2 else np.max(probabilities, axis=0)
+            on_page(Page(source.name, page, len(source.sizes), image, highest, predicted, shown, names))
             done += 1
             if on_pages is not None:
                 on_pages(done, total)
-        files[number].write(spool, source.pages, shown)
-        results.append(_masks_result(source, files[number], found / pixels))
-    return Masks(results, names[shown], failed, done, wall_s, network.tile_sizes, network.device)
+        files[number].write(spools, source.pages, shown)
+        shares = dict(zip(names, (counts / counts.sum()).tolist()))
+        share = shares[names[shown]] if num_classes == 2 else 1.0 - shares[names[0]]
+        results.append({**_masks_result(source, files[number], share), "shares": shares})
+    shown_name = names[shown] if num_classes == 2 else "foreground"
+    return Masks(results, shown_name, failed, done, wall_s, network.tile_sizes, network.device)
 
 
 def shown_class(class_names: Sequence[str]) -> int:

@@ -362,7 +362,7 @@ class Recorder:
             self._mlperf.start("eval_start", epoch_num=epoch)
         started = time.perf_counter()
         batch = training.program.validation_micro_batch_size * training.program.validation_num_replicas
-        batches = run_setup.evaluation_batches(training.setup, batch, self._session.evaluation_shard)
+        batches = run_setup.evaluation_batches(training.setup, batch, self._session)
         try:
             with self._session.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
@@ -492,6 +492,8 @@ class Recorder:
                 else {"weight_updates": state.weight_updates}
             ),
         }
+        if training.setup.record.own is not None:
+            meta["network"] = training.setup.record.own.to_data()
         if training.compilation.device.kind != "ipu":
             meta["threads"] = operation_threads()
         rate = float(training.schedule(np.asarray([state.weight_updates]))[0])

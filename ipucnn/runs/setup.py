@@ -100,9 +100,14 @@ def input_range(config: RunConfig, record: ModelRecord) -> str:
 def input_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """The input of a network without ``--image-size``: the data set's size, at least the network's smallest.
 
-    Data sets of many sizes take the network's own size, as its home data set does.
+    Data sets of many sizes take the network's own size, as its home data set does.  Of a network of one's own the
+    data decide what it leaves open, the channels too.
     """
     height, width = image_shape[0], image_shape[1]
+    if record.own is not None:
+        shape = zip(record.own.input_shape, image_shape, record.input_shape)
+        height, width, channels = (own or given or usual for own, given, usual in shape)
+        return int(height), int(width), int(channels)
     if height is None or width is None:
         return record.input_shape
     return max(height, record.min_size), max(width, record.min_size), record.input_shape[2]
@@ -119,12 +124,13 @@ def _largest_tile(record: ModelRecord, side: int) -> int:
 
 
 def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
-    """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images."""
+    """The input of a network for tiles of images without ``--image-size``: its own size, or less for small images, and
+    the images' channels."""
     sides = [
         min(own, _largest_tile(record, int(side or 0)))
         for own, side in zip(record.input_shape, image_shape[:2])
     ]
-    return sides[0], sides[1], record.input_shape[2]
+    return sides[0], sides[1], image_shape[2] or record.input_shape[2]
 
 
 def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]) -> None:
@@ -172,15 +178,18 @@ def prepare(
         ConfigurationError: an image size the network cannot take.
         DataError: files absent or damaged.
     """
-    from ipucnn.datasets.registry import DATASETS, known_as, open_dataset
+    from ipucnn.datasets.registry import DATASETS, check_divides, known_as, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
     wanted = trained_shape
     if wanted is None and config.image_size is not None:
         wanted = (*config.image_size, record.input_shape[2])
-        validate_input_shape(record, wanted)
+        if record.own is None:  # of which the data say the channels
+            validate_input_shape(record, wanted)
     if source is None:
+        if resolved.origins["validation_fraction"] == FLAG:
+            check_divides(resolved.choice, config.validation_fraction)
         folded = config.kfold is not None and config.fold is not None
         if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
             # The folds are those of the data set that the network was trained on: of another one all is taken.
@@ -203,12 +212,23 @@ def prepare(
             source = _fold(source, config, seed)
     if wanted is not None:
         shape = wanted
+        if record.own is not None and trained_shape is None:
+            shape = (*wanted[:2], input_shape_for(record, source.info.image_shape)[2])
     elif source.info.tiled and resolved.choice.name != record.home_dataset:
         shape = tile_shape_for(record, source.info.image_shape)
     elif resolved.choice.name == record.home_dataset:
         shape = record.input_shape
     else:
         shape = input_shape_for(record, source.info.image_shape)
+    if source.info.tiled:
+        channels = source.info.image_shape[2]
+        if trained_shape is not None and trained_shape[2] != channels:
+            kinds = ["grey" if n == 1 else "colour" for n in (channels, trained_shape[2])]
+            raise DataError(
+                f"the images of {source.info.name} are {kinds[0]}, and the network was trained on {kinds[1]} ones",
+                f"take {kinds[1]} images, or train on {kinds[0]} ones",
+            )
+        shape = (*shape[:2], channels)
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.tiled and outputs is not None:
@@ -388,11 +408,11 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
     return batches.take(count), count, size
 
 
-def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (1, 0)) -> "TfDataset":
+def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session] = None) -> "TfDataset":
     """The evaluation set in fixed shapes of at least ``batch_size``: whole multiples, for the host's speed.
 
     Args:
-        shard: (count, index): every ``count``-th batch from number ``index`` on.
+        session: that evaluates: of its share alone images are read; None: of all of them.
 
     Raises:
         ConfigurationError: one batch alone is too much for the host's memory.
@@ -411,7 +431,8 @@ def evaluation_batches(setup: Setup, batch_size: int, shard: Tuple[int, int] = (
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
         tile_step=setup.record.size_step,
-        shard=shard,
+        shard=(1, 0) if session is None else session.evaluation_shard,
+        part=(1, 0) if session is None else session.evaluation_part,
     )
 
 

@@ -28,6 +28,7 @@ from ipucnn.filesystem import (
     reason_of,
     temporary_of,
 )
+from ipucnn.models.registry import check_buildable, check_same_network, folder_name, saved_network
 from ipucnn.runs.checkpoints import is_whole
 from ipucnn.runs.folder import (
     CHECKPOINTS,
@@ -62,7 +63,7 @@ def is_cross_validation(resolved: Resolved) -> bool:
 
 
 def _numbered(model: str, dataset: str, root: Path, number: int) -> Path:
-    base = f"{model}-{dataset}".replace(":", "-").replace("/", "-")
+    base = f"{folder_name(model)}-{dataset}".replace(":", "-").replace("/", "-")
     return root / (base if number == 1 else f"{base}-{number}")
 
 
@@ -238,7 +239,10 @@ def differences(
         # How many replicas validate changes nothing that is trained.  The options that decide that, and the recipe,
         # were compared above; programs of earlier versions do not have the recipe.
         recipe = ("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing")
-        ignored = ("num_epochs", "num_executions", "splits_from", "validation_num_replicas", *recipe)
+        ignored = (
+            *("num_epochs", "num_executions", "splits_from", "validation_num_replicas", "frozen_layers"),
+            *recipe,
+        )
         # A program of an earlier version lacks what it did not know yet.
         since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
         here, there = program.to_dict(), {**since, **meta.get("program", {})}
@@ -416,7 +420,8 @@ def _continue(resolved: Resolved, path: Path) -> Start:
         )
     _check_checkpoint_dir(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
-        return _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
+        start = _going_on(start, *_read(expand(config.checkpoint_input_dir, "--checkpoint-input-dir")))
+        return _with_own_network(start, resolved)
     found, skipped = newest_checkpoint(folder.checkpoints)
     weights_alone = found if found is not None and not is_whole(found[1].meta) else None
     if weights_alone is not None:
@@ -427,8 +432,34 @@ def _continue(resolved: Resolved, path: Path) -> Start:
             hint = f"train on from the weights of its best validation with --weights {weights_alone[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
     if found is None:
-        return replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
-    return _going_on(start, found, skipped)
+        start = replace(start, notes=(f"{path} ended before its first checkpoint: the run begins again",))
+        return _with_own_network(start, resolved)
+    return _with_own_network(_going_on(start, found, skipped), resolved)
+
+
+def _with_own_network(start: Start, asked: Resolved) -> Start:
+    """A start that goes on with a network of one's own: as the command line names it, else as the checkpoint has it.
+
+    Raises:
+        ConfigurationError: neither does.
+        DataError: the checkpoint's is damaged.
+    """
+    resolved = start.resolved
+    if resolved.record.own is None:
+        return start
+    if "model_name" in asked.typed:
+        record = asked.record
+    elif start.checkpoint is not None:
+        command = f"ipucnn train {shown_value(resolved.record.name)} --resume --run-dir {start.folder.path}"
+        network = start.checkpoint.meta.get("network")
+        record = saved_network(resolved.record.name, network, f"checkpoint {start.checkpoint_path}", command)
+        check_buildable(record)
+    else:
+        raise ConfigurationError(
+            f"{start.folder.path} has no checkpoint that says what the network {shown_value(resolved.record.name)} is",
+            f"name it: ipucnn train {shown_value(resolved.record.name)} --resume --run-dir {start.folder.path}",
+        )
+    return replace(start, resolved=replace(resolved, record=record))
 
 
 def _check_checkpoint_dir(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
@@ -486,6 +517,7 @@ def check_same_run(
     """
     if start.checkpoint is None:
         return
+    check_same_network(start.resolved.record, start.checkpoint.meta, str(start.checkpoint_path))
     found = differences(start.checkpoint.meta, config, program, info, data_sha256)
     if found:
         raise ConfigurationError(

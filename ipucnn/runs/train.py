@@ -22,8 +22,10 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import check_output, exists, expand, free_bytes, is_written_to
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
+from ipucnn.models.build import freeze_layers
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
+    check_frozen,
     check_named_splits,
     check_splits,
     check_stages,
@@ -95,12 +97,13 @@ class TrainingRun:
         # Before data is touched; the rest of the Program needs the size of the data set.
         run_setup.check_effects(config, resolved.origins, make_layout(config))
         check_named_splits(resolved, run_setup.network_options)
+        frozen = check_frozen(resolved, run_setup.network_options)
         self.setup = run_setup.prepare(resolved, self.seed)
         run_setup.build_options(self.setup)
         self.info = self.setup.source.info
         self.program = make_program(
             config, self.info.num_train, seed=self.seed, num_instances=self.instances.num_shares
-        )
+        ).with_frozen(frozen)
         if runs_on_ipus(config.device):
             check_program(self.program, config, self.instances)
         self.optimizer = settings_of_run(config, self.program.global_batch_size)
@@ -225,6 +228,8 @@ class TrainingRun:
             model = run_setup.build(self.setup)
             graph = graph_of(model, record.name)
             check_splits(program.pipeline_splits, canonical_names(model))
+            if self.setup.config.freeze is not None:
+                self.program = program.with_frozen(freeze_layers(model, self.setup.config.freeze))
         if not program.pipeline_splits:
             check_stages(program.num_stages, graph)
 
@@ -301,6 +306,9 @@ class TrainingRun:
         if isinstance(self.instances, Workers):
             run = compared_options(config)
             run["data"] = self.data_sha256
+            if self.setup.record.own is not None:
+                run["the network's file"] = self.setup.record.own.sha256
+            run["the data set's file"] = self.resolved.choice.sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             run["the checkpoint"] = None if checkpoint is None else checkpoint.digest
             cluster, threads = join(self.instances, config, run, threads or num_cores())
@@ -368,6 +376,9 @@ class TrainingRun:
         timer = Timer()
         model = run_setup.build(self.setup)
         self._load_weights(model)
+        if config.freeze is not None:
+            frozen = freeze_layers(model, config.freeze, self.fresh_weights > 0)
+            self.program = self.program.with_frozen(frozen)
         self.program = settle_splits(self.program, model, self.resolved, self._saved_program())
         session.would_fit = would_fit(model, self.setup.record.name, self.program, config)
         loss = make_loss(run_setup.loss_name(config, self.setup.record.task), config.label_smoothing)
@@ -399,6 +410,8 @@ class TrainingRun:
         notes = self._notes_of_sharing(cluster, session.num_devices)
         notes += recorder.note_process(is_continued=self.start.checkpoint is not None)
         notes += [f"warning: {note}; passed over" for note in skipped]
+        if self.setup.record.own is not None:
+            notes += [f"note: {note}" for note in self.setup.record.own.notes]
         notes += self._room_wanted(session.state)
         if notes:
             yield Notes(notes)
@@ -488,7 +501,7 @@ class TrainingRun:
         program, batches = self.program, None
         if program.executions_per_validation:
             batch = program.validation_micro_batch_size * program.validation_num_replicas
-            batches = run_setup.evaluation_batches(self.setup, batch)
+            batches = run_setup.evaluation_batches(self.setup, batch, session)
         compilation = session.compile_ahead(self.dataset, batches)
         return {
             "model": self.setup.config.model_name,

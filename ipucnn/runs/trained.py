@@ -26,7 +26,15 @@ from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.machine import fix_threads, num_cores
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
-from ipucnn.models.registry import get_model, list_models
+from ipucnn.models.registry import (
+    ModelRecord,
+    check_buildable,
+    check_same_network,
+    find_network,
+    get_model,
+    list_models,
+    saved_network,
+)
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.exported import ExportedNetwork, is_exported, read_exported
@@ -55,6 +63,7 @@ class Named:
         flags: options given on the command line.
         which: ``--checkpoint``, which of a run's.
         weights: ``--weights``: imagenet, or a Keras weight file.
+        trust: ``--trust``: what is in a SavedModel may be executed.
     """
 
     command: str
@@ -62,6 +71,7 @@ class Named:
     flags: Mapping[str, Any]
     which: Optional[str] = None
     weights: Optional[str] = None
+    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,8 @@ class TrainedSetup(Setup):
 
     def build(self) -> "KerasModel":
         """The network with its weights (imports TensorFlow)."""
+        if self.runtime is not None and self.record.own is not None:
+            return None  # an exported file needs no network, and nobody named the one that this was
         model = run_setup.build(self)
         self.fill(model)
         return model
@@ -160,6 +172,8 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
     command, target, which = named.command, named.target, named.which
     path = expand(target, "RUN")
+    if named.trust and not is_exported(path):
+        raise ConfigurationError(f"--trust: {target} is no SavedModel", "drop it")
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which, "--checkpoint")):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
@@ -215,7 +229,7 @@ def task_of(named: Named) -> str:
         if is_keras_file(path):
             return get_model(str(named.flags["model_name"])).task
         if is_exported(path):
-            return read_exported(path).facts.task
+            return read_exported(path, named.trust).facts.task
         if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
@@ -260,17 +274,21 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         )
     run: Union[TrainedRun, ExportedNetwork]
     try:
-        run = read_exported(path) if is_exported(path) else open_run(path, which, command)
+        run = read_exported(path, named.trust) if is_exported(path) else open_run(path, which, command)
         facts = run.facts
     except KeyError as error:
         raise DataError(
             f"checkpoint {target} lacks {error.args[0]}",
             "give a checkpoint or run folder that `ipucnn train` wrote",
         ) from None
-    _refuse(flags, _NETWORK_OPTIONS, f"{target} is a run, which has its own network", "drop it")
+    record = _own_network(named, run)
+    refused = _NETWORK_OPTIONS if record is None else tuple(n for n in _NETWORK_OPTIONS if n != "model_name")
+    _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
     if not reads_data:
         _refuse_data(flags)
     resolved = resolve_saved(command, run.config, flags, reads_data=reads_data)
+    if record is not None:
+        resolved = replace(resolved, record=record)
     resolved = _here(command, resolved)
     if reads_data:
         setup, num_stored = _prepare(resolved, run.seed, run.input_shape)
@@ -295,6 +313,28 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
         names=lambda: facts.class_names,
         num_stored=num_stored,
     )
+
+
+def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:
+    """The record of a run's network if it is one of the user's own: as the command line names it, else as the
+    checkpoint has it; None of a registered network, and of an exported file, which needs none.
+
+    Raises:
+        ConfigurationError: the file that it needs was not named, or has changed.
+        DataError: the checkpoint has no network.
+    """
+    if isinstance(run, ExportedNetwork) or get_model(run.config.model_name).own is None:
+        return None
+    name, meta, what = run.config.model_name, run.checkpoint.meta, f"checkpoint {run.path}"
+    typed = named.flags.get("model_name")
+    if typed is not None:
+        record = find_network(str(typed))
+        check_same_network(record, meta, what)
+        return record
+    command = f"ipucnn {named.command} {named.target} --model-name {name}"
+    record = saved_network(name, meta.get("network"), what, command)
+    check_buildable(record)
+    return record
 
 
 def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:

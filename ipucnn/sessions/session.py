@@ -405,6 +405,11 @@ class Session:
         """(count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
         return 1, 0
 
+    @property
+    def evaluation_part(self) -> Tuple[int, int]:
+        """(count, index): :meth:`evaluate` and :meth:`logits` take this one of ``count`` equal parts of each batch."""
+        return 1, 0
+
     def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
         """What :meth:`execute` takes its batches from; a host's iterator goes on where it stopped."""
         return iter(dataset)
@@ -529,7 +534,7 @@ class Session:
         """Metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
 
         Args:
-            dataset: the part of it that :attr:`evaluation_shard` says; the metrics are over all of it.
+            dataset: what :attr:`evaluation_shard` and :attr:`evaluation_part` say; the metrics are over all of it.
             stop: whether to end before the end; see below.
 
         Raises:
@@ -546,7 +551,11 @@ class Session:
         """Each batch with its logits, in order; some batches may be taken ahead, to be computed together.
 
         Args:
-            batches: tuples that begin with images.
+            batches: tuples that begin with images, the part of each that :attr:`evaluation_part` says.
+
+        Yields:
+            Logits of the whole batch, after what stands beside its images, of the whole batch as well; images are those
+            that were given.
         """
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]

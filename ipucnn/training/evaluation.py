@@ -36,7 +36,8 @@ class EvaluationTotals:
 
     Args:
         num_classes: labels are 0 .. num_classes - 1.
-        loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - soft Dice, each sample by itself).
+        loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - mean soft Dice of the foreground classes, each
+            sample by itself).
         label_smoothing: of the cross-entropy.
     """
 
@@ -104,11 +105,11 @@ class EvaluationTotals:
         if self._dice_loss:
             truth = np.arange(1, self.num_classes) == labels[..., None]
             foreground = np.exp(logs[..., 1:])
-            axes = tuple(range(1, logs.ndim))
+            axes = tuple(range(1, logs.ndim - 1))
             overlap = (foreground * truth).sum(axis=axes)
             total = foreground.sum(axis=axes) + truth.sum(axis=axes)
             # As ipucnn.training.losses, with a micro-batch of one sample.
-            loss = loss + 1.0 - (2.0 * overlap + 1.0) / (total + 1.0)
+            loss = loss + (1.0 - (2.0 * overlap + 1.0) / (total + 1.0)).mean(axis=-1)
         return loss
 
     def _add_to_bins(self, confidence: np.ndarray, hits: np.ndarray) -> None:

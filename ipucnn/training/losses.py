@@ -54,7 +54,8 @@ def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing
 
 
 def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches: int) -> "Tensor":
-    """1 - soft Dice of the foreground classes (Milletari et al. 2016, arXiv:1606.04797), float32 (micro-batches,)."""
+    """1 - soft Dice (Milletari et al. 2016, arXiv:1606.04797), the mean of the foreground classes' Dice, so that a rare
+    class counts as much as a common one; float32 (micro-batches,)."""
     import tensorflow as tf
 
     classes = int(logits.shape[-1])
@@ -63,9 +64,9 @@ def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches:
     probabilities = probabilities * tf.cast(labels >= 0, tf.float32)[..., tf.newaxis]
     probabilities = tf.reshape(probabilities, [num_micro_batches, -1, classes])[..., 1:]
     truth = tf.reshape(truth, [num_micro_batches, -1, classes])[..., 1:]
-    overlap = tf.reduce_sum(probabilities * truth, axis=[1, 2])
-    total = tf.reduce_sum(probabilities, axis=[1, 2]) + tf.reduce_sum(truth, axis=[1, 2])
-    return 1.0 - (2.0 * overlap + 1.0) / (total + 1.0)
+    overlap = tf.reduce_sum(probabilities * truth, axis=1)
+    total = tf.reduce_sum(probabilities, axis=1) + tf.reduce_sum(truth, axis=1)
+    return tf.reduce_mean(1.0 - (2.0 * overlap + 1.0) / (total + 1.0), axis=1)
 
 
 def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunction:

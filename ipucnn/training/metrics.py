@@ -22,7 +22,8 @@ def batch_sums(
     Returns:
         ``samples``, ``loss``, ``top1`` and ``top5`` (weighted counts; for segmentation ``top1`` counts pixel
         fractions and the confusion counts ``true_positives``, ``predicted`` and ``actual`` are added, with two
-        classes the background's ``true_negatives``, ``predicted_background`` and ``actual_background`` too).
+        classes the background's ``true_negatives``, ``predicted_background`` and ``actual_background`` too, with more
+        classes ``right_of_K`` and ``either_of_K`` of each: pixels that are K in both, and the sum of those in either).
     """
     import tensorflow as tf
 
@@ -60,6 +61,12 @@ def batch_sums(
         sums["true_negatives"] = tf.reduce_sum(hits * (counts - foreground))
         sums["predicted_background"] = tf.reduce_sum(counts - claimed)
         sums["actual_background"] = tf.reduce_sum(counts - foreground)
+        return sums
+    for number in range(classes):
+        true = tf.cast(tf.equal(labels, number), tf.float32) * counts
+        found = tf.cast(tf.equal(predicted, number), tf.float32) * counts
+        sums[f"right_of_{number}"] = tf.reduce_sum(true * found)
+        sums[f"either_of_{number}"] = tf.reduce_sum(true) + tf.reduce_sum(found)
     return sums
 
 
@@ -78,7 +85,8 @@ class MetricTotals:
         """Means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
 
         With two classes of pixels also ``dice_background``, the score of class 0, and ``dice_all_foreground``,
-        what calling every pixel foreground scores: the figure that ``dice`` has to beat.
+        what calling every pixel foreground scores: the figure that ``dice`` has to beat.  With more classes
+        ``dice_class_K`` of each; of one that is neither there nor predicted it is 1.
         """
         t = self.totals
         n = t.get("samples", 0.0)
@@ -97,6 +105,11 @@ class MetricTotals:
             result["dice_background"] = 2 * t["true_negatives"] / both if both else 1.0
             pixels = t["actual"] + t["actual_background"]
             result["dice_all_foreground"] = 2 * t["actual"] / (t["actual"] + pixels) if pixels else 1.0
+        for key, right in t.items():
+            if key.startswith("right_of_"):
+                number = key[len("right_of_") :]
+                both = t[f"either_of_{number}"]
+                result[f"dice_class_{number}"] = 2 * right / both if both else 1.0
         return result
 
 

@@ -72,6 +72,8 @@ class Program:
     mixup: float = 0.0
     cutmix: float = 0.0
     random_erasing: float = 0.0
+    # Layers whose weights stay as they are, in the network's order; empty until the network is known
+    frozen_layers: Tuple[str, ...] = ()
     warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -106,6 +108,10 @@ class Program:
         if len(splits) != self.num_stages - 1:
             raise ValueError(f"{len(splits)} splits for {self.num_stages} stages")
         return replace(self, pipeline_splits=tuple(splits), splits_from=splits_from)
+
+    def with_frozen(self, frozen_layers: Sequence[str]) -> "Program":
+        """The same program with the layers filled in whose weights stay as they are."""
+        return replace(self, frozen_layers=tuple(frozen_layers))
 
     def with_fused(self, fused_micro_batches: int) -> "Program":
         """The same program with the host's choice filled in."""

@@ -182,14 +182,14 @@ def _horovod(machine: Any) -> Dict[str, Any]:
         machine.note("distributed.init")
         machine.horovod_ready = True
 
-    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py IpuHorovodBasics.init")
+    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py HorovodBasics.init")
     def ready() -> None:
         if not machine.horovod_ready:
             raise tf.errors.FailedPreconditionError(
                 None, None, "Horovod has not been initialized; use hvd.init()."
             )
 
-    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py IpuHorovodBasics.size")
+    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py HorovodBasics.size")
     def started(function: Any) -> Any:
         def call() -> int:
             if not machine.horovod_ready:

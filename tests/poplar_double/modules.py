@@ -1,11 +1,13 @@
 """The module tree of the double: ``tensorflow.python.ipu``, ``keras.ipu``, ``ipu_tensorflow_addons``, ``popdist``."""
 
 import contextlib
+import os
 import re
 import types
 from typing import Any, Dict, Iterator
 
 import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from . import addons, config, extension, instances, ops
 from .distribution import PopDistExtended
@@ -119,6 +121,53 @@ def _utils(machine: Any) -> types.ModuleType:
     )
 
 
+def _serving(machine: Any) -> types.ModuleType:
+    @like("ipu.serving.export_keras")
+    @rule("ipu serving.py export_keras", "ipu serving.py _export_saved_model")
+    def export_keras(
+        model: Any, export_dir: Any, batch_size: Any, output_names: Any, purge_export_dir: Any, **steps: Any
+    ) -> Any:
+        if not hasattr(model, "_double"):
+            raise ValueError("Provided model was not created inside an IPU strategy")
+        if any(step is not None for step in steps.values()):
+            raise NotImplementedError("the double has no steps before and after the network")
+        if os.path.isdir(export_dir) and os.listdir(export_dir) and not purge_export_dir:
+            raise ValueError("Directory is not empty. Please specify an empty directory.")
+        if output_names is not None and not isinstance(output_names, (str, list)):
+            raise TypeError(f"output_names must be either a string or a list, received {type(output_names)}")
+        shape = [batch_size or model.inputs[0].shape[0], *model.inputs[0].shape[1:]]
+        if shape[0] is None:
+            raise ValueError("the batch size must be given")
+        machine.device_ipus  # noqa: B018 - compiling needs a configured system
+        machine.note("export_keras", model=model.name, batch_size=batch_size, output_names=output_names)
+        names = [output_names] if isinstance(output_names, str) else output_names
+        spec = tf.TensorSpec(shape, model.inputs[0].dtype, name=model.inputs[0].name.split(":")[0])
+
+        @tf.function(input_signature=[spec])
+        def predict(images: Any) -> Any:
+            return model(images, training=False)
+
+        # Weights are part of the compiled program: what happens to the model later does not reach it.
+        frozen = convert_variables_to_constants_v2(predict.get_concrete_function())
+        module = tf.Module()
+        module.serve = tf.function(lambda images: frozen(images), input_signature=[spec])
+        tf.saved_model.save(module, export_dir)
+        assets = os.path.join(export_dir, "assets")
+        os.makedirs(assets, exist_ok=True)
+        with open(os.path.join(assets, "application.popef"), "wb") as file:
+            file.write(b"a program would be here")
+
+        def run(images: Any) -> Any:
+            if tuple(images.shape) != tuple(shape):
+                raise ValueError(f"compiled for {shape}, and these are {images.shape}")
+            found = tf.nest.flatten(frozen(images))
+            return found if names is None else dict(zip(names, found))
+
+        return run
+
+    return _module("tensorflow.python.ipu.serving", export_keras=export_keras)
+
+
 @own("the double's own table of modules against the recorded facts")
 def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Modules by the name they are imported as; ``keras.ipu`` is to be set on the Keras modules, too."""
@@ -140,6 +189,7 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
             "tensorflow.python.ipu.config", IPUConfig=config.make_config_class(machine), **functions, **enums
         ),
         "utils": _utils(machine),
+        "serving": _serving(machine),
         "ipu_strategy": _module(
             "tensorflow.python.ipu.ipu_strategy", IPUStrategy=strategy, IPUStrategyV1=strategy
         ),

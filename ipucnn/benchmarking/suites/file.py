@@ -24,6 +24,7 @@ from ipucnn.config.spec import EPOCH_IMAGES, EXECUTIONS, SECONDS, Number
 from ipucnn.config.values import BadValue
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
+from ipucnn.models.registry import is_own_name
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent
@@ -251,6 +252,11 @@ def _with_row(
 
 def _check_model(entry: run_options.Entry, source: str) -> None:
     try:
+        if is_own_name(str(entry.value)):
+            raise ConfigurationError(
+                f"{shown_value(str(entry.value))} is a network of one's own, and suites have registered ones",
+                f"measure it by itself: ipucnn benchmark {shown_value(str(entry.value))}",
+            )
         matching(str(entry.value))
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}, line {entry.line}: {error.message}", error.hint) from None

@@ -1,11 +1,12 @@
 """``imagemasks``: a folder of image and mask pairs, ``DIR/images/NAME.*`` with ``DIR/masks/NAME.*``.
 
 With ``DIR/train`` and ``DIR/val``, each with ``images`` and ``masks``, the parts are the user's; otherwise the
-last fifth of the pairs, in the order of their names, is for evaluation.
+last fifth of the pairs, in the order of their names, is for evaluation.  ``DIR/classes.txt`` says what the values of
+masks mean, where these are not the classes' numbers.
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterable, List, Set, Tuple
 
 import numpy as np
 
@@ -13,15 +14,23 @@ from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_f
 from ipucnn.datasets.images import opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.segmentation.isbi2012 import SHARE_HELD_OUT
-from ipucnn.datasets.segmentation.masks import as_grey, mask_values, pixels_of, to_classes
+from ipucnn.datasets.segmentation.masks import (
+    IMAGE_HINT,
+    MaskClasses,
+    check_values,
+    classes_of_values,
+    codes,
+    mask_pixels,
+    mask_values,
+    picture_pixels,
+    read_table,
+)
 from ipucnn.datasets.sources.imagefolder import EXTENSIONS, find_eval
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
 from ipucnn.text import counted, printable
 
 LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
-CLASS_NAMES = ("background", "foreground")
-IMAGE_HINT = "save it as 8-bit grey: PNG, TIFF or JPEG"
 _MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
 
 
@@ -50,32 +59,47 @@ def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
 
 
 def read_image(path: Path, max_pixels: int) -> Any:
-    """uint8 [h, w].  As ``infer`` reads images: colour, more bits and several pages are refused."""
+    """uint8 [h, w] of grey and [h, w, 3] of colour.  As ``infer`` reads images; several pages are refused."""
     origin = f"image {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, IMAGE_HINT) as image:
-        image.load()
-        count, page = int(getattr(image, "n_frames", 1)), as_grey(image)
-        pixels = np.array(page)
-    if page.mode != "L":
-        raise DataError(f"{origin} has {pixels_of(page.mode)}; images must be 8-bit grey", IMAGE_HINT)
+        count, pixels = int(getattr(image, "n_frames", 1)), picture_pixels(image, origin)
     if count > 1:
         raise DataError(f"{origin} has {count} pages", "save each page as an image of its own")
     return pixels
 
 
 def read_mask(path: Path, max_pixels: int) -> Any:
-    """uint8 [h, w]; a colour or 16-bit mask is refused, for it would not keep its two values."""
-    origin, hint = f"mask {printable(str(path))}", "masks are 8-bit grey PNG or TIFF"
-    with opened(read_file(str(path)), origin, max_pixels, hint) as image:
+    """Integers [h, w], or uint8 [h, w, 3] of a colour mask, as they are stored."""
+    origin = f"mask {printable(str(path))}"
+    with opened(read_file(str(path)), origin, max_pixels, "masks are grey PNG or TIFF") as image:
         image.load()
-        mode, pixels = image.mode, np.array(image)
-    if mode not in ("L", "1", "P"):
-        raise DataError(f"{origin} has pixels of mode {mode}", hint)
-    return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels
+        return mask_pixels(image, origin)
 
 
-def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
-    """Images [n, h, w, 1] and masks [n, h, w] with the values they are stored with, and warnings."""
+def find_classes(folder: Path, masks: Iterable[Tuple[Path, Any]]) -> MaskClasses:
+    """What the values of a set's masks mean: what its table says, or else what all masks have together.
+
+    Args:
+        folder: the table's.
+        masks: files with their pixels; none is read where there is a table.
+
+    Raises:
+        DataError: a table that is none, or values that are no classes.
+    """
+    table = read_table(folder)
+    if table is not None:
+        return table
+    values: Set[int] = set()
+    for path, pixels in masks:
+        origin = f"mask {printable(str(path))}"
+        found = mask_values(codes(pixels, False, origin))
+        check_values(found, origin)
+        values.update(found)
+    return classes_of_values(sorted(values), f"the masks of {printable(str(folder))}, taken together,")
+
+
+def _pairs(folder: Path) -> Tuple[List[str], Dict[str, Path], Dict[str, Path], List[str]]:
+    """Names that an image and a mask have, the files by name, and warnings."""
     images, masks = files_by_name(folder / "images", False), files_by_name(folder / "masks", True)
     names = sorted(set(images) & set(masks))
     if not names:
@@ -85,11 +109,18 @@ def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
         if alone:
             some = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
             passed_over.append(f"{folder}: passed over {counted(len(alone), what)} without a partner: {some}")
+    return names, images, masks, passed_over
+
+
+def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> Tuple[Any, Any]:
+    """Images uint8 [n, h, w, c] and their masks, uint8 [n, h, w] of classes."""
+    names, images, masks, _ = _pairs(folder)
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
-        image, mask = read_image(images[name], max_pixels), read_mask(masks[name], max_pixels)
-        if image.shape != mask.shape:
-            sizes = ["x".join(map(str, a.shape)) for a in (image, mask)]
+        image = read_image(images[name], max_pixels)
+        mask = classes.of(read_mask(masks[name], max_pixels), f"mask {printable(str(masks[name]))}")
+        if image.shape[:2] != mask.shape:
+            sizes = ["x".join(map(str, a.shape[:2])) for a in (image, mask)]
             raise DataError(
                 f"{images[name]} is {sizes[0]} pixels, but {masks[name]} is {sizes[1]}",
                 "an image and its mask have one size",
@@ -97,59 +128,72 @@ def _read_part(folder: Path, max_pixels: int) -> Tuple[Any, Any, List[str]]:
         if not pairs:
             # All are of this size; they are held twice while they become one array.
             check_memory(
-                4 * len(names) * image.size, f"{printable(str(folder))} with {len(names)} such images"
+                2 * len(names) * (image.size + mask.size),
+                f"{printable(str(folder))} with {len(names)} such images",
             )
-        if pairs and image.shape != pairs[0][0].shape:
-            sizes = ["x".join(map(str, a.shape)) for a in (pairs[0][0], image)]
-            raise DataError(
-                f"{images[name]} is {sizes[1]} pixels, but {images[names[0]]} is {sizes[0]}",
-                "all images of a set have one size: cut or pad them",
-            )
-        to_classes(mask[np.newaxis], f"mask {masks[name]}")
+        else:
+            _check_alike(image, images[name], pairs[0][0], images[names[0]])
         pairs.append((image, mask))
-    return np.stack([p[0] for p in pairs])[..., np.newaxis], np.stack([p[1] for p in pairs]), passed_over
+    stacked = np.stack([image for image, _ in pairs])
+    stacked = stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
+    return stacked, np.stack([mask for _, mask in pairs])
+
+
+def _check_alike(image: Any, path: Path, first: Any, first_path: Path) -> None:
+    if image.shape[:2] != first.shape[:2]:
+        sizes = ["x".join(map(str, a.shape[:2])) for a in (image, first)]
+        raise DataError(
+            f"{path} is {sizes[0]} pixels, but {first_path} is {sizes[1]}",
+            "all images of a set have one size: cut or pad them",
+        )
+    if image.ndim != first.ndim:
+        kinds = ["grey" if a.ndim == 2 else "colour" for a in (image, first)]
+        raise DataError(
+            f"{path} is {kinds[0]}, but {first_path} is {kinds[1]}",
+            "all images of a set are grey, or all are colour",
+        )
 
 
 def open_imagemasks(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSource:
-    """Reads all pairs.  Images are 8-bit grey; masks have 0 (class 0) and one other value (class 1).
+    """Reads all pairs.  Images are grey or colour; what masks may have, ``masks`` says.
 
     Raises:
-        DataError: no pairs, sizes that differ, a file that is damaged or no 8-bit grey image, a mask of more than two
-            values, or more pairs than half of the memory holds.
+        DataError: no pairs, sizes that differ, a file that is damaged or of other pixels, values of masks that are no
+            classes, or more pairs than half of the memory holds.
     """
     own_split = has_pairs(folder)
-    if own_split:
-        images, masks, passed_over = _read_part(folder, max_pixels)
-        if len(images) < 2:
-            raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
-        held_out = max(1, len(images) // SHARE_HELD_OUT)
-        parts = [(images[:-held_out], masks[:-held_out]), (images[-held_out:], masks[-held_out:])]
-    else:
+    parts = [folder]
+    if not own_split:
         evaluation = find_eval(folder)
         if not has_pairs(folder / "train") or evaluation is None or not has_pairs(evaluation):
             raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
-        parts, passed_over = [], []
-        for part in (folder / "train", evaluation):
-            images, masks, found = _read_part(part, max_pixels)
-            parts.append((images, masks))
-            passed_over += found
-        if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
-            sizes = ["x".join(map(str, images.shape[1:3])) for images, _ in parts]
-            raise DataError(
-                f"images of {sizes[0]} pixels in {folder / 'train'}, of {sizes[1]} in {evaluation}",
-                "all images of a set have one size: cut or pad them",
-            )
-    every_mask = np.concatenate([masks for _, masks in parts])
-    to_classes(every_mask, f"the masks of {folder}, taken together,")
-    if len(mask_values(every_mask)) < 2:
+        parts = [folder / "train", evaluation]
+    mask_paths: List[Path] = []
+    passed_over: List[str] = []
+    for part in parts:
+        names, _, masks, warnings = _pairs(part)
+        mask_paths += [masks[name] for name in names]
+        passed_over += warnings
+    classes = find_classes(folder, ((path, read_mask(path, max_pixels)) for path in mask_paths))
+    arrays = [_read_part(part, classes, max_pixels) for part in parts]
+    if own_split:
+        images, labels = arrays[0]
+        if len(images) < 2:
+            raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
+        held_out = max(1, len(images) // SHARE_HELD_OUT)
+        arrays = [(images[:-held_out], labels[:-held_out]), (images[-held_out:], labels[-held_out:])]
+    else:
+        first, last = (images[0] if images.shape[-1] > 1 else images[0, ..., 0] for images, _ in arrays)
+        _check_alike(last, parts[1], first, parts[0])
+    if len(set().union(*(mask_values(labels) for _, labels in arrays))) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", LAYOUT)
-    train, held = (ArrayExamples(images, (masks != 0).astype(np.uint8)) for images, masks in parts)
+    train, held = (ArrayExamples(images, labels) for images, labels in arrays)
     return array_source(
         train,
         held,
         name="imagemasks",
         task="segmentation",
-        class_names=CLASS_NAMES,
+        class_names=classes.names,
         location=str(folder),
         augmentation="elastic",
         warnings=passed_over,

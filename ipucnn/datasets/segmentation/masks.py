@@ -1,10 +1,180 @@
-"""Masks of two values, as people store them, to classes."""
+"""Masks as people store them, and which class each of their values is.
 
-from typing import Any, Tuple
+A mask says the class of each pixel.  Of two classes it has 0 and one other value, whichever (255, or 1).  Of more it
+has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` says which value, or which colour, is which class.
+"""
+
+from pathlib import Path
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.images import stretched
 from ipucnn.errors import DataError
+from ipucnn.filesystem import is_file, read_bytes
+from ipucnn.text import printable
+
+TABLE = "classes.txt"
+MOST_FOUND = 10
+"""Classes that masks may have without a table: more values are smoothed edges, or a number for each single object."""
+MOST_CLASSES = 255
+_MOST_TABLE_BYTES = 2**16
+_LARGEST_VALUE = 2**16 - 1
+TABLE_HINT = (
+    f"say in DIR/{TABLE} which value is which class, one per line: '0 background', '128 nucleus', ..."
+)
+
+
+class MaskClasses(NamedTuple):
+    """What the values of masks mean.
+
+    Attributes:
+        names: of the classes 0, 1, 2, ...
+        values: what stands for each class: a grey value, or red * 65536 + green * 256 + blue.
+        colours: whether values are colours.
+        any_other: whether each value but that of class 0 is class 1.
+    """
+
+    names: Tuple[str, ...]
+    values: Tuple[int, ...]
+    colours: bool = False
+    any_other: bool = False
+
+    def of(self, mask: Any, origin: str) -> Any:
+        """Classes uint8 [h, w] of a mask [h, w], or [h, w, 3] of colours.
+
+        Raises:
+            DataError: a value that is none of theirs.
+        """
+        flat = codes(mask, self.colours, origin)
+        if self.any_other:
+            return (flat != self.values[0]).astype(np.uint8)
+        order = np.argsort(self.values)
+        known = np.array(self.values, np.int64)[order]
+        places = np.minimum(np.searchsorted(known, flat), len(known) - 1)
+        wrong = known[places] != flat
+        if wrong.any():
+            value = int(flat[wrong][0])
+            shown = (
+                " ".join(map(str, (value >> 16, value >> 8 & 255, value & 255)))
+                if self.colours
+                else str(value)
+            )
+            raise DataError(
+                f"{origin} has {int(wrong.sum()):,} pixels that are no class, the first of the value {shown}",
+                f"name that value in {TABLE}, or mend the mask: no smoothing, no JPEG compression",
+            )
+        return order.astype(np.uint8)[places]
+
+
+BINARY = MaskClasses(("background", "foreground"), (0, 255), any_other=True)
+
+
+def codes(mask: Any, colours: bool, origin: str) -> Any:
+    """Integers [h, w] of a mask: grey values, or colours as one number.  A colour mask whose pixels are all grey is one
+    of grey values.
+
+    Raises:
+        DataError: colours where values are wanted.
+    """
+    if mask.ndim == 2:
+        if not colours:
+            return mask
+        mask = np.repeat(mask[..., np.newaxis], 3, axis=2)
+    if colours:
+        return (mask.astype(np.int64) * (65536, 256, 1)).sum(axis=2)
+    if (mask == mask[..., :1]).all():
+        return mask[..., 0]
+    raise DataError(
+        f"{origin} has colours, and no table says what they mean",
+        f"name them in DIR/{TABLE}, one per line: '255 0 0 tumour', or save masks as grey: 0, 1, 2, ...",
+    )
+
+
+def read_table(folder: Path) -> Optional[MaskClasses]:
+    """What ``classes.txt`` of a folder says; None where there is none.
+
+    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``, and its class is its place from 0; blank lines and those
+    that begin with # say nothing.
+
+    Raises:
+        DataError: it cannot be read, or says something else.
+    """
+    path = folder / TABLE
+    if not is_file(path):
+        return None
+    origin, hint = printable(str(path)), "write one class per line: '0 background' or '255 0 0 tumour'"
+    try:
+        text = read_bytes(path, _MOST_TABLE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{origin} is no UTF-8 text", hint) from error
+    rows: List[Tuple[Tuple[int, ...], str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        count = next((i for i, word in enumerate(words) if not _is_number(word)), len(words))
+        name = " ".join(words[count:])
+        value = tuple(int(word) for word in words[:count])
+        most = _LARGEST_VALUE if count == 1 else 255
+        if count not in (1, 3) or not name or not name.isprintable() or max(value) > most:
+            raise DataError(f"{origin}, line {number}: {printable(line.strip())!r} is no class", hint)
+        rows.append((value, name))
+    values, names = [value for value, _ in rows], [name for _, name in rows]
+    if not 2 <= len(rows) <= MOST_CLASSES:
+        raise DataError(f"{origin} has {len(rows)} classes; a mask has from 2 to {MOST_CLASSES}", hint)
+    if len({len(value) for value in values}) > 1:
+        raise DataError(f"{origin} has both grey values and colours", hint)
+    for what, all_of_them in (("value", values), ("name", names)):
+        twice = [one for i, one in enumerate(all_of_them) if one in all_of_them[:i]]
+        if twice:
+            shown = twice[0] if isinstance(twice[0], str) else " ".join(map(str, twice[0]))
+            raise DataError(f"{origin} has the {what} {shown} twice", hint)
+    colours = len(values[0]) == 3
+    packed = [value[0] * 65536 + value[1] * 256 + value[2] if colours else value[0] for value in values]
+    return MaskClasses(tuple(names), tuple(packed), colours)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= len(str(_LARGEST_VALUE))
+
+
+def classes_of_values(values: Sequence[int], origin: str) -> MaskClasses:
+    """What the values of all masks of a set mean where no table says it.
+
+    Raises:
+        DataError: neither 0 and one other, nor 0, 1, 2, ... without a gap.
+    """
+    if len([value for value in values if value]) <= 1:
+        return BINARY
+    check_values(values, origin)
+    if tuple(values) == tuple(range(len(values))) and len(values) > 2:
+        return MaskClasses(("background", *(f"class {value}" for value in values[1:])), tuple(values))
+    raise DataError(
+        f"{origin} has {_listed(values)}; a mask has 0 and one other value, or the classes 0, 1, 2, ... without a gap",
+        TABLE_HINT,
+    )
+
+
+def check_values(values: Sequence[int], origin: str) -> None:
+    """Refuses more values than classes may have without a table.
+
+    Raises:
+        DataError: they are more.
+    """
+    if len(values) > MOST_FOUND:
+        raise DataError(
+            f"{origin} has {_listed(values)}; a mask has one value for each class",
+            "save masks without smoothing or JPEG compression; where each object has a number of its own, write 1 for "
+            f"all objects of a class (more than {MOST_FOUND} classes are named in DIR/{TABLE})",
+        )
+
+
+def _listed(values: Sequence[int]) -> str:
+    if len(values) == 2:
+        return f"the values {values[0]} and {values[1]}"
+    shown = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
+    return f"{len(values)} different values ({shown})"
 
 
 def to_classes(masks: Any, origin: str) -> Any:
@@ -14,53 +184,97 @@ def to_classes(masks: Any, origin: str) -> Any:
         DataError: more values, or two values of which none is 0.
     """
     found = mask_values(masks)
-    others = [value for value in found if value != 0]
-    if len(others) > 1:
-        if len(found) == 2:
-            values = f"the values {found[0]} and {found[1]}"
-        else:
-            shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-            values = f"{len(found)} different values ({shown})"
+    if len([value for value in found if value]) > 1:
         raise DataError(
-            f"{origin} has {values}; a mask has 0 and one other",
+            f"{origin} has {_listed(found)}; a mask has 0 and one other",
             "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
         )
     return (masks != 0).astype(np.uint8)
 
 
 def mask_values(masks: Any) -> Tuple[int, ...]:
-    """The values there are, ascending."""
+    """The values there are, ascending, of integers from 0 to 65535."""
     counts = np.bincount(masks.reshape(-1), minlength=256)
     return tuple(int(value) for value in np.nonzero(counts)[0])
 
 
-# Which pictures count as 8-bit grey, for training on pairs and for segmentation alike.
+def mask_pixels(page: Any, origin: str) -> Any:
+    """[h, w] integers, or uint8 [h, w, 3] of colours, of a mask that Pillow has loaded; of a palette its numbers.
+
+    Raises:
+        DataError: floating-point or other pixels, or values beyond 65535.
+    """
+    hint = "save masks as grey PNG or TIFF, one value per class"
+    if page.mode in ("RGBA", "LA"):
+        page = _opaque(page, origin)
+    pixels = np.array(page)
+    if page.mode == "1":
+        return pixels.astype(np.uint8) * 255
+    if page.mode not in ("L", "P", "RGB") and not page.mode.startswith("I"):
+        raise DataError(f"{origin} has {pixels_of(page.mode)}", hint)
+    if pixels.size and not 0 <= int(pixels.min()) <= int(pixels.max()) <= _LARGEST_VALUE:
+        raise DataError(
+            f"{origin} has values from {pixels.min()} to {pixels.max()}; 0 to 65535 can be classes", hint
+        )
+    return pixels.astype(np.int64) if pixels.dtype != np.uint8 else pixels
 
 
+# Which pictures networks for masks take, for training on pairs and for segmentation alike.
+
+
+IMAGE_HINT = "save it as grey of 8 or 16 bits, or as 8-bit colour (RGB): TIFF, PNG or JPEG"
 _PIXELS = {
     "RGB": "colour (RGB)",
-    "RGBA": "colour (RGBA)",
+    "RGBA": "colour with transparent pixels (RGBA)",
     "CMYK": "colour (CMYK)",
     "P": "a colour palette",
+    "PA": "a palette with transparency",
     "L": "grey",
-    "LA": "grey with transparency",
-    "I;16": "16 bits per pixel",
-    "I;16B": "16 bits per pixel",
-    "I;16L": "16 bits per pixel",
-    "I;16N": "16 bits per pixel",
-    "I": "32 bits per pixel",
+    "LA": "grey with transparent pixels",
     "F": "floating-point pixels",
 }
 
 
 def pixels_of(mode: str) -> str:
     """What to call pixels, by Pillow's name of them."""
-    return _PIXELS.get(mode, f"pixels of mode {mode}")
+    if mode.startswith("I;16"):
+        return "16 bits per pixel"
+    return "32 bits per pixel" if mode.startswith("I") else _PIXELS.get(mode, f"pixels of mode {mode}")
 
 
-def as_grey(page: Any) -> Any:
-    """A Pillow image as 8-bit grey ("L") where it is one: bits and palettes of greys too.  Others stay."""
-    return page.convert("L") if page.mode == "1" or _has_grey_palette(page) else page
+def picture_pixels(page: Any, origin: str) -> Any:
+    """uint8 [h, w] of a grey Pillow image and [h, w, 3] of a colour one, which it loads.
+
+    Bits and palettes of greys are grey; other palettes are colour; an alpha channel that hides nothing is dropped.
+    Grey pixels of more than 8 bits are stretched (``images.stretched``).
+
+    Raises:
+        DataError: other pixels, or colour of more than 8 bits per channel.
+    """
+    # Of such colour Pillow keeps the upper bytes, which of a 12-bit camera are nearly black; asked before it loads.
+    is_deep = any(";16" in str(tile) for tile in page.tile)
+    page.load()
+    if page.mode in ("RGBA", "LA"):
+        page = _opaque(page, origin)
+    if is_deep and page.mode == "RGB":
+        raise DataError(f"{origin} has colour of 16 bits per channel", "save it as 8-bit colour (RGB)")
+    if page.mode == "1" or _has_grey_palette(page):
+        page = page.convert("L")
+    if page.mode == "P" and "transparency" not in page.info:
+        page = page.convert("RGB")
+    if page.mode in ("L", "RGB"):
+        return np.array(page)
+    if page.mode == "F" or page.mode.startswith("I"):
+        return stretched(np.array(page), origin)
+    raise DataError(f"{origin} has {pixels_of(page.mode)}", IMAGE_HINT)
+
+
+def _opaque(page: Any, origin: str) -> Any:
+    """A Pillow image without its alpha channel.  Raises DataError where that hides anything."""
+    lowest, _ = page.getchannel("A").getextrema()
+    if lowest < 255:
+        raise DataError(f"{origin} has {pixels_of(page.mode)}", "save it without transparency")
+    return page.convert(page.mode[:-1])
 
 
 def _has_grey_palette(page: Any) -> bool:

@@ -6,7 +6,7 @@ It is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*``, of which a share of each 
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -88,18 +88,31 @@ def _scan(part: Path, classes: Dict[str, int]) -> Tuple[FileExamples, int]:
 
 
 def _divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
-    """Training and evaluation examples: of each class so many are held out, one at least and not all.
-
-    Which, depends on their names: every run on every machine, whatever its seed, holds out the same, and images that
-    are added or taken away move at most as many others from one part to the other.
-    """
-    held_out: List[int] = []
+    """Training and evaluation examples, of each class as :func:`held_out` has it."""
+    chosen: List[int] = []
     for label in np.unique(examples.labels):
         (own,) = np.nonzero(examples.labels == label)
-        count = min(max(1, round(len(own) * share)), len(own) - 1)
-        held_out += sorted(own.tolist(), key=lambda index: _draw(examples.paths[index]))[:count]
-    rest = sorted(set(range(len(examples))) - set(held_out))
-    return examples.subset(rest), examples.subset(sorted(held_out))
+        chosen += [int(own[place]) for place in held_out([examples.paths[index] for index in own], share)]
+    rest = sorted(set(range(len(examples))) - set(chosen))
+    return examples.subset(rest), examples.subset(sorted(chosen))
+
+
+def held_out(paths: Sequence[str], share: float) -> Set[int]:
+    """Which images of one class are for evaluation: that share of them, one at least and not all.
+
+    It depends on their names: every run on every machine, whatever its seed, holds out the same, and images that
+    are added or taken away move at most as many others from one part to the other.
+    """
+    count = min(max(1, round(len(paths) * share)), len(paths) - 1)
+    return set(sorted(range(len(paths)), key=lambda index: _draw(paths[index]))[:count])
+
+
+def division(folder: Path, num_train: int, num_eval: int) -> str:
+    """What to tell the user of a folder that is divided here."""
+    return (
+        f"{printable(str(folder))} has no train/ and val/: {num_eval} of its {counted(num_train + num_eval, 'image')}, "
+        "the same in every run, are held out for evaluation (--validation-fraction says how many)"
+    )
 
 
 def _draw(path: str) -> bytes:
@@ -154,10 +167,7 @@ def open_imagefolder(
             raise DataError(
                 f"{folder}: every class has one image alone, and none can be held out", "add images"
             )
-        warnings.append(
-            f"{folder} has no train/ and val/: {len(evaluation)} of its {len(train) + len(evaluation)} images, the "
-            "same in every run, are held out for evaluation (--validation-fraction says how many)"
-        )
+        warnings.append(division(folder, len(train), len(evaluation)))
     else:
         evaluation, skipped_eval = _scan(evaluation_part, classes)
         for where, examples in ((part, train), (evaluation_part, evaluation)):

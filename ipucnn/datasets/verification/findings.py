@@ -77,7 +77,9 @@ CODES: Dict[str, Code] = {
         ERROR, "samples of another size than the set's", "bring all samples to one size, or remove them"
     ),
     "wrong-mode": Code(
-        ERROR, "images or masks that are not 8-bit grey", "save them as 8-bit grey: PNG or TIFF"
+        ERROR,
+        "images or masks of pixels that are not read, or grey images beside colour ones",
+        "save all images as grey of 8 or 16 bits, or all as 8-bit colour, and masks as grey",
     ),
     "odd-mode": Code(
         WARNING,
@@ -111,8 +113,8 @@ CODES: Dict[str, Code] = {
     ),
     "mask-values": Code(
         ERROR,
-        "masks with other values than 0 and one more, the same in all masks",
-        "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
+        "masks with values that are no class: of two classes 0 and one other, of more 0, 1, 2, ...",
+        "mend them, without smoothing or JPEG compression, or say in DIR/classes.txt which value is which class",
     ),
     "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
     "nothing-to-learn": Code(

@@ -16,13 +16,13 @@ from ipucnn.datasets.base import read_file
 from ipucnn.datasets.images import open_image, opened
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.segmentation.isbi2012 import open_volume, page_name, read_page
-from ipucnn.datasets.segmentation.masks import mask_values
+from ipucnn.datasets.segmentation.masks import BINARY, TABLE, MaskClasses, codes, mask_values
 from ipucnn.datasets.sources import imagefolder
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Measured, measure
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, file_size, is_folder, kind_of
+from ipucnn.filesystem import Kind, file_size, is_file, is_folder, kind_of
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
 
@@ -60,12 +60,22 @@ class _ClassFolders:
                 yield self.starts[at] + k, self.labels[at], folder / name
 
 
-def walk_imagefolder(survey: Survey, folder: Path) -> None:
-    places = {TRAIN: folder / "train", EVAL: imagefolder.find_eval(folder)}
+def walk_imagefolder(survey: Survey, folder: Path, validation_fraction: float) -> None:
     classes: Dict[str, int] = {}
-    listed: Dict[str, _ClassFolders] = {}
+    listed = {TRAIN: _ClassFolders(), EVAL: _ClassFolders()}
+    places = {TRAIN: folder / "train", EVAL: imagefolder.find_eval(folder)}
+    if imagefolder.is_undivided(folder):
+        places = {}
+        whole = _ClassFolders()
+        _list_classes(survey, TRAIN, folder, classes, whole, is_undivided=True)
+        for at, (class_folder, label) in enumerate(zip(whole.folders, whole.labels)):
+            names = whole.names(at)
+            chosen = imagefolder.held_out([str(class_folder / name) for name in names], validation_fraction)
+            for subset, files in listed.items():
+                own = [name for i, name in enumerate(names) if (i in chosen) == (subset == EVAL)]
+                if own:
+                    files.add(class_folder, label, own)
     for subset, place in places.items():
-        listed[subset] = _ClassFolders()
         if place is None or not is_folder(place):
             name = "train" if subset == TRAIN else " or ".join(imagefolder.EVAL_NAMES)
             survey.find("missing-subset", subset, f"there is no folder {name}")
@@ -76,9 +86,9 @@ def walk_imagefolder(survey: Survey, folder: Path) -> None:
     for subset, files in listed.items():
         into = survey.subsets[subset]
         into.name_of = files.name_of
-        chosen = (item for item in files if into.is_chosen(item[0]))
+        wanted = (item for item in files if into.is_chosen(item[0]))
         # Which images are drawn is asked here: the counting goes on while the next ones are decoded.
-        items = ((*item, survey.wants(position)) for position, item in enumerate(chosen, survey.num_done))
+        items = ((*item, survey.wants(position)) for position, item in enumerate(wanted, survey.num_done))
         for (number, label, path, _), look in in_order(
             lambda item: _look_at_file(item[2], item[3], survey.max_pixels), items
         ):
@@ -94,9 +104,15 @@ def walk_imagefolder(survey: Survey, folder: Path) -> None:
 
 
 def _list_classes(
-    survey: Survey, subset: str, place: Path, classes: Dict[str, int], files: _ClassFolders
+    survey: Survey,
+    subset: str,
+    place: Path,
+    classes: Dict[str, int],
+    files: _ClassFolders,
+    is_undivided: bool = False,
 ) -> None:
-    """Lists the class folders of a subset; those of the first one that is listed are the classes."""
+    """Lists the class folders of a subset; those of the first one that is listed are the classes, of a folder that
+    is divided here those with images."""
     is_first = not classes
     with survey.noting(subset, place.name, place):
         for entry in imagefolder.list_folder(place):
@@ -106,7 +122,9 @@ def _list_classes(
                     survey.find("passed-over", subset, f"{name}: not in a class folder")
                     continue
                 images = _list_images(survey, subset, path, name)
-                if is_first:
+                if is_undivided and not images:
+                    survey.find("passed-over", subset, f"{name}: a folder without images")
+                elif is_first:
                     classes[entry.name] = len(classes)
                 elif entry.name not in classes and images:
                     survey.find("unknown-class", subset, f"{name}: {len(images)} images")
@@ -380,7 +398,6 @@ _BELOW = ("images", "masks")
 
 
 def walk_imagemasks(survey: Survey, folder: Path) -> None:
-    survey.class_names = imagemasks.CLASS_NAMES
     places = {TRAIN: folder / "train"} if is_folder(folder / "train") else {}
     evaluation = imagefolder.find_eval(folder)
     if evaluation is not None:
@@ -398,6 +415,8 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
         held_out = max(1, len(pairs[TRAIN]) // isbi2012.SHARE_HELD_OUT)
         pairs = {TRAIN: pairs[TRAIN][:-held_out], EVAL: pairs[TRAIN][-held_out:]}
     survey.expect({subset: len(found) for subset, found in pairs.items()})
+    classes = _mask_classes(survey, folder, [mask for found in pairs.values() for _, mask in found])
+    survey.class_names = tuple(map(printable, classes.names))
     other: Optional[int] = None
     for subset, found in pairs.items():
         names = [_below(image, folder) for image, _ in found]
@@ -409,24 +428,46 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
             with survey.noting(subset, names[number], image_path):
                 check_png(read_file(str(image_path)), f"image {image_path}")
                 image = imagemasks.read_image(image_path, survey.max_pixels)
-                survey.tally("size", _size(image.shape), subset, names[number])
+                survey.tally("size", _size(image.shape[:2]), subset, names[number])
+                survey.tally("pixels", "grey" if image.ndim == 2 else "colour", subset, names[number])
             mask_name = _below(mask_path, folder)
             with survey.noting(subset, mask_name, mask_path):
                 check_png(read_file(str(mask_path)), f"mask {mask_path}")
                 mask = imagemasks.read_mask(mask_path, survey.max_pixels)
-                other = _check_mask(survey, subset, mask_name, mask, other)
+                if classes.any_other:
+                    mask = codes(mask, False, f"mask {mask_path}")
+                    other = _check_mask(survey, subset, mask_name, mask, other)
+                mask = classes.of(mask, f"mask {mask_path}")
             if image is None or mask is None:
                 survey.passed(subset)
-            elif image.shape != mask.shape:
+            elif image.shape[:2] != mask.shape:
                 survey.find(
                     "wrong-shape",
                     subset,
-                    f"{names[number]}: {_size(image.shape)}, its mask {_size(mask.shape)}",
+                    f"{names[number]}: {_size(image.shape[:2])}, its mask {_size(mask.shape)}",
                 )
                 survey.passed(subset)
             else:
-                survey.add_mask(subset, number, image[..., np.newaxis], (mask != 0).astype(np.uint8))
+                survey.add_mask(subset, number, image[..., np.newaxis] if image.ndim == 2 else image, mask)
     survey.odd_ones("size", "wrong-shape")
+    survey.odd_ones("pixels", "wrong-mode")
+
+
+def _mask_classes(survey: Survey, folder: Path, paths: List[Path]) -> MaskClasses:
+    """What the masks' values mean; where they do not belong together, two classes, of which each mask is judged."""
+
+    def readable() -> Iterator[Tuple[Path, Any]]:
+        for path in paths:
+            with contextlib.suppress(DataError):  # noted when it is its turn
+                yield path, imagemasks.read_mask(path, survey.max_pixels)
+
+    if is_file(folder / TABLE):
+        with survey.noting(None, TABLE, folder / TABLE):
+            return imagemasks.find_classes(folder, ())
+        return BINARY
+    with contextlib.suppress(DataError):
+        return imagemasks.find_classes(folder, readable())
+    return BINARY
 
 
 def _pairs(survey: Survey, subset: str, place: Path) -> List[Tuple[Path, Path]]:

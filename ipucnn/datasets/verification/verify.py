@@ -16,6 +16,7 @@ from ipucnn.datasets.registry import (
     TFDS_PREFIX,
     Choice,
     canonical,
+    check_divides,
     choose_dataset,
     fetch,
     find_location,
@@ -75,6 +76,7 @@ def verify(
     image_size: Optional[Tuple[int, int]] = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
     watcher: Optional[Watcher] = None,
+    validation_fraction: Optional[float] = None,
 ) -> Verification:
     """Looks at every sample of a data set.
 
@@ -86,12 +88,15 @@ def verify(
         image_size: (height, width) of the network's input: smaller images are noted; the size of generated sets.
         max_pixels: what an image may have at most.
         watcher: what hears of the progress.
+        validation_fraction: of each class of a folder without train/ and val/, the share that is for evaluation.
 
     Raises:
         DataError: the set is not here at all.
         MissingError: a package or the network is needed.
-        ConfigurationError: a limit is not a number.
+        ConfigurationError: a limit is not a number, or a fraction of what is divided already.
     """
+    if validation_fraction is not None:
+        check_divides(choice, validation_fraction)
     has_files = choice.name.startswith(TFDS_PREFIX) or bool(DATASETS[choice.name].files)
     location = fetch(choice, download) if has_files else None
     is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
@@ -123,7 +128,7 @@ def verify(
     elif is_records:
         walk_records(survey, location)
     else:
-        walk_imagefolder(survey, location)
+        walk_imagefolder(survey, location, validation_fraction or imagefolder.HELD_OUT_SHARE)
     return survey.finish(allow_partial)
 
 
@@ -158,7 +163,7 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         return _choose_folder(name)
     if known in ("imagefolder", "imagemasks", "imagenet"):
         # Without one of its subsets training would not take it; here that is a finding.
-        is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_subset
+        is_kind = _has_pairs_somewhere if known == "imagemasks" else _has_classes
         if known == "imagenet":
             is_kind = _has_subset_or_shards
         below = [folder / part for part in DATASETS[known].folders]
@@ -187,7 +192,7 @@ def _choose_folder(name: str) -> Choice:
     if not found:
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
-            "class folders in train/ and val/, images/ and masks/, or the files of "
+            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
             "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
         )
     return _only(found, folder)
@@ -220,13 +225,18 @@ def _find_kinds(folder: Path) -> List[Choice]:
         found.append(Choice("imagenet", folder, ""))
     elif _has_pairs_somewhere(folder):
         found.append(Choice("imagemasks", folder, "", "segmentation"))
-    elif _has_subset(folder):
+    elif _has_classes(folder):
         found.append(Choice("imagefolder", folder, ""))
     return found
 
 
 def _has_subset(folder: Path) -> bool:
     return is_folder(folder / "train") or imagefolder.find_eval(folder) is not None
+
+
+def _has_classes(folder: Path) -> bool:
+    """Whether there is a part of an image folder, or class folders that are divided here."""
+    return _has_subset(folder) or (is_folder(folder) and imagefolder.is_undivided(folder))
 
 
 def _has_subset_or_shards(folder: Path) -> bool:

@@ -288,6 +288,9 @@ class BatchNormalization(keras.layers.Layer):
     the layer is Keras' batch norm and updates them itself.  The moving variance takes the unbiased
     estimate, as the fused kernel of the SDK's TensorFlow does (``FusedBatchNormV3``).
 
+    A frozen one (``trainable`` False) normalises by its moving statistics in training, too, and leaves them as they
+    are, as Keras' own does since TensorFlow 2.
+
     Args:
         moves_once: the moving statistics move once per weight update, by the statistics of all its micro-batches
             (``custom_batch_norm``), and not with every micro-batch.
@@ -339,7 +342,8 @@ class BatchNormalization(keras.layers.Layer):
 
     def call(self, inputs: Tensor, training: Optional[bool] = None, mask: Optional[Tensor] = None) -> Tensor:
         context = current_context()
-        if not training and (context is None or not context.measures):
+        uses_batch = training or (context is not None and context.measures)
+        if not (uses_batch and self.trainable):
             factor, offset = self.affine()
             return inputs * factor + offset
         return self.normalised(inputs, ghost_batch_norm)

@@ -39,7 +39,8 @@ def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
     graph = known_graph(record, options)
     if graph is None:
         graph = build_graph(record, options)
-        _write_cached(record, options, graph)
+        if record.own is None:
+            _write_cached(record, options, graph)
     return graph
 
 
@@ -50,6 +51,8 @@ def known_graph(record: ModelRecord, options: BuildOptions) -> Optional[LayerGra
         ConfigurationError: an option the network can't have.
     """
     check_options(record, options)
+    if record.own is not None:
+        return None  # what a function makes depends on more than its file
     shipped = read_shipped(record, graph_key(record, options))
     return shipped if shipped is not None else _read_cached(record, options)
 

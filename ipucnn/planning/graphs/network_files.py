@@ -95,6 +95,8 @@ class _Network:
         self.path, self.name = path, name
         self._entries: Dict[str, _Entry] = {}
         self._calls: Calls = []
+        # Of each layer the prefix of the model that it is in, and its name there.
+        self._places: Dict[str, Tuple[str, str]] = {}
         self._recorded: Dict[Call, Shape] = {}
         self._arithmetic: Dict[str, Arithmetic] = {}
         self._weights: Optional[Dict[str, Tuple[Shape, ...]]] = None
@@ -147,10 +149,13 @@ class _Network:
                 if len(sources) != 1:
                     what = f"'{shown_value(prefix + own)}' of {self.name} reads {len(sources)} tensors"
                     raise DataError(what, _FUNCTIONAL_HINT)
-                done[own, call] = self._expand(entry, f"{prefix}{own}/", sources[0], flat, is_trained)
+                done[own, call] = self._expand(entry, f"{prefix}{own}_", sources[0], flat, is_trained)
             elif own == first[0] and source is not None:
                 done[own, call] = source
             else:
+                if self._places.setdefault(f"{prefix}{own}", (prefix, own)) != (prefix, own):
+                    what = f"{self.name} has two layers '{shown_value(prefix + own)}'"
+                    raise DataError(what, "rename one of them, or the model that one is in")
                 done[own, call] = self._add(entry, f"{prefix}{own}", flat, sources, is_trained)
         if last not in done:
             raise DataError(f"{self.name}: its output '{shown_value(last[0])}' is no layer of it", HINT)
@@ -263,7 +268,7 @@ class _Network:
                     self._weights = {layer.name: tuple(layer.shapes) for layer in file.layers}
             except UserError:
                 pass  # a network may be saved without weights
-        return self._weights.get(name.rpartition("/")[2], ())
+        return self._weights.get(self._places[name][1], ())
 
 
 def _product(shape: Shape) -> int:

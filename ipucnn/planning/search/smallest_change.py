@@ -259,7 +259,10 @@ def _held(
     return f"the fullest IPU is then predicted to hold {held} of its {there}{verdict}"
 
 
-# --- the question of a run: no answer where nothing tried is predicted to fit, or the planner does not know the network
+# --- the question of a run: no answer where nothing tried is predicted to fit in training, and advice without a promise
+# where the planner does not know the network
+
+_UNKNOWN = "the planner cannot compute this network, so nothing is predicted"
 
 
 def would_fit(model: "KerasModel", name: str, program: Program, config: RunConfig) -> MemoryAdvice:
@@ -271,7 +274,8 @@ def would_fit(model: "KerasModel", name: str, program: Program, config: RunConfi
         program: that runs; its splits are filled in.
         config: of the run.
     """
-    return _asking(model, name, lambda: program, config, training=True, renamed=None)
+    advice = "try a smaller --micro-batch-size, --recomputation or more stages"
+    return _asking(model, name, lambda: program, config, training=True, renamed=None, advice=advice)
 
 
 def prediction_would_fit(model: "KerasModel", name: str, config: RunConfig, command: str) -> MemoryAdvice:
@@ -318,11 +322,14 @@ def prediction_would_fit(model: "KerasModel", name: str, config: RunConfig, comm
         if command in spec.commands:
             renamed[BY_NAME[option].flag] = spec.flag
     smaller = BY_NAME[size].flag if command in BY_NAME[size].commands else ""
-    advice = f"use a smaller {smaller}, or --device cpu" if smaller else "use --device cpu"
-    ask = _asking(model, name, program, one_stage, training=False, renamed=renamed)
+    advice = f"try a smaller {smaller}, or use --device cpu" if smaller else "use --device cpu"
+    ask = _asking(model, name, program, one_stage, training=False, renamed=renamed, advice=advice)
 
     def asked(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
-        return ask(overuse, without) or advice
+        found = ask(overuse, without)
+        if found is None and without is None:
+            return "nothing that was tried is predicted to fit: use --device cpu"
+        return found
 
     return asked
 
@@ -335,12 +342,14 @@ def _asking(
     *,
     training: bool,
     renamed: Optional[Dict[str, str]],
+    advice: str,
 ) -> MemoryAdvice:
     """The question to ask about a program.
 
     Args:
         make: the program that ran out of memory, asked for only then: no run fails for the sake of a hint.
         renamed: flags of training that may be proposed, and what they are called; None: all, as they are.
+        advice: where nothing can be predicted.
     """
 
     def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
@@ -357,7 +366,7 @@ def _asking(
             )
         except UserError:
             # A layer that the planner does not know: the error that is being explained matters more.
-            return None
+            return _UNKNOWN if without is not None else f"{_UNKNOWN}; {advice}"
         if change is not None and renamed is not None:
             change = replace(change, flags=tuple(renamed.get(word, word) for word in change.flags))
         return hint_for(change)

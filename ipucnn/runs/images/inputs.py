@@ -36,7 +36,7 @@ from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamples, read_file
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels
-from ipucnn.datasets.segmentation.masks import as_grey, pixels_of
+from ipucnn.datasets.segmentation.masks import IMAGE_HINT, picture_pixels
 from ipucnn.datasets.sources.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, absolute, shown
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 SUBSETS = ("eval", "train")
 POLL_S = 0.2
 VOLUME_ENDINGS = (".tif", ".tiff")
-HINT = "save it as 8-bit grey: TIFF (of one or many pages), PNG or JPEG"
 Decoded = Union[np.ndarray, DataError]
 """An image's pixels, or what is wrong with it."""
 _Task = Optional[Tuple["ImageInput", "Future[Decoded]"]]
@@ -309,8 +308,8 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
 
     Args:
         path: any format that Pillow reads.
-        channels: of the network's input: 1 takes grey pages, 3 colour ones.  Nothing is converted: other
-            pixels than those that a network was trained with mean nothing to it.
+        channels: of the network's input: 1 takes grey pages, 3 colour ones.  Neither is made of the other; grey of
+            more than 8 bits is stretched page by page, as for training.
         max_pixels: what a page may have at most.
 
     Raises:
@@ -342,7 +341,7 @@ def _read_again(
 
 def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
     origin = f"image {printable(path)}"
-    with image_files.opened(data, origin, max_pixels, HINT) as image:
+    with image_files.opened(data, origin, max_pixels, IMAGE_HINT) as image:
         yield from _pages_of(image, path, origin, channels, max_pixels)
 
 
@@ -364,16 +363,15 @@ def _decode(image: "Image", number: int, where: str, channels: int, max_pixels: 
     try:
         image.seek(number)
         check_pixels(image.width, image.height, max_pixels, where)
-        image.load()
-        page = as_grey(image)
-        pixels = np.array(page)
+        pixels = picture_pixels(image, where)
     except DataError:
         raise
     except Exception as error:
         raise DataError(f"{where} is damaged: {error}", "get the file again") from error
-    if page.mode != ("L" if channels == 1 else "RGB"):
-        wanted = "8-bit grey" if channels == 1 else "8-bit colour"
-        raise DataError(f"{where} has {pixels_of(page.mode)}; the network takes {wanted}", HINT)
+    is_grey = pixels.ndim == 2
+    if is_grey != (channels == 1):
+        kinds = ("grey", "colour (RGB)") if is_grey else ("colour (RGB)", "grey")
+        raise DataError(f"{where} is {kinds[0]}; the network takes {kinds[1]}", f"save it as {kinds[1]}")
     if not pixels.size:
         raise DataError(f"{where} has no pixels", "remove it")
-    return pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
+    return np.asarray(pixels[..., np.newaxis] if is_grey else pixels)

@@ -4,6 +4,7 @@ Output files are checked before any work.  Results wait for them on disk, so tha
 number of images.
 """
 
+import colorsys
 import csv
 import json
 import os
@@ -36,6 +37,11 @@ TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; what a header and its tables take is far below the difference."""
 OVERLAY_COLOUR = (213, 94, 0)
 OVERLAY_SHARE = 0.6
+CLASS_COLOURS = (
+    *(OVERLAY_COLOUR, (0, 114, 178), (0, 158, 115), (204, 121, 167)),
+    *((240, 228, 66), (86, 180, 233), (230, 159, 0)),
+)
+"""Of the classes 1, 2, ...: those that the colour-blind tell apart too (Okabe and Ito 2008); class 0 has none."""
 
 
 class Spool:
@@ -157,34 +163,46 @@ class MaskFiles:
         folder: made when the first file is written.
         stem: of the names.
         is_volume: TIFF, else PNG.
+        num_classes: of two, class 1 has a probability map; of more each.
     """
 
-    def __init__(self, folder: Path, stem: str, is_volume: bool, with_overlay: bool) -> None:
+    def __init__(
+        self, folder: Path, stem: str, is_volume: bool, with_overlay: bool, num_classes: int = 2
+    ) -> None:
         ending = ".tif" if is_volume else ".png"
         self.is_volume = is_volume
-        self.paths: Dict[str, Path] = {
-            kind: folder / f"{stem}-{kind}{ending}"
-            for kind in ("probability", "mask", *(["overlay"] if with_overlay else []))
-        }
+        kinds = ["probability"] if num_classes == 2 else [f"probability-{k}" for k in range(num_classes)]
+        kinds += ["mask", "overlay"] if with_overlay else ["mask"]
+        self.paths: Dict[str, Path] = {kind: folder / f"{stem}-{kind}{ending}" for kind in kinds}
 
     def write(
-        self, probabilities: PageSpool, pages: Callable[[], Iterator[np.ndarray]], shown_class: int
+        self,
+        probabilities: Sequence[PageSpool],
+        pages: Callable[[], Iterator[np.ndarray]],
+        shown_class: int,
     ) -> None:
         """Writes all of them, each whole or not at all.
 
         Args:
-            probabilities: of class 1.
+            probabilities: of class 1, or where there are more than two of each class.
             pages: the images, uint8 [h, w, c].
-            shown_class: 0 or 1, the class that overlays colour.
+            shown_class: of two classes the one that overlays colour, 0 or 1.
         """
+
+        def classes() -> Iterator[np.ndarray]:
+            return map(most_probable, zip(*probabilities))
+
+        is_binary = len(probabilities) == 1
         makers: Dict[str, Callable[[], Iterator[np.ndarray]]] = {
-            "probability": lambda: map(_stored(self.is_volume), probabilities),
-            "mask": lambda: map(to_mask, probabilities),
-            "overlay": lambda: (
-                overlay(image, (probability > 0.5) == shown_class)
-                for image, probability in zip(pages(), probabilities)
-            ),
+            f"probability-{k}": lambda spool=spool: map(_stored(self.is_volume), spool)  # type: ignore[misc]
+            for k, spool in enumerate(probabilities)
         }
+        makers["probability"] = makers["probability-0"]
+        makers["mask"] = lambda: (255 * mask if is_binary else mask for mask in classes())
+        makers["overlay"] = lambda: (
+            overlay(image, mask == shown_class) if is_binary else class_overlay(image, mask)
+            for image, mask in zip(pages(), classes())
+        )
         for kind, path in self.paths.items():
             make_folder(path.parent, "--output")
             write_atomically(path, partial(self._write_one, makers[kind]))
@@ -193,9 +211,11 @@ class MaskFiles:
         write_pages(into, make(), self.is_volume)
 
 
-def to_mask(probability: np.ndarray) -> np.ndarray:
-    """uint8 [h, w]: 255 where class 1 is more probable, else 0."""
-    return np.where(probability > 0.5, np.uint8(255), np.uint8(0))
+def most_probable(probabilities: Sequence[np.ndarray]) -> np.ndarray:
+    """uint8 [h, w]: the most probable class, of the probability [h, w] of class 1, or of those of each class."""
+    if len(probabilities) == 1:
+        return (probabilities[0] > 0.5).astype(np.uint8)
+    return np.argmax(np.stack(probabilities), axis=0).astype(np.uint8)
 
 
 def _stored(is_volume: bool) -> Callable[[np.ndarray], np.ndarray]:
@@ -210,6 +230,27 @@ def overlay(image: np.ndarray, tinted: np.ndarray) -> np.ndarray:
     colours = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
     tint = (1 - OVERLAY_SHARE) * colours + OVERLAY_SHARE * np.array(OVERLAY_COLOUR)
     return np.where(tinted[..., None], tint.round().astype(np.uint8), colours)
+
+
+def class_colour(number: int) -> Tuple[int, int, int]:
+    """Of class 1, 2, ...: after the first seven, hues that turn by the golden angle."""
+    if number <= len(CLASS_COLOURS):
+        return CLASS_COLOURS[number - 1]
+    red, green, blue = colorsys.hsv_to_rgb(number * 0.381966 % 1.0, 0.75, 0.9)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def coloured(mask: np.ndarray) -> np.ndarray:
+    """uint8 [h, w, 3] of classes [h, w]: class 0 is black."""
+    table = [(0, 0, 0), *(class_colour(k) for k in range(1, int(mask.max(initial=0)) + 1))]
+    return np.array(table, np.uint8)[mask]
+
+
+def class_overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """uint8 [h, w, 3]: a grey or colour image [h, w, c], each class but 0 in its colour."""
+    colours = np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
+    tint = (1 - OVERLAY_SHARE) * colours + OVERLAY_SHARE * coloured(mask)
+    return np.where((mask > 0)[..., None], tint.round().astype(np.uint8), colours)
 
 
 def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> None:
@@ -256,7 +297,9 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def plan_files(paths: Sequence[str], folder: Path, with_overlay: bool) -> List[MaskFiles]:
+def plan_files(
+    paths: Sequence[str], folder: Path, with_overlay: bool, num_classes: int = 2
+) -> List[MaskFiles]:
     """Where the results of image files go: below ``folder`` as the images lie below the folder they have in common.
 
     Of two files that differ in their ending alone both keep it in the results' names.
@@ -272,7 +315,7 @@ def plan_files(paths: Sequence[str], folder: Path, with_overlay: bool) -> List[M
         # Names that differ only in upper and lower case are one on some file systems.
         twins = sum(other.lower() == stem.lower() for other in stems)
         name = stem if twins == 1 else os.path.relpath(place, base)
-        files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay))
+        files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay, num_classes))
     images = {os.path.realpath(place) for place in places}
     for one in files:
         for path in one.paths.values():

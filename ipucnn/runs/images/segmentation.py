@@ -240,6 +240,15 @@ def foreground_probability(logits: np.ndarray) -> np.ndarray:
     return probability.astype(np.float32)
 
 
+def class_probabilities(logits: np.ndarray) -> List[np.ndarray]:
+    """float32 [h, w] each, of logits [h, w, classes]: of two classes that of class 1, of more those of all."""
+    if logits.shape[-1] == 2:
+        return [foreground_probability(logits)]
+    return [
+        np.float32(part) for part in np.moveaxis(special.softmax(logits.astype(np.float64), axis=-1), -1, 0)
+    ]
+
+
 @dataclass(frozen=True)
 class Picture:
     """One image, its mask and its prediction, all of the pixels that are predicted.

@@ -75,6 +75,8 @@ def find_fast_layers(
     for name in (step.name for step in steps):
         layer, following = layers[name], next_of(name)
         if isinstance(layer, (BatchNormalization, GroupNormalization)):
+            if isinstance(layer, BatchNormalization) and not layer.trainable:
+                continue  # Frozen: it knows no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
             if HAS_KERNELS and following is not None and activation != "linear":
                 found.done_before.append(following.name)

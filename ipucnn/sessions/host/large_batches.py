@@ -35,13 +35,13 @@ class LargeBatches:
         on_cpu: whether this runs on a CPU.
 
     Attributes:
-        names: of the moving statistics.
+        names: of the moving statistics, but for those of frozen layers.
     """
 
     def __init__(
         self, model: KerasModel, arithmetic: Arithmetic, unpack: Callable[[Tensor], Tensor], on_cpu: bool
     ) -> None:
-        norms = [layer.name for layer in model.layers if isinstance(layer, BatchNormalization)]
+        norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self.names = [f"{norm}/{moving}" for norm in norms for moving in ("moving_mean", "moving_variance")]
         if not self.names:
             return

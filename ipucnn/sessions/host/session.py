@@ -25,7 +25,8 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.models.names import is_moving_statistic
+from ipucnn.models.architecture import own_layers
+from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.large_batches import LargeBatches
@@ -211,7 +212,7 @@ class HostSession(Session):
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
-            statistics = {name: v for name, v in weights.kept.items() if is_moving_statistic(name)}
+            statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
 
@@ -232,6 +233,7 @@ class HostSession(Session):
 
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
+            _check_own_layers(model, program)
             chunks = program.num_micro_batches // program.fused_micro_batches
             check_share(chunks, self._cluster.count, len(self.places))
             self.program = program
@@ -280,7 +282,9 @@ class HostSession(Session):
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: Optional[MakeDataset],
     ) -> int:
-        """How many micro-batches are computed as one, as worker 0 finds best."""
+        """How many micro-batches are computed as one, as worker 0 finds best; one where layers may mix samples."""
+        if own_layers(model):
+            return 1
         per_sample = activation_bytes_per_sample(model)
         memory = self.device.memory_bytes if self._on_cpu else 0
         sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
@@ -548,6 +552,23 @@ class HostSession(Session):
         """Rounds the weights for whatever is no training; those of a checkpoint may have come in between."""
         assert self._weights is not None
         self._weights.settle()
+
+
+def _check_own_layers(model: KerasModel, program: Program) -> None:
+    """Refuses to compute micro-batches together whose samples a layer of the user's own may mix.
+
+    Raises:
+        ConfigurationError: naming the layer.
+    """
+    own = own_layers(model)
+    together = max(program.fused_micro_batches, program.dbn_replica_group_size)
+    if own and together > 1:
+        option = "--fused-micro-batches" if program.fused_micro_batches > 1 else "--dbn-replica-group-size"
+        raise ConfigurationError(
+            f"{option} {together}: layer '{own[0]}' of the network is of a class of its own and may mix samples, so "
+            "that micro-batches are computed one by one",
+            f"drop {option}",
+        )
 
 
 @contextlib.contextmanager

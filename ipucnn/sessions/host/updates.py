@@ -113,7 +113,7 @@ class UpdateLoop:
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
             self._scale = self.scaler.factor
-        norms = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
                 weights.kept[f"{layer.name}/moving_mean"],

@@ -26,8 +26,8 @@ class Predictor:
     """Runs one network on batches.
 
     Several batches together are one execution, filled up to whole micro-batches of all replicas.  The last one is
-    filled up with zeros: a shorter one would have to be compiled.  Instances of ``poprun`` that are given the same
-    batches share the samples: each computes its part of them, and all get the logits of all.
+    filled up with zeros: a shorter one would have to be compiled.  Instances of ``poprun`` share the samples, whether
+    they are given the same batches or a part of each: all get the logits of all.
 
     Args:
         device: where.
@@ -37,7 +37,7 @@ class Predictor:
         gives_zeros: IPUs make up what they compute on, or nothing is executed: whatever comes back is zeros.
         prepare: gives the model its pipelining options, or None without a pipeline.
         program: of the pipeline, or None.
-        shares: all instances are given the same batches, and share them; else each has batches of its own.
+        shares: the samples are all instances'; else each has its own.
     """
 
     def __init__(
@@ -71,33 +71,56 @@ class Predictor:
         """Each batch with its float32 logits [n, ...], in order; some batches are taken ahead.
 
         Args:
-            batches: tuples that begin with images [n, height, width, channels].
+            batches: tuples that begin with images [n, height, width, channels], the same in all instances.
         """
+        return self._logits(batches, self._parts, self._part)
+
+    def logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
+        """Each batch with its logits, where an instance is given no more than its part of each.
+
+        Args:
+            batches: (images, labels, weights), of the same shapes in all instances.
+
+        Yields:
+            The instance's own images, labels and weights of all instances, in their order; and logits of all.
+        """
+        for batch, found in self._logits(batches, 1, 0):
+            if self._parts > 1:
+                together = [self._join(np.asarray(own)) for own in (*batch[1:], found)]
+                batch, found = (batch[0], *map(tf.constant, together[:-1])), together[-1]
+            yield batch, found
+
+    def _join(self, own: np.ndarray) -> np.ndarray:
+        """What each instance has, one after the other; whole numbers are below 2**24, and pass through 32 bits."""
+        return self._device.gather_over_instances(own).reshape((-1, *own.shape[1:])).astype(own.dtype)
+
+    def _logits(self, batches: Iterable[Batch], parts: int, part: int) -> Iterator[Tuple[Batch, np.ndarray]]:
+        """Of all samples that are given, this instance computes number ``part`` of so many parts."""
         held: List[Batch] = []
         waiting = 0
         for batch in batches:
             held.append(batch)
             waiting += len(batch[0])
-            if waiting >= self._largest * self._per_step * self._parts:
-                yield from zip(held, self._run([b[0] for b in held]))
+            if waiting >= self._largest * self._per_step * parts:
+                yield from zip(held, self._run([b[0] for b in held], parts, part))
                 held, waiting = [], 0
         if held:
-            yield from zip(held, self._run([b[0] for b in held]))
+            yield from zip(held, self._run([b[0] for b in held], parts, part))
 
-    def _run(self, parts: List[Tensor]) -> List[np.ndarray]:
+    def _run(self, batches: List[Tensor], parts: int, part: int) -> List[np.ndarray]:
         """The logits of some batches of images."""
-        images = np.concatenate([np.asarray(part) for part in parts])
+        images = np.concatenate([np.asarray(batch) for batch in batches])
         dtype = tf.as_dtype(self._made.model.inputs[0].dtype).as_numpy_dtype
         if dtype == np.uint8:
             images = np.rint(images)
-        self._choose_steps(len(images))
+        self._choose_steps(-(-len(images) // parts))
         capacity = self._steps * self._per_step
         found = []
-        for start in range(0, len(images), capacity * self._parts):
+        for start in range(0, len(images), capacity * parts):
             # Where fewer are left than all instances take, some compute zeros alone: they all run the same program.
-            part = images[start + self._part * capacity :][:capacity]
+            own = images[start + part * capacity :][:capacity]
             filled = np.zeros((capacity, *images.shape[1:]), dtype)
-            filled[: len(part)] = part
+            filled[: len(own)] = own
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
@@ -110,15 +133,15 @@ class Predictor:
                 raise RuntimeError(
                     f"{capacity} images were sent to the IPUs, and {len(logits)} results came back"
                 )
-            if self._parts > 1:
-                logits = self._device.gather_over_instances(logits).reshape((-1, *logits.shape[1:]))
+            if parts > 1:
+                logits = self._join(logits)
             found.append(logits[: len(images) - start])
-        ends: np.ndarray = np.cumsum([len(part) for part in parts])[:-1]
+        ends: np.ndarray = np.cumsum([len(batch) for batch in batches])[:-1]
         return np.split(np.concatenate(found), ends)
 
     def _choose_steps(self, count: int) -> None:
         """Compiles for executions of the right size for ``count`` samples, if the present ones are far too small."""
-        needed = -(-count // (self._per_step * self._parts))
+        needed = -(-count // self._per_step)
         needed = min(-(-needed // self._depth) * self._depth, self._largest)
         if self._steps and needed < _WORTH_COMPILING * self._steps:
             return

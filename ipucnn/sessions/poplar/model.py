@@ -8,6 +8,9 @@ so the network is read as a blueprint and built again, with a fixed micro-batch:
 - group norm and dropout become those of ``ipu_tensorflow_addons``;
 - depthwise convolutions become Keras' own: what makes them fast on a CPU has no place on an IPU.
 
+A frozen layer is frozen here, too, and a frozen batch norm is Keras' own, which then normalises by its moving
+statistics in training.
+
 Some layers only a model on IPUs has: seeded dropout, preprocessing, batch statistics as outputs.  Last, each layer is
 given the stage of the pipeline in which it runs.
 """
@@ -315,6 +318,8 @@ class _Builder:
     def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """The output of a step."""
         common = {"name": step.name, "dtype": _policy(self.shape.precision)}
+        if not step.config["trainable"]:
+            common["trainable"] = False
         kind = step.layer_class
         if kind is ours.BatchNormalization:
             return self._normalised(step, inputs, common)
@@ -335,6 +340,8 @@ class _Builder:
         return _plain(kind, step, common)(inputs)
 
     def _normalised(self, step: Step, inputs: Tensor, common: Dict[str, Any]) -> Tensor:
+        if not step.config["trainable"]:
+            return _batch_norm(step.config, common)(inputs)
         if step.config["moves_once"]:
             if self.shape.purpose != TRAINING:
                 return _batch_norm(step.config, common)(inputs)

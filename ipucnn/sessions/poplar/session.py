@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -332,6 +333,44 @@ class PoplarSession(Session):
             shares=self._shares,
         )
 
+    def write_program(
+        self, model: KerasModel, folder: Path, batch_size: int, output_name: str
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        """Writes a network as a SavedModel that holds the program of one IPU, for TensorFlow Serving.
+
+        What it holds was compiled: nobody reads layers or weights out of it again.
+
+        Args:
+            model: with the weights to use.
+            folder: absent or empty.
+            batch_size: images of each call.
+            output_name: of the logits in the signature; the input is called as the network's.
+
+        Returns:
+            Runs what was written: images of one batch -> float32 logits.
+
+        Raises:
+            MissingError: there is no IPU.
+            InfeasibleError: the network does not fit on one.
+        """
+        self._network = model
+        self._attach(1, None)
+        with self._device.scope():
+            made = self._build(PREDICTION, batch_size, "serving")
+            # So many calls of the network run together: more of them would make the first result wait.
+            made.model.compile(steps_per_execution=1)
+        with self._device.running(training=False):
+            predict = self._device.api.ipu.serving.export_keras(
+                made.model, str(folder), batch_size, output_names=output_name
+            )
+
+        def run(images: np.ndarray) -> np.ndarray:
+            with self._device.running(training=False):
+                found = predict(tf.constant(images, made.model.inputs[0].dtype))
+            return np.asarray(found[output_name], np.float32)
+
+        return run
+
     def _validation(self) -> Predictor:
         """The predictor, with the trained weights."""
         if self._predictor is None:
@@ -367,7 +406,7 @@ class PoplarSession(Session):
     ) -> Dict[str, float]:
         """IPUs give the logits, the host adds up: every sample of weight 1 counts exactly once.
 
-        Instances share the samples, and each has the totals of all.
+        Each instance has the totals of all.
         """
 
         def unless_stopped() -> Iterator[Batch]:
@@ -385,10 +424,15 @@ class PoplarSession(Session):
                 totals.add(batch_sums(logits, labels, weights, losses))
         return totals.result()
 
+    @property
+    def evaluation_part(self) -> Tuple[int, int]:
+        """(instances of ``poprun``, which one this is)."""
+        return self._device.instances.count, self._device.instances.index
+
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Several batches are one execution."""
-        return self._validation().logits(batches)
+        return self._validation().logits_of_parts(batches)
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Logits of each element; several elements are one execution."""
-        return [found for _, found in self.logits((images,) for images in dataset)]
+        """Logits of each element; several elements are one execution.  Instances are given the same."""
+        return [found for _, found in self._validation().logits((images,) for images in dataset)]

@@ -25,7 +25,7 @@ from tensorflow import keras
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.config.options import RunConfig
-from ipucnn.models.names import is_moving_statistic
+from ipucnn.models.names import MOVING_STATISTICS, is_moving_statistic
 from ipucnn.sessions.poplar.device import CompiledModule, Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
@@ -530,7 +530,8 @@ class TrainedNetwork:
         p = self._program
         if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.once:
             return []
-        return [v for name, v in self.made.weights.items() if is_moving_statistic(name)]
+        names = [f"{norm}/{moving}" for norm in self.made.norms for moving in MOVING_STATISTICS]
+        return [self.made.weights[name] for name in names]
 
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
@@ -603,7 +604,9 @@ def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
     ids -= {id(tf_variable(v)) for norm in made.once for v in (norm.moving_mean, norm.moving_variance)}
     names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
-    statistics = {name: v for name, v in made.weights.items() if is_moving_statistic(name)}
+    frozen = tuple(f"{layer.name}/" for layer in made.model.layers if not layer.trainable)
+    moving = [name for name in made.weights if is_moving_statistic(name) and not name.startswith(frozen)]
+    statistics = {name: made.weights[name] for name in moving}
     return Optimizer(settings, [made.weights[name] for name in names], names, statistics)
 
 

@@ -1,0 +1,410 @@
+"""Networks of one's own: of a function in a Python file or an installed package, of a .keras file, or of a checkpoint.
+
+Whatever it comes from, a network of one's own becomes an :class:`Architecture`, is made of that with the layers that
+registered networks have exchanged, too, and is kept as that in checkpoints.  A Python file is run when the network is
+first built, and only one that the command line names (``python_files.py``).
+
+Layers of classes of the user's own stay as they are.  Nobody knows whether they mix the samples of a micro-batch, so
+that micro-batches are computed one by one; what remembers something from batch to batch, or draws random numbers by
+itself, is refused, for neither could be continued to the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import random
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.aliases import KerasLayer, KerasModel, Tensor
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import file_size, read_bytes
+from ipucnn.models.architecture import (
+    Architecture,
+    Own,
+    blueprint_of,
+    from_data,
+    read_architecture,
+)
+from ipucnn.models.blueprint import Blueprint
+from ipucnn.models.keras_files import read_configuration
+from ipucnn.python_files import (
+    entry_point,
+    find_function,
+    label_of,
+    load_entry_point,
+    own_code_failed,
+)
+from ipucnn.text import counted, shown_value
+
+GROUP = "ipucnn.models"
+"""Entry points of installed packages: functions as those of Python files."""
+_CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
+# Operations that change something that the next call sees, draw random numbers from a hidden state, or are Python.
+_REMEMBERS = re.compile(
+    "(Assign|EagerPyFunc|Multinomial|ParameterizedTruncatedNormal|PyFunc|Random|Resource(Apply|Scatter)|Rng|"
+    "Stateful(?!PartitionedCall)|TruncatedNormal)"
+)
+Make = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class OwnNetwork:
+    """A network that is not registered.
+
+    Attributes:
+        name: as the user names it.
+        sha256: of the file it is in; of an installed package's function of what names it.
+        make: makes a Keras model of (input shape, classes); None where the architecture is known at once.
+        architecture: of the network; of a function once it was called.
+        needs: what has to be named to build it, if it is known by a run folder alone and has classes of its own.
+        notes: what a user should know of the network that was built, a sentence each.
+    """
+
+    name: str
+    sha256: str
+    make: Optional[Make] = None
+    architecture: Optional[Architecture] = None
+    needs: Optional[str] = None
+    notes: List[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """A short name of letters that folders and layers can have."""
+        return label_of(self.name)
+
+    @property
+    def input_shape(self) -> Tuple[Optional[int], ...]:
+        """(height, width, channels) that it takes, None where the data decide."""
+        known = self.architecture if self.make is None else None
+        return (None, None, None) if known is None else known.input_shape
+
+    @property
+    def num_classes(self) -> Optional[int]:
+        """Logits that it gives, None where the data decide."""
+        known = self.architecture if self.make is None else None
+        return None if known is None else known.num_outputs
+
+    def to_data(self) -> Dict[str, Any]:
+        """What a checkpoint keeps of the network that was built: all that it takes to build it again, but for classes
+        of the user's own."""
+        assert self.architecture is not None
+        return {"name": self.name, "sha256": self.sha256, **self.architecture.to_data()}
+
+    @staticmethod
+    def seeded(seed: int) -> ContextManager[None]:
+        """Inside, layers of the user's own draw the initial weights of a seed."""
+        return seeded(seed, "initial weights")
+
+    def check_buildable(self) -> None:
+        """Refuses what is needed and was not named.
+
+        Raises:
+            ConfigurationError: with what to type.
+        """
+        if self.needs is None:
+            return
+        layers = () if self.architecture is None else self.architecture.own_layers
+        what = f"layers of its own ({', '.join(map(shown_value, layers))})" if layers else "layers"
+        raise ConfigurationError(
+            f"the network is {shown_value(self.name)}, whose {what} are in that file alone, and a file is run only if "
+            "the command line names it",
+            f"if you trust it, type: {self.needs}",
+        )
+
+    def blueprint(self, images: Tensor, num_classes: int, seed: int = 0) -> Blueprint:
+        """The network as steps of stock layers, and of the user's own.
+
+        Raises:
+            ConfigurationError: whatever cannot be trained as Keras would, by name.
+        """
+        from ipucnn.models.editing import use_grouped_convolutions
+
+        own: Own = {}
+        shape = tuple(int(n) for n in images.shape[1:])
+        self.check_buildable()
+        if self.make is not None:
+            self.architecture, own = self._made(shape, num_classes, seed)
+        assert self.architecture is not None
+        self.check_input(shape)
+        self.notes = [f"{shown_value(self.name)}: {note}" for note in self.architecture.notes]
+        if own:
+            kinds = ", ".join(f"{shown_value(name)} ({own[name][0].__name__})" for name in own)
+            self.notes.append(
+                f"{shown_value(self.name)}: micro-batches are computed one by one, because layers of its own may mix "
+                f"their samples: {kinds}"
+            )
+        name = shown_value(self.name)
+        with seeded(seed, "own"):
+            blueprint, model = blueprint_of(self.architecture, own, images, name)
+        self._check_output(model, num_classes)
+        for layer in own:
+            _check_own_layer(name, model.get_layer(layer))
+        if model.losses:
+            raise ConfigurationError(
+                f"{name}: layers of it add {counted(len(model.losses), 'loss')}, and training has its own",
+                "drop them; --weight-decay and --l2-regularization hold for the whole network",
+            )
+        _exchange(blueprint, model, name)
+        use_grouped_convolutions(blueprint)
+        return blueprint
+
+    def _made(self, shape: Tuple[int, ...], num_classes: int, seed: int) -> Tuple[Architecture, Own]:
+        """What the function makes."""
+        from tensorflow import keras
+
+        assert self.make is not None
+        name = shown_value(self.name)
+        with seeded(seed, "own"):
+            model = self.make(shape, num_classes)
+        if not isinstance(model, keras.Model):
+            raise ConfigurationError(
+                f"{name} returned {shown_value(type(model).__name__)}, wanted a functional or sequential Keras model",
+                _CONTRACT,
+            )
+        kind = "Sequential" if isinstance(model, keras.Sequential) else "Functional"
+        is_graph = (
+            kind == "Sequential" or getattr(model, "_is_graph_network", False) or type(model) is keras.Model
+        )
+        if not is_graph and "Functional" not in {c.__name__ for c in type(model).__mro__}:
+            raise ConfigurationError(
+                f"{name} returned a {shown_value(type(model).__name__)}, a model whose layers are hidden in its code",
+                "return keras.Model(inputs, outputs), or a keras.Sequential",
+            )
+        try:
+            config = model.get_config()
+        except UserError:
+            raise
+        except Exception as error:
+            failed = own_code_failed(error, f"get_config of a layer of {name}")
+            raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
+        architecture, own, live = read_architecture(name, kind, config, model, renumbers=True)
+        _check_untrained(name, architecture, live)
+        return architecture, own
+
+    def check_input(self, shape: Sequence[int]) -> None:
+        """Refuses images of another shape than the network takes, as far as that is known.
+
+        Raises:
+            ConfigurationError: they are.
+        """
+        known = () if self.architecture is None else self.architecture.input_shape
+        if all(wanted in (None, given) for wanted, given in zip(known, shape)):
+            return
+        takes = "x".join("any" if n is None else str(n) for n in known)
+        hint = "build it for the shape that the function is given"
+        if self.make is None:
+            hint = "drop --image-size, or take data of as many channels"
+        raise ConfigurationError(
+            f"{shown_value(self.name)} takes images of {takes}, and is to be built for "
+            f"{'x'.join(map(str, shape))} (height, width, channels)",
+            hint,
+        )
+
+    def _check_output(self, model: KerasModel, num_classes: int) -> None:
+        shape = tuple(model.output.shape)
+        if len(shape) == 2 and shape[1] == num_classes:
+            return
+        gives = (
+            counted(int(shape[1] or 0), "logit") if len(shape) == 2 else f"numbers of the shape {shape[1:]}"
+        )
+        raise ConfigurationError(
+            f"{shown_value(self.name)} gives {gives} for each image, and the data have "
+            f"{counted(num_classes, 'class')}",
+            "end it with keras.layers.Dense(num_classes)"
+            if self.make is not None
+            else "take data of as many classes, or save the network with another last layer",
+        )
+
+
+def _check_untrained(name: str, architecture: Architecture, live: Dict[str, KerasLayer]) -> None:
+    """Refuses weights that were loaded into a network: what begins at 0 or 1 tells.
+
+    Raises:
+        ConfigurationError: naming the first.
+    """
+    for layer in architecture.layers:
+        settings = layer.settings or {}
+        for weight in live[layer.name].weights if layer.name in live else ():
+            base = weight.name.split("/")[-1].split(":")[0]
+            kind = (settings.get(f"{base}_initializer") or {}).get("class_name")
+            if kind in ("Zeros", "Ones") and np.any(weight.numpy() != (kind == "Ones")):
+                raise ConfigurationError(
+                    f"{name} returned a network whose weights were loaded (layer '{shown_value(layer.name)}'), "
+                    "and training draws its own with the seed",
+                    "return it untrained (weights=None); --weights begins with weights that were trained",
+                )
+
+
+def _check_own_layer(name: str, layer: KerasLayer) -> None:
+    """Refuses a layer of the user's own that remembers something, or is not of float32.
+
+    Raises:
+        ConfigurationError: naming it and the operation.
+    """
+    import tensorflow as tf
+
+    what = f"{name}: layer '{shown_value(layer.name)}' ({shown_value(type(layer).__name__)})"
+    if layer.compute_dtype != "float32":
+        raise ConfigurationError(
+            f"{what} computes in {layer.compute_dtype}",
+            "leave types out of the network: --precision 16.16 trains in 16 bits",
+        )
+    tensors = layer.input if isinstance(layer.input, (list, tuple)) else [layer.input]
+    options = {"training": True} if "training" in inspect.signature(layer.call).parameters else {}
+
+    def call(*values: Tensor) -> Tensor:
+        return layer(values[0] if len(values) == 1 else list(values), **options)
+
+    specs = [tf.TensorSpec([2, *tensor.shape[1:]], tf.float32) for tensor in tensors]
+    try:
+        graph = tf.function(call, autograph=False).get_concrete_function(*specs).graph.as_graph_def()
+    except Exception as error:
+        raise own_code_failed(error, what) from error
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    found = next((node.op for node in nodes if _REMEMBERS.match(node.op)), None)
+    if found is not None:
+        raise ConfigurationError(
+            f"{what} draws random numbers, or remembers something from batch to batch (operation {found}), which a "
+            "continued run would not know",
+            "use keras.layers.Dropout or BatchNormalization, which are exchanged for layers that can be continued",
+        )
+
+
+def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
+    """Exchanges what has a counterpart of this package besides those that every network's exchange, and refuses what
+    the exchange would lose.
+
+    Raises:
+        ConfigurationError: naming the layer.
+    """
+    from ipucnn.models.editing import replace_layer
+    from ipucnn.models.layers import Dropout, GroupNormalization
+
+    for step in blueprint.steps:
+        where, config = f"{name}: layer '{shown_value(step.name)}' ({step.kind})", step.config
+        if step.kind == "SpatialDropout2D":
+            replace_layer(step, Dropout, {"rate": config["rate"], "noise_shape": [None, 1, 1, None]})
+        elif step.kind == "Dropout" and (config.get("noise_shape") or [None])[0] is not None:
+            raise ConfigurationError(f"{where} has one mask for all samples", "begin noise_shape with None")
+        elif step.kind in ("BatchNormalization", "GroupNormalization"):
+            axis, rank = config.get("axis", -1), len(model.get_layer(step.name).output.shape)
+            if (axis[0] if isinstance(axis, list) and len(axis) == 1 else axis) not in (-1, rank - 1):
+                raise ConfigurationError(
+                    f"{where} normalises axis {axis}", "normalise the last axis, the channels"
+                )
+            for key, usual in (
+                ("gamma", "Ones"),
+                ("moving_variance", "Ones"),
+                ("beta", "Zeros"),
+                ("moving_mean", "Zeros"),
+            ):
+                kind = (config.get(f"{key}_initializer") or {}).get("class_name", usual)
+                if kind != usual:
+                    raise ConfigurationError(
+                        f"{where} begins with {key} {kind}", f"leave out {key}_initializer"
+                    )
+            lost = [key for key in ("renorm", "virtual_batch_size", "synchronized") if config.get(key)]
+            if lost:
+                raise ConfigurationError(f"{where} has {lost[0]}", f"leave it out; {_CONTRACT}")
+            if step.kind == "GroupNormalization" and config.get("center", True) and config.get("scale", True):
+                if config["groups"] == -1:
+                    config["groups"] = step.channels
+                own = {key: config[key] for key in ("groups", "epsilon")}
+                frozen = {} if config.get("trainable", True) else {"trainable": False}
+                replace_layer(step, GroupNormalization, {**own, **frozen})
+
+
+@contextlib.contextmanager
+def seeded(seed: int, key: str) -> Iterator[None]:
+    """Inside, the generators that Keras and others draw from begin at a state of (seed, key): what layers of the
+    user's own draw their initial weights from."""
+    import tensorflow as tf
+
+    digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
+    number = int.from_bytes(digest[:4], "little")
+    before, of_numpy = random.getstate(), np.random.get_state()
+    random.seed(number)
+    np.random.seed(number)
+    tf.random.set_seed(number)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(of_numpy)
+
+
+# --- where it comes from
+
+
+def of_function(name: str) -> OwnNetwork:
+    """The network of FILE.py:FUNCTION, which is not run yet.
+
+    Raises:
+        ConfigurationError: there is no such file or function.
+    """
+    function = find_function(name, "MODEL", "build")
+    return OwnNetwork(name, function.sha256, make=function)
+
+
+def of_entry_point(name: str) -> Optional[OwnNetwork]:
+    """The network that an installed package offers under a name; None if none does."""
+    entry = entry_point(GROUP, name)
+    if entry is None:
+        return None
+
+    def make(*arguments: Any) -> Any:
+        function = load_entry_point(entry)
+        try:
+            return function(*arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            raise own_code_failed(error, name) from error
+
+    return OwnNetwork(name, hashlib.sha256(entry.value.encode()).hexdigest(), make=make)
+
+
+def of_keras_file(name: str, path: Path) -> OwnNetwork:
+    """The network in a file that Keras 3 saved; its weights are not read.
+
+    Raises:
+        DataError: there is none, it is damaged, or holds what is not trained.
+    """
+    hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
+    config = read_configuration(path, hint)
+    if not isinstance(config, dict):
+        raise DataError(f"{shown_value(name)} holds no model", hint)
+    try:
+        architecture, _, _ = read_architecture(
+            shown_value(name), str(config.get("class_name")), config.get("config")
+        )
+    except ConfigurationError as error:
+        raise DataError(error.message, error.hint) from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
+    digest = hashlib.sha256(read_bytes(path, file_size(path))).hexdigest()
+    return OwnNetwork(name, digest, architecture=architecture)
+
+
+def of_checkpoint(name: str, data: Any, what: str, command: str) -> OwnNetwork:
+    """The network that a checkpoint keeps; nothing that it names is read or run.
+
+    Args:
+        name: of the network.
+        data: what :meth:`OwnNetwork.to_data` gave.
+        what: the checkpoint, for messages.
+        command: what to type with the network's own file, where it has layers of its own.
+
+    Raises:
+        DataError: there is none in it.
+    """
+    architecture = from_data(data, what)
+    needs = command if architecture.own_layers else None
+    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=needs)

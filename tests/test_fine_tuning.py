@@ -1,0 +1,158 @@
+"""``--freeze`` and ``--weights``: what is named, what is refused, what stays, and the names of the new classes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ipucnn.config.values import BadValue, parse_freeze
+from ipucnn.errors import ConfigurationError
+from ipucnn.models.build import layers_to_freeze
+
+NAMES = ("conv1", "bn1", "block1_conv", "block1_bn", "block2_conv", "head")
+
+
+@pytest.mark.parametrize(
+    "wanted, chosen",
+    [
+        ("1", NAMES[:1]),
+        ("5", NAMES[:5]),
+        ("backbone", NAMES[:5]),
+        ("block1*", NAMES[2:4]),
+        ("head,conv?", ("conv1", "head")),
+        ("*bn*,bn1", ("bn1", "block1_bn")),
+        ("block[12]_conv", ("block1_conv", "block2_conv")),
+    ],
+)
+def test_what_is_frozen_stands_in_the_networks_order(wanted, chosen):
+    assert layers_to_freeze(parse_freeze(wanted), NAMES, "net") == chosen
+
+
+@pytest.mark.parametrize(
+    "wanted, error, hint",
+    [
+        ("block3*", "no layer of net that has weights is called so", "block1_bn"),
+        ("conv1,Head", "--freeze Head: no layer", "'head'"),
+        ("zzz", "no layer", "`ipucnn models net --summary`"),
+        ("*", "freezes all 6 layers of net that have weights: nothing is left to train", "from 1 to 5"),
+        ("6", "nothing is left to train", "--freeze backbone"),
+        ("1000000", "nothing is left to train", "--freeze backbone"),
+    ],
+)
+def test_what_freezes_nothing_or_everything_is_refused(wanted, error, hint):
+    with pytest.raises(ConfigurationError) as caught:
+        layers_to_freeze(parse_freeze(wanted), NAMES, "net")
+    assert error in caught.value.message and hint in caught.value.hint
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "1.5", "a,,b", ",", ""])
+def test_values_that_name_no_layers(value):
+    with pytest.raises(BadValue):
+        parse_freeze(value)
+
+
+def test_a_yaml_number_is_a_number_of_layers():
+    assert parse_freeze(7) == "7" and parse_freeze(" a*, b ") == "a*,b"
+
+
+def test_the_shipped_layers_are_those_of_the_built_network():
+    """The check before TensorFlow is imported and that of the built network name the same layers."""
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+    from ipucnn.planning.graphs.extract import layer_graph
+
+    for name, shape in (("cifar_resnet8", (32, 32, 3)), ("mobilenet", (32, 32, 3)), ("unet", (188, 188, 1))):
+        record = get_model(name)
+        options = BuildOptions(shape, 4, base_filters=4 if name == "unet" else None)
+        graph = layer_graph(record, options)
+        built = [layer.name for layer in build_model(record, options).layers if layer.weights]
+        assert [x.name for x in graph.layers if x.num_parameters and "/" not in x.name] == built
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory):
+    """Pictures of three classes, as a user has them in folders."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("colours")
+    rng = np.random.default_rng(5)
+    for number, name in enumerate(("blue", "green", "red")):
+        (folder / name).mkdir()
+        for i in range(12):
+            pixels = rng.integers(0, 90, (12, 12, 3), np.uint8)
+            pixels[..., 2 - number] += 150
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A run of another data set with ten classes."""
+    from ipucnn import cli
+
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    words = "train toy_model_bn --dataset random --limit-train 32 --limit-eval 8 --num-epochs 1 --seed 1"
+    assert cli.run([*words.split(), "--run-dir", str(folder)]) == 0
+    return folder
+
+
+FINE = ("train", "toy_model_bn", "--num-epochs", "2", "--seed", "3", "--lr-schedule", "const")
+
+
+def test_a_fine_tuned_run_keeps_frozen_weights_and_has_the_new_names_everywhere(
+    run, colours, pretrained, tmp_path
+):
+    from ipucnn.training.checkpoints import load_checkpoint
+
+    data = ("--dataset", "imagefolder", "--dataset-path", str(colours))
+    words = (*FINE, *data, "--weights", str(pretrained), "--freeze", "backbone")
+    code, _, err = run(*words, "--run-dir", "fine")
+    assert code == 0, err
+    said = " ".join(err.split())
+    assert (
+        "with a new head for 3 classes" in said and "4 layers frozen: conv2d_0, bn_0, conv2d_1, bn_1" in said
+    )
+    program = json.loads((tmp_path / "fine" / "program.json").read_text())
+    before = load_checkpoint(pretrained / "checkpoints" / "last.npz")
+    after = load_checkpoint(tmp_path / "fine" / "checkpoints" / "last.npz")
+    head = list(after.weights)[-1].split("/")[0]
+    assert program["frozen_layers"] == list(dict.fromkeys(n.split("/")[0] for n in before.weights))[:-1]
+    for name, value in after.weights.items():
+        if name.split("/")[0] != head:
+            np.testing.assert_array_equal(value, before.weights[name], err_msg=name)
+    assert {name.split("/")[0] for name in after.slots} <= {head, "loss_scale"}
+    # The names are those of the new data, wherever one looks.
+    assert list(after.meta["class_names"]) == ["blue", "green", "red"]
+    code, out, _ = run("evaluate", "fine", "--json")
+    assert code == 0 and {"blue", "green", "red"} == {c["name"] for c in json.loads(out)["classes"]}
+    code, out, _ = run("infer", "fine", str(colours / "red" / "0.png"), "--json")
+    result = json.loads(out)["results"][0] if isinstance(json.loads(out), dict) else json.loads(out)[0]
+    assert code == 0 and {p["label"] for p in result["predictions"]} == {"blue", "green", "red"}
+    code, _, err = run("evaluate", "fine", "--report")
+    page = (tmp_path / "fine" / "report.html").read_text(encoding="utf-8")
+    assert code == 0 and all(name in page for name in ("blue", "green", "red")), err
+
+    # Cut after its first epoch and continued, it ends with the same bytes.
+    code, _, err = run(*words, "--num-epochs", "1", "--run-dir", "cut")
+    assert code == 0, err
+    code, _, err = run("train", "--resume", "--run-dir", "cut", "--num-epochs", "2")
+    assert code == 0, err
+    cut = load_checkpoint(tmp_path / "cut" / "checkpoints" / "last.npz")
+    for there, here in ((after.weights, cut.weights), (after.slots, cut.slots)):
+        assert list(there) == list(here)
+        assert all(np.array_equal(there[name], here[name]) for name in there)
+    # Another choice of layers is another run.
+    code, _, err = run("train", "--resume", "--run-dir", "cut", "--freeze", "1", "--num-epochs", "3")
+    assert code == 2 and "--freeze 1: the run in cut has backbone" in err
+
+
+def test_what_cannot_be_fine_tuned_is_refused(run, colours, pretrained, tmp_path):
+    data = ("--dataset", "imagefolder", "--dataset-path", str(colours), "--run-dir", "x")
+    start = ("--weights", str(pretrained))
+    code, _, err = run(*FINE, *data, "--freeze", "1")
+    assert code == 2 and "--freeze 1 without --weights" in err and "random numbers" in err
+    code, _, err = run(*FINE, *data, *start, "--freeze", "dense*")
+    assert code == 2 and "which is new: the weights are of other classes" in err and "backbone" in err
+    code, _, err = run("train", "cifar_resnet8", "--num-epochs", "1", *data, *start, "--freeze", "1")
+    assert code == 3 and "is of another model: it has no weight conv1_conv/kernel" in err
+    assert not (tmp_path / "x").exists()

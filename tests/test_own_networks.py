@@ -1,0 +1,573 @@
+"""Networks and data of users' own: trained as Keras would, kept as data, run only if the command line names them."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
+from ipucnn.python_files import find_function, is_python_name
+from ipucnn.training.checkpoints import load_checkpoint
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
+NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(COMMANDS,) = (block.replace("$ ", "") for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
+
+HEAD = """
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.keras import layers
+
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+"""
+RESIDUAL = (
+    HEAD
+    + """
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(images)
+    x = layers.BatchNormalization(momentum=0.97)(x)
+    x = layers.ReLU()(x)
+    x = layers.DepthwiseConv2D(3, padding="same")(x) + x
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(images, layers.Dense(num_classes, activation="softmax")(x))
+"""
+)
+NESTED = (
+    HEAD
+    + """
+    base = keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.SeparableConv2D(4, 3),
+            layers.LayerNormalization(),
+            layers.Activation("tanh"),
+        ],
+        name="base",
+    )
+    frozen = layers.Conv2D(4, 1, name="frozen")
+    frozen.trainable = False
+    x = layers.Flatten()(layers.Concatenate()([base(images), frozen(layers.Cropping2D(1)(images))]))
+    return keras.Model(images, layers.Dense(num_classes)(x))
+"""
+)
+MIXING = """
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.keras import layers
+
+
+class Centre(layers.Layer):
+    def __init__(self, strength, **kwargs):
+        super().__init__(**kwargs)
+        self.strength = strength
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(name="scale", shape=(input_shape[-1],), initializer="glorot_uniform")
+        super().build(input_shape)
+
+    def call(self, x, training=None):
+        mean = tf.reduce_mean(x, axis=0, keepdims=True) if training else 0.0
+        return (x - self.strength * mean) * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "strength": self.strength}
+
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    x = layers.Flatten()(images)
+    x = Centre(0.5, name="centre")(layers.Dense(8, activation="relu")(x))
+    return keras.Model(images, layers.Dense(num_classes)(x))
+"""
+OWN = {"residual": RESIDUAL, "nested": NESTED, "mixing": MIXING}
+TRAIN = (
+    "--limit-train", 64, "--limit-eval", 40, "--num-epochs", 2, "--micro-batch-size", 4, "--global-batch-size", 16,
+    "--learning-rate", 0.05, "--seed", 1, "--optimizer", "sgd", "--lr-schedule", "const",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text, name="net.py"):
+    Path(name).write_text(text)
+    return f"{name}:build"
+
+
+def built(text, shape=(6, 6, 2), classes=3, **options):
+    from ipucnn.models.build import BuildOptions, build_model
+
+    record = find_network(write(text))
+    return record, build_model(record, BuildOptions(shape, classes, **options))
+
+
+def with_layer(line, before="", imports=""):
+    """A network with one line of its own."""
+    return f"{imports}{HEAD}    {before or 'x = images'}\n    {line}\n" + (
+        "    x = layers.Flatten()(x)\n    return keras.Model(images, layers.Dense(num_classes)(x))\n"
+    )
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    "name, is_one",
+    [("a.py:f", True), ("dir/a.py", True), ("a.py:", True), ("lenet", False), ("a.keras", False)],
+)
+def test_names_of_python_files(name, is_one):
+    assert is_python_name(name) == is_one
+
+
+def test_a_folder_name_is_short():
+    assert folder_name("../some where/my_net.py:build") == "my_net-build"
+    assert folder_name("../some where/my_net.keras") == "my_net"
+    assert folder_name("lenet") == "lenet"
+
+
+@pytest.mark.parametrize(
+    "text, name, said",
+    [
+        (None, "absent.py:build", "there is no such file"),
+        ("def other(a, b): pass", "net.py:build", "no function build"),
+        ("def build(a, b): pass", "net.py:biuld", "did you mean 'build'"),
+        ("def build(a, b): pass", "net.py", "net.py:build"),
+        ("def build(a, b):\n  retrun 1 2", "net.py:build", "line 2 is not Python"),
+        ("x = '\0'", "net.py:build", "is not Python"),
+        (b"\xff\xfe", "net.py:build", "is not Python"),
+    ],
+)
+def test_a_file_is_looked_at_and_not_run(text, name, said, run):
+    if text is not None:
+        Path("net.py").write_bytes(text if isinstance(text, bytes) else text.encode())
+    code, out, err = run("train", name, "--print-config")
+    assert code == 2 and not out and said in err, err
+    assert err.count("error:") == 1 == err.count("hint:")
+    assert "tensorflow" not in err
+
+
+def test_print_config_runs_nothing(run):
+    code, out, err = run(
+        "train", write("raise SystemExit('was run')\ndef build(a, b): pass"), "--print-config"
+    )
+    assert code == 0 and "net.py:build" in out, err
+
+
+# --- whose names are trusted
+
+
+def test_a_preset_or_suite_cannot_name_a_python_file(run):
+    sprung = Path("sprung").resolve()
+    trap = f"open({str(sprung)!r}, 'w')\ndef build(a, b): pass\ndef load(): pass\n"
+    Path("net.py").write_text(trap)
+    Path("mine.yml").write_text("mine:\n  model-name: net.py:build\n")
+    Path("data.yml").write_text("mine:\n  model-name: lenet\n  dataset: net.py:load\n")
+    Path("suite.yml").write_text("rows:\n- model: net.py:build\n")
+    for line in (
+        "train --config-path mine.yml --config mine",
+        "train --config-path data.yml --config mine",
+        "benchmark --suite suite.yml",
+    ):
+        code, _, err = run(*line.split())
+        assert code == 2 and err.count("error:") == 1 == err.count("hint:"), err
+        assert "net.py" in err
+    assert not sprung.exists()
+
+
+def test_a_saved_network_is_not_run_and_a_bad_one_is_told(run):
+    record = get_model("net.py:build")
+    with pytest.raises(ConfigurationError, match="only if the command line names it"):
+        record.own.check_buildable()
+    good = {"input_shape": [6, 6, 1], "layers": [["dense", "Dense", {"units": 3}, ["input"]]]}
+    assert saved_network("net.py:build", good, "x", "y").num_classes == 3
+    for change in (
+        None,
+        {},
+        {**good, "input_shape": [6, -1, 1]},
+        {**good, "layers": []},
+        {**good, "layers": [["dense", "Lambda", {"function": "x"}, ["input"]]]},
+        {
+            **good,
+            "layers": [
+                ["dense", "Dense", {"units": 3, "activation": {"class_name": "os.system"}}, ["input"]]
+            ],
+        },
+        {**good, "layers": [["dense", "Dense", {"kernel_initializer": {"class_name": "Evil"}}, ["input"]]]},
+        {**good, "layers": [["dense", "Dense", {"units": 3}, ["nothing"]]]},
+        {**good, "layers": [["dense", "Dense", {"units": 3}, []]]},
+    ):
+        with pytest.raises(DataError):
+            saved_network("net.py:build", change, "checkpoint x", "y")
+
+
+# --- what is exchanged, and what is refused
+
+
+def test_the_network_has_the_layers_of_registered_ones():
+    from ipucnn.models.layers import BatchNormalization
+    from ipucnn.models.names import named_weights
+
+    record, model = built(RESIDUAL)
+    names = [layer.name for layer in model.layers]
+    assert names == [
+        "input", "conv2d", "batch_normalization", "re_lu", "depthwise_conv2d", "add", "global_average_pooling2d",
+        "dense",
+    ]  # fmt: skip
+    assert type(model.get_layer("batch_normalization")) is BatchNormalization
+    assert model.get_layer("dense").activation.__name__ == "linear" and "softmax" in record.own.notes[0]
+    # The same from a second build, and from what a checkpoint keeps.
+    from ipucnn.models.build import BuildOptions, build_model
+
+    saved = saved_network(record.name, json.loads(json.dumps(record.own.to_data())), "x", "y")
+    first = {name: weight.numpy() for name, weight in named_weights(model).items()}
+    for other in (find_network("net.py:build"), saved):
+        again = named_weights(build_model(other, BuildOptions((6, 6, 2), 3)))
+        assert list(again) == list(first)
+        assert all(np.array_equal(again[name].numpy(), value) for name, value in first.items())
+    other_seed = named_weights(build_model(saved, BuildOptions((6, 6, 2), 3, seed=1)))
+    assert not np.array_equal(other_seed["conv2d/kernel"].numpy(), first["conv2d/kernel"])
+
+
+def test_models_in_models_are_taken_apart_and_frozen_layers_stay_frozen():
+    model = built(NESTED)[1]
+    names = [layer.name for layer in model.layers]
+    assert "base_separable_conv2d" in names and "base_activation" in names
+    assert not model.get_layer("frozen").trainable and model.get_layer("dense").trainable
+
+
+def test_layers_of_ones_own_are_seeded_and_said():
+    from ipucnn.models.names import named_weights
+
+    record, model = built(MIXING)
+    assert "centre (Centre)" in record.own.notes[0] and "one by one" in record.own.notes[0]
+    scale = named_weights(model)["centre/scale"].numpy()
+    again = named_weights(built(MIXING)[1])["centre/scale"].numpy()
+    assert np.array_equal(scale, again)
+    data = record.own.to_data()
+    assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]
+    saved = saved_network(record.name, data, "x", "ipucnn evaluate RUN --model-name net.py:build")
+    with pytest.raises(ConfigurationError, match="centre"):
+        saved.own.check_buildable()
+
+
+REFUSED = {
+    "raises": ("x = images / tf.undefined", "raised AttributeError.*net.py, line"),
+    "no model": ("return 3", "returned int"),
+    "two inputs": (
+        "return keras.Model([images, keras.Input((2,))], layers.Dense(num_classes)(layers.Flatten()(images)))",
+        "2 inputs|an input besides",
+    ),
+    "two outputs": (
+        "return keras.Model(images, [layers.Flatten(name='one')(images), layers.Flatten(name='two')(images)])",
+        "2 outputs",
+    ),
+    "called twice": ("d = layers.Conv2D(2, 3, padding='same'); x = d(d(x))", "called 2 times"),
+    "called with": ("x = layers.BatchNormalization()(x, training=False)", "called with training=False"),
+    "lambda": ("x = layers.Lambda(lambda y: y + 1)(x)", "Lambda"),
+    "noise": ("x = layers.GaussianNoise(0.1)(x)", "GaussianNoise"),
+    "half": ("x = layers.Conv2D(2, 3, dtype='mixed_float16')(x)", "computes in mixed_float16"),
+    "regularizer": ("x = layers.Conv2D(2, 3, kernel_regularizer='l2')(x)", "kernel_regularizer"),
+    "constraint": ("x = layers.Conv2D(2, 3, kernel_constraint='max_norm')(x)", "kernel_constraint"),
+    "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
+    "zero gamma": ("x = layers.BatchNormalization(gamma_initializer='zeros')(x)", "gamma Zeros"),
+    "initializer": ("x = layers.Conv2D(2, 3, kernel_initializer='orthogonal')(x)", "Orthogonal"),
+    "ends": (
+        "return keras.Model(images, layers.Dense(num_classes, activation='relu')(layers.Flatten()(x)))",
+        "relu",
+    ),
+    "classes": ("return keras.Model(images, layers.Dense(7)(layers.Flatten()(x)))", "7 logits"),
+    "pixels": ("return keras.Model(images, layers.Conv2D(3, 1)(x))", "numbers of the shape"),
+    "too small": ("x = layers.Conv2D(2, 9)(x)", "raised|cannot be built"),
+    "loaded": (
+        "d = layers.Conv2D(2, 3); x = d(x); d.set_weights([d.get_weights()[0], d.get_weights()[1] + 1])",
+        "weights were loaded",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_training_could_not_compute_is_refused(case):
+    line, said = REFUSED[case]
+    with pytest.raises(ConfigurationError) as caught:
+        built(with_layer(line))
+    assert re.search(said, caught.value.message), caught.value.message
+    assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
+
+
+STATE = """
+class Mine(keras.layers.Layer):
+    def build(self, shape):
+        self.seen = self.add_weight(name="seen", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.seen.assign_add(1.0); return x",
+        "return x + tf.random.normal(tf.shape(x))",
+        "self.add_loss(tf.reduce_mean(x)); return x",
+    ],
+)
+def test_layers_that_remember_are_refused(line):
+    text = with_layer(
+        "x = Mine(name='mine')(x)",
+        imports="import tensorflow as tf\nfrom tensorflow import keras\n" + STATE.format(line=line),
+    )
+    with pytest.raises(ConfigurationError, match=r"remembers something|add 1 loss"):
+        built(text)
+
+
+def test_a_subclassed_model_and_a_wrong_input_are_refused():
+    text = "from tensorflow import keras\nclass M(keras.Model):\n  def call(self, x): return x\n"
+    text += "def build(shape, classes): return M()\n"
+    with pytest.raises(ConfigurationError, match=r"hidden in its code|returned a"):
+        built(text)
+    with pytest.raises(ConfigurationError, match="takes images of 6x6x2"):
+        built(
+            with_layer("pass").replace("keras.Input(input_shape)", "keras.Input((6, 6, 2))"), shape=(8, 8, 2)
+        )
+
+
+# --- fused is naive
+
+
+def _weights(model):
+    from ipucnn.models.names import named_weights
+
+    return {name: weight.numpy() for name, weight in named_weights(model).items()}
+
+
+@pytest.mark.parametrize("kind, fused", [("residual", 4), ("nested", 2), ("mixing", 0)])
+def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
+    """The function's own model in Keras, one micro-batch after the other, against the session."""
+    import tensorflow as tf
+    from test_host_session import CPU, make_program
+
+    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.training.losses import make_loss
+    from ipucnn.training.optimizers import make_settings
+
+    program = make_program(2, 2, 2, updates_per_epoch=3)
+    rng = np.random.default_rng(7)
+    count = program.global_batch_size * 3
+    images = rng.normal(0.3, 1.0, (count, 6, 6, 2)).astype(np.float32)
+    labels = rng.integers(0, 3, count).astype(np.int32)
+    record, model = built(OWN[kind])
+    stock = record.own.make((6, 6, 2), 3)
+    stock.set_weights(model.get_weights())
+    session = HostSession(CPU)
+    session.compile(
+        model,
+        program.with_fused(fused) if fused else program,
+        make_settings("sgd", {"momentum": 0.0}, global_batch_size=program.global_batch_size),
+        make_loss("cross_entropy"),
+        lambda updates: np.full(np.shape(updates), 0.05, np.float32),
+    )
+    assert session.program.fused_micro_batches == (fused or 1)
+
+    def dataset(first, per_element):
+        return tf.data.Dataset.from_tensor_slices((images, labels)).batch(per_element, drop_remainder=True)
+
+    list(session.train(dataset))
+    size, steps = program.micro_batch_size, program.num_micro_batches
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=kind != "residual")
+    for update in range(3):
+        total = [0.0] * len(stock.trainable_weights)
+        for step in range(steps):
+            part = slice((update * steps + step) * size, (update * steps + step + 1) * size)
+            variables = [
+                getattr(v, "value", v) if not isinstance(v, tf.Variable) else v
+                for v in stock.trainable_weights
+            ]
+            with tf.GradientTape() as tape:
+                value = loss(labels[part], stock(images[part], training=True))
+            total = [a + g for a, g in zip(total, tape.gradient(value, variables))]
+        for variable, gradient in zip(stock.trainable_weights, total):
+            variable.assign_sub(0.05 * gradient / steps)
+    for name, ours, theirs in zip(_weights(model), _weights(model).values(), stock.get_weights()):
+        if "moving" in name:
+            continue  # of each replica's own, and Keras 3 does not correct the variance: test_host_session.py has them
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+# --- runs
+
+
+def last(run_dir):
+    return load_checkpoint(Path(run_dir) / "checkpoints" / "last.npz")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "mixing",
+        pytest.param("residual", marks=pytest.mark.slow),
+        pytest.param("nested", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_to_the_same_bytes(kind, run):
+    name = write(OWN[kind])
+    train = ("train", name, "--dataset", "digits", *TRAIN)
+    assert run(*train, "--run-dir", "whole")[0] == 0
+    code, _, err = run(*train, "--num-epochs", 1, "--run-dir", "parts")
+    assert code == 0, err
+    more = ("train", "--resume", "--run-dir", "parts", "--num-epochs", 2)
+    has_own = kind == "mixing"
+    text = Path("net.py").read_text()
+    Path("net.py").write_text(text + "\n# changed\n")
+    code, _, err = run("train", name, *more[1:])
+    assert code == 2 and "has changed since" in err, err
+    Path("net.py").write_text(text)
+    if has_own:
+        code, _, err = run(*more)
+        assert code == 2 and "only if the command line names it" in err and "hint:" in err, err
+        code, _, err = run("train", name, *more[1:])
+    else:
+        Path("net.py").unlink()  # a checkpoint has all of it
+        code, _, err = run(*more)
+    assert code == 0, err
+    whole, parts = last("whole"), last("parts")
+    assert all(np.array_equal(whole.weights[k], parts.weights[k]) for k in whole.weights)
+    assert Path("whole/metrics.jsonl").read_bytes() == Path("parts/metrics.jsonl").read_bytes()
+    if has_own:
+        code, _, err = run("evaluate", "parts")
+        assert code == 2 and "--model-name net.py:build" in err, err
+        code, out, err = run("evaluate", "parts", "--model-name", name, "--json")
+    else:
+        code, out, err = run("evaluate", "parts", "--json")
+    assert code == 0 and json.loads(out)["accuracy"] >= 0, err
+
+
+@pytest.mark.slow
+def test_the_four_commands_of_the_page(run):
+    Path("my_net.py").write_text(NETWORK)
+    Path("my_data.py").write_text(DATA)
+    lines = COMMANDS.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        code, out, err = run(*shlex.split(line)[1:])
+        assert code == 0, f"{line}\n{err}"
+    assert "accuracy" in out
+    Path("my_net.py").unlink()
+    code, _, err = run("evaluate", "runs/mine")
+    assert code == 2 and "--dataset my_data.py:load" in err and "hint:" in err, err
+
+
+# --- .keras files
+
+
+def test_a_file_of_keras_is_trained_as_its_function(run):
+    from tensorflow import keras
+
+    if int(keras.__version__.split(".")[0]) < 3:
+        pytest.skip("Keras 2.6 writes no .keras files")
+    function = find_function(write(NESTED), "MODEL", "build")
+    function((8, 8, 1), 10).save("net.keras")
+    from ipucnn.models.build import BuildOptions, build_model
+
+    record = find_network("net.keras")
+    assert record.own.input_shape == (8, 8, 1) and record.num_classes == 10
+    of_file = _weights(build_model(record, BuildOptions((8, 8, 1), 10)))
+    of_function = _weights(build_model(find_network("net.py:build"), BuildOptions((8, 8, 1), 10)))
+    assert sorted(map(np.shape, of_file.values())) == sorted(map(np.shape, of_function.values()))
+    code, out, err = run("train", "net.keras", "--dataset", "digits", "--image-size", 9)
+    assert code == 2 and "takes images of 8x8x1" in err, err
+    code, out, err = run("models", "net.keras", "--summary")
+    assert code == 0 and "base_separable_conv2d" in out, err
+    code, out, err = run("plan-splits", "net.keras", "--stages", 2, "--json")
+    assert code == 0, err
+    function((8, 8, 1), 10).save("net.h5")
+    assert run("train", "net.h5")[0] == 2
+
+
+@pytest.mark.parametrize("text", [b"", b"PK\x03\x04 nothing", b"\x89HDF\r\n\x1a\n"])
+def test_a_damaged_file_of_keras_is_told(text, run):
+    Path("net.keras").write_bytes(text)
+    code, _, err = run("train", "net.keras", "--dataset", "digits")
+    assert code == 3 and err.count("error:") == 1 == err.count("hint:"), err
+
+
+# --- data
+
+
+GOOD = """import numpy as np
+r = np.random.default_rng(1)
+i = np.uint8(r.integers(0, 256, (12, 8, 8)))
+l = np.arange(12) % 3
+"""
+
+
+def load(text):
+    from ipucnn.datasets.registry import choose_dataset, open_dataset
+
+    Path("data.py").write_text(f"{GOOD}def load():\n    {text}\n")
+    choice = choose_dataset("data.py:load", Path("."), home="none", task="classification")
+    return open_dataset(choice)
+
+
+def test_own_data_have_names_and_statistics():
+    source = load("return (i, l), (i[:6], l[:6, None]), ['a', 'b', 'c']")
+    assert source.info.image_shape == (8, 8, 1) and source.info.class_names == ("a", "b", "c")
+    assert source.info.name == "data-load" and len(source.train) == 12 and len(source.eval) == 6
+    assert source.info.mean[0] == pytest.approx(source.train.images.mean())
+    assert load("return (i, l), (i, l)").info.class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("return i", "no two pairs"),
+        ("return (i / 255, l), (i, l)", "float64"),
+        ("return (i, l[:3]), (i, l)", "labels of training"),
+        ("return (i, l - 1), (i, l)", "-1 to"),
+        ("return (i, l), (i[:, :4], l)", "those of evaluation"),
+        ("return (i, l), (i, l), ['a']", "names of classes"),
+        ("return (i[:0], l[:0]), (i, l)", "images of training"),
+        ("return (i, i % 2), (i, i % 2)", "is for segmentation"),
+        ("return (i, l * 1.5), (i, l)", "labels of training are float64"),
+        ("return undefined", "raised NameError.*data.py, line 6"),
+    ],
+)
+def test_wrong_data_are_told(text, said):
+    with pytest.raises((ConfigurationError, DataError)) as caught:
+        load(text)
+    assert re.search(said, caught.value.message), caught.value.message
+    assert caught.value.hint
+
+
+# --- entry points
+
+
+def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
+    from ipucnn.datasets.registry import choose_dataset, open_dataset
+    from ipucnn.models.build import BuildOptions, build_model
+
+    (tmp_path / "offered.py").write_text(RESIDUAL + "\n" + GOOD + "def load():\n    return (i, l), (i, l)\n")
+    info = tmp_path / "offered-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ipucnn.models]\nmine-net = offered:build\n[ipucnn.datasets]\nmine-data = offered:load\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    record = find_network("mine-net")
+    assert build_model(record, BuildOptions((6, 6, 2), 3)).output.shape[-1] == 3
+    choice = choose_dataset("mine-data", tmp_path, home="none", task="classification")
+    assert open_dataset(choice).info.name == "mine-data"
+    with pytest.raises(ConfigurationError, match="unknown model"):
+        find_network("mine-other")
+    sys.modules.pop("offered", None)
+    assert os.getcwd() == str(tmp_path)
