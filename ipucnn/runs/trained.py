@@ -119,6 +119,8 @@ class TrainedSetup(Setup):
             return None
         told = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
         told["evaluation samples"] = len(self.source.eval)
+        if self.record.own is not None:
+            told["the network's file"] = self.record.own.sha256
         cluster, threads = join(workers, self.config, {**compared_options(self.config), **told}, num_cores())
         fix_threads(threads)
         return cluster

@@ -410,8 +410,11 @@ class HostSession(Session):
 
     @property
     def evaluation_shard(self) -> Tuple[int, int]:
-        """(workers, which one this is): each evaluates every so-manieth batch."""
-        return self._cluster.count, self._cluster.rank
+        """(workers, which one this is): each evaluates every so-manieth batch.
+
+        Where nothing is trained all of them are given all batches, of which :meth:`logits` takes their share.
+        """
+        return (1, 0) if self._loop is None else (self._cluster.count, self._cluster.rank)
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """An iterator, which goes on where it stopped."""
