@@ -207,13 +207,16 @@ def test_what_workers_compare(monkeypatch):
     monkeypatch.setattr(runs_train, "fix_threads", lambda number: told.update(threads=number))
     run = TrainingRun.__new__(TrainingRun)
     run.instances = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
-    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5))
+    own = SimpleNamespace(sha256="f")
+    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5), record=SimpleNamespace(own=own))
+    run.resolved = SimpleNamespace(choice=SimpleNamespace(sha256="g"))
     checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
     run.start, run.data_sha256 = SimpleNamespace(checkpoint=checkpoint), "x"
     run._join()
     # What ends a run, and all of the checkpoint: else one worker would end, or leave the loop out, alone.
     assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(told)
     assert told["--target-accuracy"] == 0.5 and told["threads"] == 5
+    assert (told["the network's file"], told["the data set's file"]) == ("f", "g")
     assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
 
 
