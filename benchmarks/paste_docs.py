@@ -2,6 +2,7 @@
 
     python benchmarks/paste_docs.py                        # a clean clone in a fresh environment, every page
     python benchmarks/paste_docs.py README.md docs/first-run.md --python .venv/bin/python --minutes 10
+    python benchmarks/paste_docs.py --python .venv/bin/python --only plan-splits models    # what trains nothing
 
 Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page.
 What a page shows below a command has to come, line by line and in that order, in what the command prints, where numbers
@@ -145,6 +146,9 @@ def main() -> int:
     parser.add_argument(
         "--python", type=Path, help="an interpreter with ipucnn, in place of a fresh environment"
     )
+    parser.add_argument(
+        "--only", nargs="+", metavar="COMMAND", help="run these alone, such as plan-splits models"
+    )
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so long")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a command may take")
     given = parser.parse_args()
@@ -159,7 +163,7 @@ def main() -> int:
             place.mkdir()
             for command in commands(page.name, page.read_text(encoding="utf-8")):
                 title = f"{command.page}:{command.line}: ipucnn {shlex.join(command.args)}"[:110]
-                if command.skip:
+                if command.skip or (given.only and command.args[0] not in given.only):
                     counts["passed over"] += 1
                     continue
                 if time.monotonic() - began > given.minutes * 60:

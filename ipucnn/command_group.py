@@ -1,8 +1,9 @@
 """The root Typer group: knows the commands' names, and imports a command when it is asked for."""
 
+import functools
 import importlib
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import typer
 import typer.core
@@ -27,9 +28,7 @@ class LazyGroup(typer.core.TyperGroup):
         if command is None:
             return None
         module = importlib.import_module(f"ipucnn.commands.{command.module}")
-        app = typer.Typer(add_completion=False)
-        app.command(command.name, cls=RunCommand, context_settings=CONTEXT)(getattr(module, command.function))
-        return typer.main.get_command(app)
+        return _command(command.name, getattr(module, command.function))
 
     def resolve_command(self, ctx: Any, args: List[str]) -> Any:
         name = args[0]
@@ -39,6 +38,14 @@ class LazyGroup(typer.core.TyperGroup):
                 did_you_mean(name, COMMANDS) or "the commands are " + ", ".join(COMMANDS),
             )
         return super().resolve_command(ctx, args)
+
+
+@functools.lru_cache(maxsize=None)
+def _command(name: str, function: Callable[..., Any]) -> Any:
+    """What Typer makes of a function: once for all command lines of a process, for it takes as long as to parse ten."""
+    app = typer.Typer(add_completion=False)
+    app.command(name, cls=RunCommand, context_settings=CONTEXT)(function)
+    return typer.main.get_command(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -67,19 +67,25 @@ def pytest_collection_finish():
 
 # What takes longest, longest first: begun last, it would keep one process busy while the others have nothing to do.
 _LONGEST = (
+    "test_poplar_cli.py",
     "test_runs_resume.py",
     "test_runs_exchange.py",
-    "test_poplar_matrix.py",
-    "test_poplar_cli.py",
-    "test_runs_kfold.py",
-    "test_benchmark_command.py",
-    "test_models_build.py",
+    "test_training_recipes.py",
+    "test_cluster.py",
     "test_host_session.py",
     "test_poplar_instances.py",
-    "test_cluster.py",
-    "test_host_precision.py",
-    "test_runs_folder.py",
     "test_runs_masks.py",
+    "test_host_precision.py",
+    "test_runs_evaluate.py",
+    "test_models_build.py",
+    "test_export.py",
+    "test_benchmark_command.py",
+    "test_custom_batch_norm.py",
+    "test_poplar_session.py",
+    "test_datasets_pipeline.py",
+    "test_verify_dataset.py",
+    "test_runs_kfold.py",
+    "test_plan_splits_command.py",
     "test_signals_and_streams.py",
 )
 
@@ -153,6 +159,24 @@ def run(capsys, monkeypatch, tmp_path):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def lightly():
+    """Runs of this process train without compiling anything, see ``light_training``."""
+    from light_training import train_lightly
+
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch)
+        yield
+
+
+@pytest.fixture
+def short_benchmarks(monkeypatch):
+    """Benchmarks of this process measure next to nothing, see ``light_training``."""
+    from light_training import benchmark_briefly
+
+    benchmark_briefly(monkeypatch)
 
 
 @pytest.hookimpl(optionalhook=True)

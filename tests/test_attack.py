@@ -108,10 +108,24 @@ def place(tmp_path, monkeypatch):
     attack.remove(tmp_path / "case")
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+_IN_ONE_PLACE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=150, suppress_health_check=_IN_ONE_PLACE)
 @given(number=st.integers(0, 2**32))
 def test_no_command_line_ends_badly(place, monkeypatch, number):
     """One to eight options of any command with legal, borderline and absurd values, judged as the campaign does."""
+    check_that_it_ends_well(place, monkeypatch, number)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, suppress_health_check=_IN_ONE_PLACE)
+@given(number=st.integers(0, 2**32))
+def test_no_other_command_line_ends_badly(place, monkeypatch, number):
+    check_that_it_ends_well(place, monkeypatch, number)
+
+
+def check_that_it_ends_well(place, monkeypatch, number):
     sandbox = inputs.Sandbox(place / "case")
     attack.remove(sandbox.root)
     sandbox.make(None)

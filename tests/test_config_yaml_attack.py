@@ -315,9 +315,20 @@ def _lines(draw, depth=0):
     return lines
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(_lines())
 def test_whatever_is_written_is_a_value_or_an_error_with_a_hint(lines):
+    check_that_it_is_a_value_or_an_error(lines)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(_lines())
+def test_whatever_else_is_written_is_a_value_or_an_error_with_a_hint(lines):
+    check_that_it_is_a_value_or_an_error(lines)
+
+
+def check_that_it_is_a_value_or_an_error(lines):
     text = "\n".join(lines)
     try:
         with documents.naming("f.yml"):

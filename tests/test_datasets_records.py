@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -541,6 +542,57 @@ def test_both_checksums_are_the_same():
     for length in (0, 1, 7, 8, 9, 511, 512, 5000):
         data = rng.bytes(length)
         assert masked_crc32c(data, compiled=True) == masked_crc32c(data)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+def test_the_checksum_of_processors_without_an_instruction_for_it():
+    from ipucnn.datasets import kernels
+    from ipucnn.datasets.sources.tfrecord import _eight_tables, crc32c
+
+    packed = np.random.default_rng(3).bytes(64)
+    data, state = np.frombuffer(packed, np.uint8), np.uint32(0xFFFFFFFF)
+    for at in range(0, 64, 8):
+        state = kernels._by_tables.py_func(data, at, state, _eight_tables())
+    assert int(state) ^ 0xFFFFFFFF == crc32c(packed)
+
+
+def test_which_jpegs_are_read_without_pillow():
+    """Those of which the header says all there is to know; a size that is claimed counts against the limit."""
+    from ipucnn.datasets import images
+    from ipucnn.datasets.image_headers import plain_jpeg_size
+
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 30, 3)).astype(np.uint8))
+
+    def packed(kind="JPEG", mode="RGB", **more):
+        into = io.BytesIO()
+        image.convert(mode).save(into, kind, **more)
+        return into.getvalue()
+
+    exif = Image.Exif()
+    exif[0x010E] = "a description"
+    data = packed()
+    for plain in (data, packed(progressive=True), packed(subsampling=0, comment=b"\xff\xc0 and more")):
+        assert plain_jpeg_size(plain) == (30, 40)
+    xmp = data[:2] + b"\xff\xe1\x00\x23http://ns.adobe.com/xap/1.0/\0<x/>" + data[2:]
+    more = [
+        packed("PNG"),
+        packed(mode="L"),
+        packed(mode="CMYK"),
+        packed(exif=exif),
+        xmp,
+        b"",
+        data[:100],
+    ]
+    frame_at = data.index(b"\xff\xc0")
+    more += [
+        data[: frame_at + 5] + bytes(4) + data[frame_at + 9 :],
+        data[:frame_at] + data[frame_at : frame_at + 19] * 2,
+    ]
+    assert [plain_jpeg_size(other) for other in more] == [None] * len(more)
+    huge = data[: frame_at + 5] + b"\xff\xff\xff\xff" + data[frame_at + 9 :]
+    assert plain_jpeg_size(huge) == (65535, 65535)
+    with pytest.raises(DataError, match="x has 65535x65535 pixels, more than --max-image-pixels"):
+        images.decode_for_training(huge, "x", (12, 12), 3, 5, (0, 0, 0))
 
 
 def test_an_unreadable_image_ends_training_with_its_place(folder):

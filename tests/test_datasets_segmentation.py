@@ -309,7 +309,7 @@ def test_masks_of_several_classes(tmp_path):
         assert source.info.class_names == ("sky", "old tree", "soil") and source.info.num_classes == 3
         np.testing.assert_array_equal(source.train.labels, classes[:4])
     (tmp_path / "gaps" / "classes.txt").write_text("0 sky\n255 soil\n")
-    with pytest.raises(DataError, match=r"0.png has \d+ pixels that are no class, the first of the value 90"):
+    with pytest.raises(DataError, match=r"0.png has \d+ pixels of no class; the first one has the value 90"):
         open_imagemasks(tmp_path / "gaps")
 
 
@@ -355,7 +355,7 @@ def test_bad_pairs(tmp_path):
     small = Image.fromarray(np.zeros((20, 20), np.uint8))
     grey = Image.fromarray(np.where(np.eye(40), 128, 0).astype(np.uint8))
     check("values", lambda f: noisy.save(f / "masks" / "cell1.png"), "different values")
-    check("two", lambda f: grey.save(f / "masks" / "cell1.png"), "taken together")
+    check("two", lambda f: grey.save(f / "masks" / "cell1.png"), "have together")
     check("size", lambda f: small.save(f / "masks" / "cell1.png"), "20x20")
     tints = Image.fromarray(np.arange(4800, dtype=np.uint8).reshape(40, 40, 3))
     check("rgb", lambda f: tints.save(f / "masks" / "cell1.png"), "has colours, and no table")
@@ -384,7 +384,7 @@ def test_bad_pairs(tmp_path):
     check(
         "labels",
         lambda f: labels.save(f / "masks" / "cell1.png"),
-        r"has 4 different values \(0, 1, 2, 255\)",
+        r"have together 4 different values \(0, 1, 2, 255\)",
     )
 
     def two_pages(folder):

@@ -119,14 +119,18 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
+def prove_in_this_process(patch):
     """The proof without a process of its own, whose start takes most of its time."""
 
     def prove(job, samples):
         return runtimes.prove(job, samples.images, samples.expected)
 
-    monkeypatch.setattr(export, "_run_proof", prove)
+    patch.setattr(export, "_run_proof", prove)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    prove_in_this_process(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -491,7 +495,9 @@ def pixels_in(trained, tmp_path_factory):
         pytest.skip("neither ONNX nor TFLite can be written: pip install 'ipucnn[export]'")
     folder = tmp_path_factory.mktemp("pixels") / form
     options = f"--format {form} --raw-uint8 --probabilities --batch 7 --output {folder}".split()
-    assert cli.run(["export", str(trained), *options]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        prove_in_this_process(patch)
+        assert cli.run(["export", str(trained), *options]) == 0
     return folder / f"model.{form}"
 
 

@@ -417,8 +417,7 @@ def test_distributed_batch_norm_equals_naive(group, fused):
     compare("batch", make_program(2, 2, 4, dbn_replica_group_size=group), SGD, *fused)
 
 
-@settings(max_examples=8)
-@given(
+any_program = given(
     batch=st.integers(1, 4),
     accumulate=st.integers(1, 4),
     replicas=st.integers(1, 3),
@@ -427,7 +426,22 @@ def test_distributed_batch_norm_equals_naive(group, fused):
     method=st.sampled_from(["mean", "sum", "running_mean"]),
     data_=st.data(),
 )
-def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, norm, method, data_):
+
+
+@settings(max_examples=4)
+@any_program
+def test_fused_equals_naive_at_random(**drawn):
+    compare_at_random(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@any_program
+def test_fused_equals_naive_at_random_more_often(**drawn):
+    compare_at_random(**drawn)
+
+
+def compare_at_random(batch, accumulate, replicas, executions, norm, method, data_):
     count = accumulate * replicas
     fused = data_.draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
     program = make_program(

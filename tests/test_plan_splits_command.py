@@ -22,7 +22,7 @@ from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.settings import uniform
 from ipucnn.reports import units
 from ipucnn.reports.console import plain_table, print_table
-from ipucnn.reports.plan import print_plan
+from ipucnn.reports.plan import command_line, print_plan
 from ipucnn.training.program import Program
 
 SMALL = "cifar_resnet8"
@@ -446,7 +446,7 @@ def program(folder="lenet-digits"):
     return json.loads((Path("runs") / folder / "program.json").read_text())
 
 
-def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(capsys):
+def test_a_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, capsys):
     args = ["lenet", "--stages", 2, "--micro-batch-size", 2, "--gradient-accumulation-count", 8]
     assert run(capsys, *args, "--save", "plan.yml")[0] == 0
     found = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
@@ -473,7 +473,7 @@ def test_a_pipeline_does_not_change_what_is_trained(capsys):
     assert plain == planned
 
 
-def test_the_planner_chooses_where_splits_are_left_open(capsys):
+def test_the_planner_chooses_where_splits_are_left_open(lightly, capsys):
     args = ["--micro-batch-size", 2, "--gradient-accumulation-count", 8, "--ipus-per-replica", 4]
     assert train(capsys, "lenet", *args)[0] == 0
     assert train(capsys, "lenet", *args, "--pipeline-splits", "auto")[0] == 0
@@ -486,6 +486,31 @@ def test_the_planner_chooses_where_splits_are_left_open(capsys):
     known = ["--available-memory-proportion", 60, "--schedule", "Grouped"]
     found = plan(capsys, "lenet", *args, *shape, *known)
     assert list(found.splits) == first["pipeline_splits"]
+
+
+def test_stages_have_proportions_of_their_own_unless_that_is_excluded(capsys):
+    args = ["unet", "--stages", 4, "--schedule", "Grouped", "--micro-batch-size", 1]
+    own = plan(capsys, *args)
+    shares = [share.convolution for share in own.settings.available_memory_proportion]
+    assert len(set(shares)) > 1 and set(shares) <= {0.6, 0.3, 0.15}
+    one = plan(capsys, *args, "--no-stage-proportions")
+    assert not one.settings.has_own_proportions
+    assert own.predicted_images_per_s > one.predicted_images_per_s * 1.001
+    values = " ".join(f"{100 * share:g}" for share in shares)
+    code, out, err = run(capsys, *args, "--save", "plan.yml")
+    assert code == 0, err
+    assert f"available memory proportion {values}%" in " ".join(out.split())
+    assert f"--available-memory-proportion {values}" in " ".join(command_line(own).replace("\\", " ").split())
+    # They arrive in a run, and the same splits are judged with them.
+    assert cli.run(["train", "--plan", "plan.yml", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    told = re.findall(r"\d+(?:\.\d+)?", printed[printed.index("available-memory-proportion") :])
+    assert [float(value) for value in told[: len(shares)]] == [100 * share for share in shares]
+    judged = plan(capsys, *args, "--splits", *own.splits)
+    assert judged.settings.available_memory_proportion == own.settings.available_memory_proportion
+    # A value that is typed is for all stages.
+    typed = plan(capsys, *args, "--available-memory-proportion", 30)
+    assert typed.settings.available_memory_proportion == uniform(0.3)
 
 
 def test_splits_are_chosen_even_if_no_ipu_could_hold_them():

@@ -1,6 +1,7 @@
 """The planner against brute force, an integer program, a simulated pipeline, and what must hold of any planner."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from pipeline_simulator import simulate
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.cost.schedule import Ticks
-from ipucnn.planning.search.exact import fastest_split
-from ipucnn.planning.search.tables import StageTables, item_starts, tick_s
+from ipucnn.planning.search.exact import faster_split, fastest_split
+from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
@@ -181,6 +182,76 @@ def test_brute_force_finds_nothing_better_on_one_ipu_where_segments_differ_in_sp
     assume(k <= n)
     tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=True, stages=k)
     check_against_brute_force(tables, k, "Sequential")
+
+
+def with_options(tables, seed, number):
+    """The tables with further settings to choose from for each stage, each slower than the one before."""
+    rng = np.random.default_rng(seed)
+    options = [tables]
+    for _ in range(number):
+        before = options[-1]
+        slower = [
+            own + rng.integers(0, 3, len(own)) * on
+            for own, on in ((before.forward_s, 1), (before.backward_s, tables.training))
+        ]
+        other = int(rng.integers(1 << 30))
+
+        def memory(num_stages, stage, other=other):
+            n = tables.num_items
+            return np.random.default_rng([other, num_stages, stage]).random((n, n + 1)) * 0.9
+
+        own = replace(before, forward_s=slower[0], backward_s=slower[1], memory_bytes=memory)
+        options.append(own)
+    return replace(tables, options=tuple(options))
+
+
+def any_options(tables, k, schedule):
+    """The least tick of all splits with all choices of settings for their stages that fit; None if none does."""
+    ticks = []
+    for chosen in itertools.product(tables.options, repeat=k):
+        one = replace(
+            tables,
+            options=(),
+            stage_s=tuple((own.forward_s, own.backward_s) for own in chosen),
+            memory_bytes=lambda count, stage, chosen=chosen: chosen[stage].memory_bytes(count, stage),
+        )
+        ticks.append(brute_force(one, k, schedule))
+    return min((tick for tick in ticks if tick is not None), default=None)
+
+
+@pytest.mark.parametrize("one_ipu", [False, True])
+@settings(max_examples=50)
+@given(
+    **{**INSTANCES, "n": st.integers(1, 5), "k": st.integers(1, 3)},
+    schedule=st.sampled_from(SCHEDULES),
+    number=st.integers(1, 2),
+)
+def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
+    one_ipu, seed, n, k, whole, tight, recompute, training, schedule, number
+):
+    assume(k <= n)
+    schedule = "Sequential" if one_ipu else schedule
+    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=one_ipu)
+    tables = with_options(tables, seed, number)
+    best = any_options(tables, k, schedule)
+    found = faster_split(tables, k, schedule, np.inf)
+    assert (found is None) == (best is None)
+    if found is None:
+        return
+    assert found.objective_s == pytest.approx(best, rel=1e-12)
+    assert found.optimal
+    # Nothing is found below the best, and the best below a little more.
+    assert faster_split(tables, k, schedule, best * (1 - 1e-9)) is None
+    assert faster_split(tables, k, schedule, best + 1e-9).objective_s == found.objective_s
+    # What the stages have is one of the choices that were compared, and fits.
+    numbers = chosen_options(tables, found.starts)
+    ends = [*found.starts[1:], n]
+    own = [
+        tables.options[number].memory(k, s)[i, j]
+        for s, (i, j, number) in enumerate(zip(found.starts, ends, numbers))
+    ]
+    taken = max(own) + (sum(tables.checkpoint_bytes[list(found.starts)]) if one_ipu else 0)
+    assert taken <= tables.capacity_bytes * (1 + 1e-12)
 
 
 @settings(max_examples=100)

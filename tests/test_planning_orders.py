@@ -111,13 +111,14 @@ UNET = ("plan-splits", "unet", "--stages", "4", "--schedule", "Grouped", "--micr
 
 
 def test_a_plan_in_another_order_is_told_and_not_trained(capsys, tmp_path):
-    code, out, err = run(capsys, *UNET, "--json")
+    code, out, err = run(capsys, *UNET, "--no-stage-proportions", "--json")
     assert code == 0, err
     own = json.loads(out)
     path = tmp_path / "plan.yml"
     code, out, err = run(capsys, *UNET, "--orders", "--json", "--save", str(path))
     assert code == 0, err
     plan = json.loads(out)
+    assert any("one available memory proportion" in told for told in plan["assumed"])
     assert (own["searched_orders"], own["order"], plan["searched_orders"]) == ("own", [], "all")
     assert plan["predicted_tick_s"] <= own["predicted_tick_s"]
     assert plan["predicted_lower_bound_s"] <= plan["predicted_tick_s"] * (1 + 1e-9)

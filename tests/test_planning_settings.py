@@ -1,5 +1,6 @@
 """From a run's configuration to what the planner is asked: the same for every command."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poplar_double import installed
+from test_planning_search import BASE, SCHEDULES, all_splits, fill, network, system
 
 from ipucnn.benchmarking.prediction import Wanted, predict_ipu
 from ipucnn.config.options import RunConfig
@@ -19,11 +21,13 @@ from ipucnn.planning.cost.layer_times import layer_times, program_times, stage_s
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs import extract, keras_graph
+from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.request import make_request
+from ipucnn.planning.search import configurations, smallest_change
 from ipucnn.planning.search import planner as planner_module
-from ipucnn.planning.search import smallest_change
-from ipucnn.planning.search.planner import Planner, candidates
+from ipucnn.planning.search.configurations import SAME_FILL, SearchSpace, search
+from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner, candidates
 from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.settings import (
     PlanSettings,
@@ -285,6 +289,154 @@ def test_no_splits_are_faster_than_the_planned_ones(graph, schedule, fill):
     assert planner.needed_fill(best.splits, own) <= fill * (1 + 1e-12)
     least = min(planner.tick_s(splits, own) for splits in fitting)
     assert planner.tick_s(best.splits, own) == pytest.approx(least, rel=1e-12)
+
+
+def with_matmul(graph, place):
+    """The network with a matrix product at every position behind one of its layers."""
+    layers = []
+    for layer in graph.layers:
+        inputs = tuple("dense" if name == place else name for name in layer.inputs)
+        kept = tuple("dense" if name == place else name for name in layer.kept)
+        layers.append(replace(layer, inputs=inputs, kept=kept) if layer.name != place else layer)
+        if layer.name == place:
+            channels = layer.output_shape[-1]
+            weights = channels**2
+            positions = layer.output_shape[0] * layer.output_shape[1]
+            more = {"input_channels": channels, "macs": weights * positions}
+            more.update(num_parameters=weights, num_trainable=weights, kept=(place,))
+            layers.append(Layer("dense", "matmul", (place,), layer.output_shape, **more))
+    return replace(graph, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kib", [90])
+def test_each_stage_has_the_proportions_with_which_it_is_fastest(schedule, kib):
+    """Every split with every proportion of either kind of product in every stage."""
+    machine, graph = system(kib), with_matmul(network([64, 16, 64, 16], size=24, block=99), "relu2")
+    planner = Planner(graph, machine)
+    own = replace(BASE, num_stages=2, schedule=schedule, recomputation=True)
+    limit, fitting = LIMITS[0], {}
+    pairs = [StageProportions(c, m, c, m) for c, m in itertools.product((0.6, 0.3, 0.15), repeat=2)]
+    for vector in itertools.product(pairs, repeat=2):
+        given = replace(own, available_memory_proportion=vector)
+        for splits in all_splits(graph, 2):
+            if fill(graph, splits, given, machine) <= limit:
+                found = predict(graph, splits, given, machine)
+                fitting[splits, vector] = (found.tick_s, found.images_per_s)
+    best = planner.faster_apart(own, limit, float("inf"))
+    if not fitting:
+        assert best is None
+        return
+    assert best.prediction.tick_s == pytest.approx(min(fitting.values())[0], rel=1e-9)
+    assert best.solution.optimal and best.predicted_fill <= limit * (1 + 1e-12)
+    assert fill(graph, best.splits, best.settings, machine) == best.predicted_fill
+    # Of one program the choice is by images/s, and one proportion for all stages is kept where it is as fast.
+    (group,) = candidates(own, True)
+    alike, apart = (planner.best_of([group], own_proportions=on) for on in (False, True))
+    assert not alike.settings.has_own_proportions
+    assert apart.prediction.images_per_s >= alike.prediction.images_per_s
+    uniform_s = alike.prediction.images_per_s * (1 + SAME_SPEED)
+    assert apart.settings.has_own_proportions or kib != 90
+    assert apart.settings.has_own_proportions == (apart.prediction.images_per_s > uniform_s)
+    # Splits that were given have what suits them best.
+    for splits in {splits for splits, _ in fitting}:
+        judged = max(
+            (planner.judge(splits, each, limit) for each in group),
+            key=lambda c: (c.predicted_fill <= limit, c.prediction.images_per_s),
+        )
+        found = planner.judged_apart(splits, group[0], judged)
+        fastest = max(speed for (other, _), (_, speed) in fitting.items() if other == splits)
+        assert fastest * (1 - SAME_SPEED) <= found.prediction.images_per_s <= fastest * (1 + 1e-9)
+
+
+def every_configuration(planner, base, num_ipus, sizes, total, limit):
+    """The best splits of every configuration of a small search that fit, by loops over what it may be made of."""
+    found = []
+    programs = [("Grouped", 1, False), ("Sequential", 2, True), ("Sequential", 4, True)]
+    for schedule, count in itertools.product(("Grouped", "Interleaved"), (2, 4)):
+        programs += [(schedule, count, again) for again in (False, True) if count <= num_ipus]
+    for size, (schedule, count, again), share, half in itertools.product(
+        sizes, programs, (0.6, 0.3, 0.15), (False, True)
+    ):
+        ipus = 1 if schedule == "Sequential" else count
+        step = {"Grouped": 2 * count, "Interleaved": count, "Sequential": 1}[schedule] if count > 1 else 1
+        for replicas in (1, 2, 4):
+            accumulated, rest = divmod(total, size * replicas)
+            if ipus * replicas > num_ipus or rest or accumulated % step:
+                continue
+            own = replace(
+                base,
+                micro_batch_size=size,
+                num_stages=count,
+                schedule=schedule,
+                recomputation=again,
+                half_partials=half,
+                num_replicas=replicas,
+                gradient_accumulation_count=accumulated,
+                available_memory_proportion=uniform(share),
+            )
+            candidate = planner.best(own, limit)
+            if candidate is not None:
+                found.append(candidate)
+    return found
+
+
+def naive_front(found):
+    """(images/s, IPUs, fill) of what stays: by rising IPUs, fill and stages everything is compared with everything."""
+
+    def of(candidate):
+        return (
+            candidate.prediction.images_per_s,
+            candidate.settings.occupied_ipus,
+            candidate.predicted_fill,
+        )
+
+    front = []
+    for speed, ipus, taken in sorted(map(of, found), key=lambda own: (-own[0], own[1], own[2])):
+        if not any(more <= ipus and other <= taken + SAME_FILL for _, more, other in front):
+            front.append((speed, ipus, taken))
+    fewer = [(*of(candidate), candidate.settings.num_stages) for candidate in found]
+    stages = {of(candidate): candidate.settings.num_stages for candidate in reversed(found)}
+    return [
+        own
+        for own in front
+        if not any(
+            count < stages[own]
+            and speed >= own[0] * (1 - SAME_SPEED)
+            and ipus <= own[1]
+            and taken <= own[2] + SAME_FILL
+            for speed, ipus, taken, count in fewer
+        )
+    ]
+
+
+@pytest.mark.parametrize("kib", [84, 120])
+def test_the_front_is_that_of_all_configurations(monkeypatch, kib):
+    monkeypatch.setattr(configurations, "SEGMENTS", (2, 4))
+    monkeypatch.setattr(configurations, "ALL_SEGMENTS", (2, 4))
+    planner, sizes, total = Planner(network([16, 16, 16, 32], size=48), system(kib)), (2, 8, 24), 96
+    free = ("half_partials",)
+    space = SearchSpace(BASE, 4, sizes, global_batch_size=total, free=free, own_proportions=False)
+    best, rows = search(planner, space)
+    assert best.memory_limit == LIMITS[0]
+    found = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0])
+    told = [(row.predicted_images_per_s, row.num_ipus, row.predicted_fill) for row in rows]
+    expected = naive_front(found)
+    assert len(expected) > 3
+    if kib == 84:
+        assert told == [pytest.approx(own, rel=1e-9) for own in expected]
+    # Fills that differ by a little count as equal, and what is left out for one that is left out itself may differ by
+    # twice as much: of configurations as close as these the front has one, and which one is open.
+    for candidate in found:
+        own = (candidate.prediction.images_per_s, candidate.settings.occupied_ipus, candidate.predicted_fill)
+        assert any(
+            speed >= own[0] * (1 - SAME_SPEED) and ipus <= own[1] and taken <= own[2] + 2 * SAME_FILL
+            for speed, ipus, taken in told
+        )
+        assert not any(
+            own[0] >= speed * (1 + SAME_SPEED) and own[1] <= ipus and own[2] < taken - SAME_FILL
+            for speed, ipus, taken in told
+        )
 
 
 def test_plan_splits_takes_a_proportion_for_each_stage(run):

@@ -11,7 +11,7 @@ from ipucnn.models.registry import get_model
 
 
 @pytest.mark.parametrize("number", [0, 1, 5], ids=lambda number: ROWS[number].name)
-def test_a_row_is_as_on_the_host(tmp_path, number):
+def test_a_row_is_as_on_the_host(short_benchmarks, tmp_path, number):
     row = ROWS[number]
     found = cover(row, SDKS[number % 2], on_the_host(row, tmp_path / "host"), tmp_path / "ipu")
     assert found.is_right(), found

@@ -184,7 +184,7 @@ def test_which_images_are_measured():
 
 def test_a_run_trains_as_without_it_and_is_judged_by_what_it_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["train", "cifar_resnet8", "--dataset", "digits", "--limit-train", "192", "--num-epochs", "2"]
+    words = ["train", "toy_model_bn", "--dataset", "digits", "--limit-train", "192", "--num-epochs", "2"]
     words += ["--seed", "3", "--json", "--run-dir"]
     assert cli.run([*words, "plain", "--precise-batch-norm", "0"]) == 0
     plain = json.loads(capsys.readouterr().out)

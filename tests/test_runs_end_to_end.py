@@ -1,5 +1,7 @@
 """Training, evaluation and inference as a user runs them, on the embedded data and small networks."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ipucnn import cli
 from ipucnn.training.checkpoints import load_checkpoint
 
 SMALL = ["--limit-train", "320", "--limit-eval", "100", "--num-epochs", "2", "--seed", "7"]
@@ -20,12 +23,13 @@ SMALL = ["--limit-train", "320", "--limit-eval", "100", "--num-epochs", "2", "--
 def trained(tmp_path_factory):
     """The run folder and printed JSON of a small run with replicas and accumulation."""
     folder = tmp_path_factory.mktemp("runs")
-    command = [sys.executable, "-m", "ipucnn", "train", "mnist_cnn", "--replicas", "2", "--micro-batch-size", "8",
-               "--gradient-accumulation-count", "2", "--validation-freq", "1", "--run-dir", "r", "--json",
-               *SMALL]  # fmt: skip
-    done = subprocess.run(command, cwd=str(folder), capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    return folder / "r", json.loads(done.stdout), done.stderr
+    command = ["train", "mnist_cnn", "--replicas", "2", "--micro-batch-size", "8", "--gradient-accumulation-count", "2",
+               "--validation-freq", "1", "--run-dir", str(folder / "r"), "--json", *SMALL]  # fmt: skip
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run(command)
+    assert code == 0, err.getvalue()
+    return folder / "r", json.loads(out.getvalue()), err.getvalue()
 
 
 def environment():
@@ -128,7 +132,7 @@ def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run,
         np.testing.assert_array_equal(value.numpy(), expected)
 
 
-def test_pipelined_training_chooses_checked_splits(run, tmp_path):
+def test_pipelined_training_chooses_checked_splits(lightly, run, tmp_path):
     code, _, err = run(
         "train", "toy_model", "--ipus-per-replica", "2", "--micro-batch-size", "4", *SMALL, "--run-dir", "p"
     )
@@ -228,7 +232,7 @@ def test_a_checkpoint_folder_of_another_run_is_refused(trained, run, tmp_path):
     assert {p: p.read_bytes() for p in foreign.iterdir()} == before and not (tmp_path / "new").exists()
 
 
-def test_checkpoints_elsewhere_the_last_is_always_written_and_cleaned_on_request(run, tmp_path):
+def test_checkpoints_elsewhere_the_last_is_always_written_and_cleaned_on_request(lightly, run, tmp_path):
     args = [
         "train",
         "toy_model",

@@ -609,8 +609,8 @@ def test_a_segmentation_network_counts_pixels(run, tmp_path):
     result = evaluated(run, *args)
     assert result["measured"]["samples"] == 6 and {"dice", "iou"} <= set(result["measured"])
     assert np.sum(result["confusion_matrix"]) == 6 * 188 * 188  # whole images, not what one tile predicts
-    code, out, err = run("evaluate", *args, "--plot", "u.png")
-    assert code == 0 and "6 of 6" in out and "Dice, cell" in out and "pixel accuracy" in out, err
+    code, out, err = run("evaluate", *args, "--plot", "u.png", "--limit-eval", 1)
+    assert code == 0 and "Dice, cell" in out and "pixel accuracy" in out, err
     code, _, err = run("evaluate", *args, "--predictions", "p.csv")
     assert code == 2 and "segments" in err
 

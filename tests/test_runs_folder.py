@@ -115,7 +115,7 @@ def make_run(**flags):
     return TrainingRun(resolve("train", given, model="toy_model"))
 
 
-def test_two_runs_at_once_get_a_folder_each(here):
+def test_two_runs_at_once_get_a_folder_each(lightly, here):
     """Both are prepared before either has made its folder."""
     runs = [make_run(seed="1"), make_run(seed="2")]
     for run in runs:
@@ -189,7 +189,7 @@ PLANTED = (
 
 @pytest.mark.parametrize("way", ["resume", "overwrite"])
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_link_is_not_written_through(here, trained, name, way):
+def test_a_planted_link_is_not_written_through(lightly, here, trained, name, way):
     import shutil
 
     shutil.copytree(str(trained), "run")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from light_training import train_lightly
 from PIL import Image
 
 from ipucnn import cli
@@ -32,6 +33,16 @@ def whole(tmp_path_factory):
     """A cross-validation of three folds, and what it printed."""
     folder = tmp_path_factory.mktemp("kfold") / "cv"
     assert run(folder, "--json") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def light_whole(tmp_path_factory):
+    """The same, trained lightly."""
+    folder = tmp_path_factory.mktemp("light") / "cv"
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch)
+        assert run(folder, "--json") == 0
     return folder
 
 
@@ -99,12 +110,14 @@ def test_one_fold_alone_is_the_fold_of_the_whole(whole, tmp_path, capsys):
     report = folds_of(tmp_path / "cv")
     assert (report["missing"], report["std"]["accuracy"]) == ([1, 3], None)
     # The other folds join it.
-    assert run(tmp_path / "cv", "--fold", 3) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch)
+        assert run(tmp_path / "cv", "--fold", 3) == 0
     assert folds_of(tmp_path / "cv")["missing"] == [1]
     assert run(tmp_path / "cv", "--fold", 3) == 2
 
 
-def test_it_goes_on_at_the_fold_where_it_stopped(whole, tmp_path, monkeypatch, capsys):
+def test_it_goes_on_at_the_fold_where_it_stopped(lightly, light_whole, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "cv"
     real = kfold.TrainingRun._events
     calls = []
@@ -131,13 +144,13 @@ def test_it_goes_on_at_the_fold_where_it_stopped(whole, tmp_path, monkeypatch, c
     assert (folder / "fold-1" / "report.json").read_bytes() == before
     for fold in (1, 2, 3):
         name = f"fold-{fold}/metrics.jsonl"
-        assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    ours, theirs = folds_of(folder), folds_of(whole)
+        assert (folder / name).read_bytes() == (light_whole / name).read_bytes()
+    ours, theirs = folds_of(folder), folds_of(light_whole)
     for key in ("mean", "std", "seed", "kfold"):
         assert ours[key] == theirs[key]
 
 
-def test_events_say_when_a_fold_is_done(tmp_path):
+def test_events_say_when_a_fold_is_done(lightly, tmp_path):
     flags = {"dataset": "digits", "limit_train": "20", "limit_eval": "10", "kfold": "2", "micro_batch_size": "5",
              "run_dir": str(tmp_path / "cv"), "checkpoints": False, "validation": False}  # fmt: skip
     validation = CrossValidation(resolve("train", flags, model="toy_model"))
@@ -254,10 +267,10 @@ def test_the_data_of_a_fold_are_those_of_all_folds():
     assert parts[0].pool_sha256 == parts[1].pool_sha256 != select_fold(changed, 3, 1).pool_sha256
 
 
-def test_a_fold_says_what_it_joins(whole, tmp_path, monkeypatch, capsys):
+def test_a_fold_says_what_it_joins(lightly, light_whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "runs" / "toy_model-digits-kfold3"
-    shutil.copytree(str(whole), str(root))
+    shutil.copytree(str(light_whole), str(root))
     shutil.rmtree(str(root / "fold-3"))
     config = (root / "config.yml").read_bytes()
     for option, value in (("--learning-rate", "0.2"), ("--num-epochs", "3")):
@@ -285,7 +298,7 @@ def test_the_time_of_a_fold_is_that_of_all_its_processes(whole):
         assert row["train_s"] == pytest.approx(sum(t["wall_s"] for t in times if t["event"] == "execution"))
 
 
-def test_a_first_fold_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_first_fold_that_was_stopped_goes_on(lightly, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "cv"
     real = kfold.TrainingRun._events
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from light_training import train_lightly
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
@@ -52,6 +53,18 @@ PIPELINE = {
 PIPELINE.pop("dropout")
 PRECISE = {**RUN, "precise_batch_norm": "32"}
 PRECISE.pop("dropout")
+
+
+@pytest.fixture
+def real_training():
+    """For tests of what training itself makes of a cut: the session's state, the compiled loop, the order of images."""
+
+
+@pytest.fixture(autouse=True)
+def others_lightly(request):
+    """Everything else is about files, and costs a fraction without TensorFlow's compiling."""
+    if "real_training" not in request.fixturenames:
+        request.getfixturevalue("lightly")
 
 
 @pytest.fixture(autouse=True)
@@ -112,15 +125,24 @@ def folders(tmp_path_factory):
 def uninterrupted(folders):
     """Files and events of runs that were left alone."""
     results = {}
-    for name, model, options in (("plain", "mnist_cnn", RUN), ("pipeline", "toy_model_bn", PIPELINE)):
-        _, events = train(folders / name, model, options)
+    for name, model, options in (
+        ("plain", "mnist_cnn", RUN),
+        ("light", "mnist_cnn", RUN),
+        ("pipeline", "toy_model_bn", PIPELINE),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "light":
+                train_lightly(patch)
+            _, events = train(folders / name, model, options)
         results[name] = files(folders / name), events
     return results
 
 
 @pytest.fixture(scope="module")
 def cut_after_nine(folders):
-    assert cut(training(folders / "cut"), 9)
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch)
+        assert cut(training(folders / "cut"), 9)
     return folders / "cut"
 
 
@@ -133,14 +155,24 @@ def cut_run(cut_after_nine, tmp_path):
 @pytest.mark.parametrize(
     "start, step, number",
     [
-        (1, 3, None),
+        (1, 6, None),
         pytest.param(1, 1, None, marks=pytest.mark.slow),
         pytest.param(2, 1, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(3, 1, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, start, step, number):
-    expected, events = uninterrupted["plain"]
+def test_cut_again_and_again_it_ends_in_the_same_bytes(
+    real_training, uninterrupted, tmp_path, start, step, number
+):
+    cut_again_and_again(tmp_path, *uninterrupted["plain"], start, step, number)
+
+
+@pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
+def test_cut_after_every_event(uninterrupted, tmp_path, start, number):
+    cut_again_and_again(tmp_path, *uninterrupted["light"], start, 1, number)
+
+
+def cut_again_and_again(tmp_path, expected, events, start, step, number):
     assert cut(training(tmp_path / "r"), start, number)
     for after in range(2, len(events), step):
         # Each process gets a little further than the one before.
@@ -153,7 +185,9 @@ def test_cut_again_and_again_it_ends_in_the_same_bytes(uninterrupted, tmp_path, 
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (7, signal.SIGTERM)]
 )
-def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path, after, number):
+def test_pipelined_statistics_are_those_of_the_uninterrupted_run(
+    real_training, uninterrupted, tmp_path, after, number
+):
     expected, _ = uninterrupted["pipeline"]
     assert cut(training(tmp_path / "r", "toy_model_bn", PIPELINE), after, number)
     train(tmp_path / "r", "toy_model_bn", PIPELINE, resume=True)
@@ -163,7 +197,7 @@ def test_pipelined_statistics_are_those_of_the_uninterrupted_run(uninterrupted, 
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (6, signal.SIGTERM)]
 )
-def test_running_statistics_go_on_where_measured_ones_are_saved(tmp_path, after, number):
+def test_running_statistics_go_on_where_measured_ones_are_saved(real_training, tmp_path, after, number):
     _, events = train(tmp_path / "whole", "toy_model_bn", PRECISE)
     assert len(events) > after
     assert cut(training(tmp_path / "r", "toy_model_bn", PRECISE), after, number)
@@ -171,7 +205,7 @@ def test_running_statistics_go_on_where_measured_ones_are_saved(tmp_path, after,
     assert_same(tmp_path / "r", files(tmp_path / "whole"))
 
 
-def test_the_middle_of_an_execution_and_of_a_validation(uninterrupted, tmp_path, monkeypatch):
+def test_the_middle_of_an_execution_and_of_a_validation(real_training, uninterrupted, tmp_path, monkeypatch):
     from ipucnn.sessions.host import session as host
 
     expected, _ = uninterrupted["plain"]
@@ -221,7 +255,7 @@ def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
-    uninterrupted, tmp_path, monkeypatch
+    real_training, uninterrupted, tmp_path, monkeypatch
 ):
     from ipucnn.sessions.host import session as host
 
@@ -230,16 +264,15 @@ def test_the_number_of_loading_threads_and_slices_does_not_change_a_byte(
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
-def test_a_moved_run_folder_continues(uninterrupted, tmp_path):
-    assert cut(training(tmp_path / "r"), 6)
+def test_a_moved_run_folder_continues(uninterrupted, cut_run, tmp_path):
     shutil.move(str(tmp_path / "r"), str(tmp_path / "elsewhere"))
     train(tmp_path / "elsewhere", resume=True)
-    assert_same(tmp_path / "elsewhere", uninterrupted["plain"][0])
+    assert_same(tmp_path / "elsewhere", uninterrupted["light"][0])
     assert f"run-dir: {tmp_path / 'elsewhere'}" in (tmp_path / "elsewhere" / "config.yml").read_text()
 
 
 def test_a_damaged_checkpoint_is_recognised_and_the_one_before_it_used(uninterrupted, tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), len(uninterrupted["plain"][1]) - 3)
+    assert cut(training(tmp_path / "r"), len(uninterrupted["light"][1]) - 3)
     checkpoints = tmp_path / "r" / "checkpoints"
     newest = max(checkpoints.glob("checkpoint-*.npz"))
     assert newest.samefile(checkpoints / "last.npz") and len(list(checkpoints.glob("checkpoint-*"))) >= 2
@@ -253,7 +286,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_it_used(uninterru
     assert "damaged" in err and "the one before it is used" in err and "continuing after weight update" in err
     assert not (checkpoints / ".last.npz.99999.tmp").exists()
     (checkpoints / ".mine.tmp").unlink()
-    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
 def test_nothing_readable_is_an_error_and_changes_nothing(cut_run, tmp_path, capsys):
@@ -298,7 +331,7 @@ def test_options_that_contradict_the_run_are_refused(tmp_path, capsys):
         assert files(tmp_path / "r") == before
 
 
-def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, capsys):
+def test_the_same_command_line_continues_the_latest_run(real_training, uninterrupted, tmp_path, capsys):
     words = ["train", "mnist_cnn"]
     for name, value in RUN.items():
         words += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
@@ -330,7 +363,7 @@ def test_more_epochs_for_a_finished_run(tmp_path):
 
 def test_checkpoints_of_elsewhere_are_continued_into_a_new_run(uninterrupted, cut_run, tmp_path, capsys):
     train(tmp_path / "new", checkpoint_input_dir="r/checkpoints")
-    expected = uninterrupted["plain"][0]
+    expected = uninterrupted["light"][0]
     found = files(tmp_path / "new")
     for name in ("metrics.jsonl", "checkpoints/last.npz", "checkpoints/best.npz"):
         assert found[name] == expected[name], name
@@ -356,7 +389,7 @@ def test_checkpoint_output_dir_is_where_they_go_and_come_from(uninterrupted, tmp
     assert cut(training(tmp_path / "r", checkpoint_dir=str(tmp_path / "ck")), 9)
     assert (tmp_path / "ck" / "last.npz").exists() and not (tmp_path / "r" / "checkpoints").exists()
     assert cli.run(["train", "--resume", "--run-dir", "r", "--checkpoint-output-dir", "ck"]) == 0
-    expected = {k: v for k, v in uninterrupted["plain"][0].items() if k.startswith("checkpoints")}
+    expected = {k: v for k, v in uninterrupted["light"][0].items() if k.startswith("checkpoints")}
     assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "ck").iterdir()} == expected
 
 
@@ -385,7 +418,7 @@ def test_killed_between_the_last_checkpoint_and_the_report(tmp_path, monkeypatch
     assert_same(tmp_path / "b", files(tmp_path / "a"))
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path, capsys):
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(real_training, tmp_path, capsys):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
              "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
@@ -422,7 +455,7 @@ def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys)
     for name in names:
         load_checkpoint(tmp_path / "r" / "checkpoints" / name)
     assert cli.run(words) == 0
-    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
@@ -489,7 +522,7 @@ def test_a_change_of_versions_is_told(cut_run, tmp_path, capsys):
 
 
 def test_events_are_those_a_consumer_expects(uninterrupted):
-    _, events = uninterrupted["plain"]
+    _, events = uninterrupted["light"]
     assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
     assert sum(isinstance(e, Progress) for e in events) >= 4
 
@@ -501,7 +534,7 @@ def test_a_run_from_other_checkpoints_continues_from_its_own(uninterrupted, cut_
     run, _ = train(tmp_path / "new", resume=True)
     assert run.first_weight_update == reached > 5
     assert (
-        files(tmp_path / "new")["checkpoints/last.npz"] == uninterrupted["plain"][0]["checkpoints/last.npz"]
+        files(tmp_path / "new")["checkpoints/last.npz"] == uninterrupted["light"][0]["checkpoints/last.npz"]
     )
 
 
@@ -583,7 +616,7 @@ def test_damaged_side_files_do_not_stop_a_run(uninterrupted, cut_run, tmp_path, 
     (tmp_path / "r" / "report.json").write_text(text)
     (tmp_path / "r" / "program.json").write_text(text)
     train(tmp_path / "r", resume=True)
-    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
 def test_a_damaged_configuration_is_an_error(cut_run, tmp_path, capsys):
@@ -596,7 +629,7 @@ def test_killed_while_the_folder_was_made(uninterrupted, tmp_path):
     (tmp_path / "r" / "checkpoints").mkdir(parents=True)
     (tmp_path / "r" / ".config.yml.4711.tmp").write_text("model-na")
     train(tmp_path / "r", resume=True)
-    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert_same(tmp_path / "r", uninterrupted["light"][0])
     assert not list((tmp_path / "r").glob(".*.tmp"))
 
 
@@ -662,7 +695,7 @@ def numbered(folder):
 
 def test_the_newest_checkpoints_are_kept(uninterrupted, tmp_path):
     """The same bytes, whether the others were deleted or not, and by whichever process."""
-    expected, _ = uninterrupted["plain"]
+    expected, _ = uninterrupted["light"]
     every = [name for name in expected if name.startswith("checkpoints/checkpoint-")]
     assert len(every) == 4  # --ckpts-per-epoch is given, and so all are kept
     _, events = train(tmp_path / "whole", keep_checkpoints="2")
@@ -695,7 +728,7 @@ def test_nothing_is_deleted_that_the_run_did_not_write(tmp_path):
     assert foreign.read_bytes() == b"of somebody else" and len(numbered(tmp_path / "r")) == 2
 
 
-def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(tmp_path):
+def test_the_best_checkpoint_has_weights_alone_unless_it_is_the_last(real_training, tmp_path):
     train(tmp_path / "r", validation_freq="1", num_epochs="3")
     best = load_checkpoint(tmp_path / "r" / "checkpoints" / "best.npz")
     last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
@@ -765,25 +798,81 @@ def kill_campaign():
         "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {} "
         "--keep-checkpoints 2"
     )
-    return module.campaign
+    return module
 
 
+# Writes the files of a run that the campaign looks at, in their order; what is broken shows when it goes on.
+WRITER = """
+import json, os, pathlib, signal, sys, time
+mark, folder, resume, broken = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+    signal.signal(number, lambda *_, code=code: os._exit(code))
+os.mkdir(mark)
+kept, metrics = folder / "checkpoints", folder / "metrics.jsonl"
+kept.mkdir(parents=True, exist_ok=True)
+
+def write(path, text):
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    time.sleep(0.005)
+    temporary.rename(path)
+
+def delete_older():
+    for path in sorted(kept.glob("checkpoint-*.npz"))[:-2]:
+        time.sleep(0.005)
+        path.unlink()
+
+write(folder / "program.json", "{}")
+write(folder / "config.yml", "keep-checkpoints: 2\\n")
+done = max((int(path.stem[-3:]) for path in kept.glob("checkpoint-*.npz")), default=0)
+rows = metrics.read_text().splitlines(True)[:done] if metrics.exists() else []
+write(metrics, "".join(rows))
+delete_older()
+(folder / "environment.json").write_text("{}")
+for number in range(done + 1, 81):
+    row = json.dumps({"event": "execution", "loss": number + bool(broken and resume)})
+    with open(metrics, "a") as out:
+        out.write(row + "\\n")
+    time.sleep(0.005)
+    write(kept / f"checkpoint-{number:03d}.npz", row)
+    delete_older()
+"""
+
+
+def test_the_campaign_kills_at_its_moments_and_notices_what_differs(tmp_path, kill_campaign, monkeypatch):
+    """The campaign itself, on a writer of files that needs no TensorFlow."""
+
+    def start(configuration, folder, resume, log, rng, broken="", stderr="log"):
+        words = [str(kill_campaign.mark_of(folder)), str(folder), "resume" * resume, broken]
+        shutil.rmtree(words[0], ignore_errors=True)
+        with open(log, "ab") as out:
+            return subprocess.Popen([sys.executable, "-c", WRITER, *words], stdout=out, stderr=out)
+
+    monkeypatch.setattr(kill_campaign, "start", start)
+    result = kill_campaign.campaign("small", 6, 3, 4, tmp_path / "whole")
+    assert result["kills"] == 6 and result["differing"] == 0 and result["wrong end"] == 0
+    assert sum(result[moment] for moment in kill_campaign.MOMENTS) == 6
+    # It goes on with what is there: six kills were wanted, and six there are.
+    assert kill_campaign.campaign("small", 6, 3, 4, tmp_path / "whole") == result
+    result = kill_campaign.campaign("small", 1, 1, 4, tmp_path / "broken", "seed", moments=("any time",))
+    assert result["differing"] == 1
+
+
+@pytest.mark.slow
 def test_killed_processes_and_continued_runs(tmp_path, kill_campaign):
     """A small part of the campaign: real processes, real signals."""
-    result = kill_campaign("small", 1, 1, 4, tmp_path, moments=("deletion",))
+    result = kill_campaign.campaign("small", 1, 1, 4, tmp_path, moments=("deletion",))
     assert result["kills"] == 1 and result["runs"] >= 1
     assert result["differing"] == 0 and result["wrong end"] == 0
-    # It goes on with what is there: one kill was wanted, and one there is.
-    assert kill_campaign("small", 1, 1, 4, tmp_path) == result
 
 
 @pytest.mark.slow
 def test_processes_killed_at_any_time_and_twice(tmp_path, kill_campaign):
-    result = kill_campaign("small", 2, 2, 4, tmp_path, moments=("any time", "checkpoint"))
+    result = kill_campaign.campaign("small", 2, 2, 4, tmp_path, moments=("any time", "checkpoint"))
     assert result["kills"] == 2 and result["differing"] == 0 and result["wrong end"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["slot", "seed", "row"])
 def test_the_campaign_notices_a_broken_build(tmp_path, kill_campaign, broken):
-    assert kill_campaign("small", 1, 1, 4, tmp_path, broken, moments=("any time",))["differing"] == 1
+    assert kill_campaign.campaign("small", 1, 1, 4, tmp_path, broken, moments=("any time",))["differing"] == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from light_training import benchmark_briefly
 
 from ipucnn import cli
 from ipucnn.command_table import COMMANDS
@@ -42,6 +43,7 @@ def trained(tmp_path_factory):
         train = "train lenet --dataset digits --num-epochs 1 --limit-train 160 --limit-eval 40 --seed 1 --run-dir run"
         assert cli.run(train.split()) == 0
         benchmark = "benchmark lenet --host-generated-data --micro-batch-size 2 --executions 3 --min-time 0.1"
+        benchmark_briefly(patch)
         assert cli.run([*benchmark.split(), "--max-time", "6", "--run-dir", "bench"]) == 0
     return folder
 

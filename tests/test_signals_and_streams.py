@@ -243,7 +243,7 @@ def test_a_signal_before_a_continued_run_leaves_it_as_it_was(tmp_path, monkeypat
     list(training(tmp_path / "r", resume=True).events())
 
 
-def test_a_signal_in_the_last_moment_is_not_lost(tmp_path, monkeypatch):
+def test_a_signal_in_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
     from ipucnn.runs.folder import RunFolder
 
     real = RunFolder.write_report

@@ -202,7 +202,7 @@ def test_what_cannot_be_padded_is_refused(tmp_path):
         TrainingRun(resolve("train", segmentation, model="unet"))
 
 
-def test_the_run_says_what_it_pads(tmp_path, monkeypatch, capsys):
+def test_the_run_says_what_it_pads(lightly, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = ["--limit-train", "20", "--limit-eval", "10", "--micro-batch-size", "8"]
     code = cli.run(["train", "mnist_cnn", "--pad-dataset", "--num-epochs", "1", *sizes])

@@ -869,14 +869,28 @@ def targets(tmp_path_factory):
     return made
 
 
-@given(
+any_damage = given(
     kind=st.sampled_from(["mnist", "folders", "masks", "python", "isbi2012"]),
     which=st.integers(0, 10**6),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8),
     keep=st.one_of(st.just(1.0), st.floats(0, 1)),
 )
-@settings(max_examples=150)
-def test_whatever_bytes_a_file_has_there_is_a_report(targets, kind, which, changes, keep):
+
+
+@any_damage
+@settings(max_examples=60)
+def test_whatever_bytes_a_file_has_there_is_a_report(targets, **damage):
+    check_that_there_is_a_report(targets, **damage)
+
+
+@pytest.mark.slow
+@any_damage
+@settings(max_examples=500)
+def test_whatever_other_bytes_a_file_has_there_is_a_report(targets, **damage):
+    check_that_there_is_a_report(targets, **damage)
+
+
+def check_that_there_is_a_report(targets, kind, which, changes, keep):
     folder = targets[kind]
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = files[which % len(files)]

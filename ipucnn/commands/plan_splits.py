@@ -103,6 +103,13 @@ ORDERS = typer.Option(
     "a prediction: no session runs it.",
     rich_help_panel=PANEL,
 )
+STAGE_PROPORTIONS = typer.Option(
+    True,
+    "--stage-proportions/--no-stage-proportions",
+    help="Where no --available-memory-proportion is given, let each stage have the largest of 60, 30 and 15 % with "
+    "which it fits, or look for one that holds for all stages.",
+    rich_help_panel=PANEL,
+)
 OPTIMISATIONS = typer.Option(
     False,
     "--optimisations",
@@ -126,6 +133,7 @@ def plan_splits(
     html: Optional[str] = HTML,
     save_graph: Optional[str] = SAVE_GRAPH,
     orders: bool = ORDERS,
+    stage_proportions: bool = STAGE_PROPORTIONS,
     optimisations: bool = OPTIMISATIONS,
     calibrate: Optional[List[str]] = CALIBRATE,
     system_profile: Optional[str] = SYSTEM_PROFILE,
@@ -196,6 +204,7 @@ def plan_splits(
         classes=classes,
         recomputation=recomputation,
         any_order=orders,
+        own_proportions=stage_proportions,
         inference=inference,
     )
     for warning in request.warnings:

@@ -91,6 +91,26 @@ def check_header(data: bytes, origin: str) -> Optional[Tuple[int, int]]:
     return None
 
 
+_FRAMES = (0xC0, 0xC1, 0xC2)
+"""What begins the description of a JPEG's pixels: sequential or progressive, of Huffman codes."""
+
+
+def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
+    """(width, height) of a JPEG of three colours with 8 bits each, whose header says nothing else of how it is shown.
+
+    None of every other file, such as one that may have to be turned (EXIF, XMP) or that holds several images.
+    """
+    size = None
+    for marker, part in _jpeg_segments(data) if data[:2] == b"\xff\xd8" else ():
+        if marker == 0xE1 or part[:4] == b"MPF\0":
+            return None
+        if marker in _FRAMES:
+            if size is not None or len(part) < 6 or (part[0], part[5]) != (8, 3):
+                return None
+            size = int.from_bytes(part[3:5], "big"), int.from_bytes(part[1:3], "big")
+    return size if size is not None and all(size) else None
+
+
 def _jpeg_segments(data: bytes) -> Iterator[Tuple[int, bytes]]:
     """Marker and content of each segment before the pixels."""
     at = 2

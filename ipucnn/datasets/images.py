@@ -15,7 +15,7 @@ import numpy as np
 
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.hashing import AUGMENT, uniform
-from ipucnn.datasets.image_headers import check_header, is_tiff
+from ipucnn.datasets.image_headers import check_header, is_tiff, plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 
@@ -328,6 +328,13 @@ def decode_for_training(
     """
     boxes = crops_of(crops)
     mirrored = uniform(seed, AUGMENT, *words, boxes.flips) < 0.5
+    plain = plain_jpeg_size(data) if channels == 3 else None
+    if plain is not None:
+        check_pixels(*plain, max_pixels, origin)
+        with decoding(*plain, origin):
+            array = _jpeg_crop(data, plain, boxes.box(*plain, size, seed, words), size, mirrored)
+        if array is not None:
+            return array
     with opened(data, origin, max_pixels) as image:
         if channels == 3 and image.format == "JPEG" and image.mode == "RGB" and not _is_turned(image):
             box = boxes.box(image.width, image.height, size, seed, words)

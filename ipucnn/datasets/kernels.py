@@ -1,7 +1,8 @@
 """What every photograph goes through, compiled: the checksum of its record, and the antialiased resizing of a crop.
 
 The checksum is that of ``tfrecord.crc32c``; pixels are those of Pillow's ``Image.resize``, but for rounding in between.
-Importing this imports Numba, and compiles the functions or loads them from its cache.
+Importing this imports Numba, and compiles the functions or loads them from its cache.  Two operations are written as
+instructions of LLVM, since its compiler does not find them by itself.
 """
 
 from typing import Any, Tuple
@@ -11,6 +12,10 @@ import numpy as np
 from ipucnn.compiled import import_numba, jit
 
 numba = import_numba()
+
+from llvmlite import binding, ir  # noqa: E402 - once Numba was imported as it has to be
+from numba.core import cgutils  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
 
 _BYTES, _PIXELS, _WORDS = (
     numba.types.Array(kind, dimensions, "C", readonly=readonly)
@@ -24,24 +29,55 @@ _WEIGHT_BITS = 22
 """Pillow's weights of 8-bit pixels are multiples of 2**-22 (libImaging/Resample.c, PRECISION_BITS)."""
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _crc_of_eight(typing, state, word):  # type: ignore[no-untyped-def]
+    """The state after eight more bytes, by the instruction that x86 has for it since SSE 4.2; both are uint64."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        bits = ir.IntType(64)
+        kind = ir.FunctionType(bits, [bits, bits])
+        named = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse42.crc32.64.64")
+        return builder.call(named, arguments)
+
+    return numba.uint64(numba.uint64, numba.uint64), code
+
+
+@jit(inline="always", fastmath=False)
+def _by_instruction(data, at, state, tables):  # type: ignore[no-untyped-def]
+    """The state after the eight bytes from ``at`` on."""
+    word = np.uint64(0)
+    for k in range(8):
+        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+    return np.uint32(_crc_of_eight(np.uint64(state), word))  # type: ignore[call-arg]
+
+
+@jit(inline="always", fastmath=False)
+def _by_tables(data, at, state, tables):  # type: ignore[no-untyped-def]
+    """The same on other processors (Kounavis and Berry 2005, "slicing by 8")."""
+    low = np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)
+    high = np.uint32(data[at + 2]) << np.uint32(16) | np.uint32(data[at + 3]) << np.uint32(24)
+    state = np.uint32(state ^ low ^ high)
+    return np.uint32(
+        tables[7, state & 255]
+        ^ tables[6, state >> 8 & 255]
+        ^ tables[5, state >> 16 & 255]
+        ^ tables[4, state >> 24]
+        ^ tables[3, data[at + 4]]
+        ^ tables[2, data[at + 5]]
+        ^ tables[1, data[at + 6]]
+        ^ tables[0, data[at + 7]]
+    )
+
+
+_eight_more = _by_instruction if binding.get_host_cpu_features().get("sse4.2") else _by_tables
+
+
 @jit(_BYTES, _WORDS, numba.uint32[::1], fastmath=False)
 def _checksum(data, tables, found):  # type: ignore[no-untyped-def]
-    """The CRC32C of some bytes into ``found[0]``, eight of them in a step (Kounavis and Berry 2005, "slicing by 8")."""
+    """The CRC32C of some bytes into ``found[0]``, eight of them in a step."""
     state, at, count = np.uint32(0xFFFFFFFF), 0, len(data)
     while at + 8 <= count:
-        low = np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)
-        high = np.uint32(data[at + 2]) << np.uint32(16) | np.uint32(data[at + 3]) << np.uint32(24)
-        state = np.uint32(state ^ low ^ high)
-        state = np.uint32(
-            tables[7, state & 255]
-            ^ tables[6, state >> 8 & 255]
-            ^ tables[5, state >> 16 & 255]
-            ^ tables[4, state >> 24]
-            ^ tables[3, data[at + 4]]
-            ^ tables[2, data[at + 5]]
-            ^ tables[1, data[at + 6]]
-            ^ tables[0, data[at + 7]]
-        )
+        state = _eight_more(data, at, state, tables)
         at += 8
     while at < count:
         state = np.uint32(tables[0, (state ^ data[at]) & 255] ^ state >> np.uint32(8))
@@ -87,21 +123,55 @@ def _weights(begin, end, length, offset, there, count):  # type: ignore[no-untyp
     return firsts, nums, weights
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _add_up(typing, line, first, weights, count, out, at):  # type: ignore[no-untyped-def]
+    """A weighted sum of ``count`` pixels of a line, rounded to 8 bits, into ``out[at]`` and the two after it.
+
+    Red, green, blue and the number that follows are one vector: of that number both ``line`` and ``out`` have to have
+    one after the last pixel, and what comes into ``out`` there means nothing.
+    """
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        number, byte = ir.IntType(32), ir.IntType(8)
+        four = ir.VectorType(number, 4)
+
+        def pointer(which, index):  # type: ignore[no-untyped-def]
+            array = context.make_array(signature.args[which])(context, builder, arguments[which])
+            return builder.gep(array.data, [index])
+
+        pixel, weight = pointer(0, arguments[1]), pointer(2, ir.Constant(ir.IntType(64), 0))
+        sums = cgutils.alloca_once_value(builder, ir.Constant(four, [1 << (_WEIGHT_BITS - 1)] * 4))
+        nothing, everywhere = ir.Constant(four, ir.Undefined), ir.Constant(four, [0] * 4)
+        with cgutils.for_range(builder, arguments[3]) as loop:
+            own = builder.load(builder.gep(weight, [loop.index]))
+            own = builder.insert_element(nothing, own, ir.Constant(number, 0))
+            own = builder.shuffle_vector(own, nothing, everywhere)
+            place = builder.gep(pixel, [builder.mul(loop.index, ir.Constant(loop.index.type, 3))])
+            values = builder.load(builder.bitcast(place, four.as_pointer()), align=4)
+            builder.store(builder.add(builder.load(sums), builder.mul(values, own)), sums)
+        found = builder.lshr(builder.load(sums), ir.Constant(four, [_WEIGHT_BITS] * 4))
+        found = builder.trunc(found, ir.VectorType(byte, 4))
+        builder.store(found, builder.bitcast(pointer(4, arguments[5]), found.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return numba.void(line, numba.int64, weights, numba.int64, out, numba.int64), code
+
+
 @jit(
-    _PIXELS, numba.types.UniTuple(numba.float64, 4), numba.types.UniTuple(numba.int64, 4), numba.boolean,
-    numba.uint8[:, :, ::1], fastmath=False,
+    _PIXELS, numba.types.UniTuple(numba.float64, 4), numba.types.UniTuple(numba.int64, 4),
+    numba.types.UniTuple(numba.int64, 2), numba.boolean, numba.uint8[::1], fastmath=False,
 )  # fmt: skip
-def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
+def _resize(pixels, box, place, size, mirrored, out):  # type: ignore[no-untyped-def]
     """First along the columns, where neighbours are added up together, then along the rows; both rounded to 8 bits."""
     num_rows, num_columns, _ = pixels.shape
-    height, width, _ = out.shape
+    height, width = size
     half, shift = np.int32(1 << (_WEIGHT_BITS - 1)), np.int32(_WEIGHT_BITS)
     firsts, nums, weights = _weights(box[0], box[2], place[2], place[0], num_columns, width)
     tops, talls, heavy = _weights(box[1], box[3], place[3], place[1], num_rows, height)
     first = 3 * firsts[0]
     count = 3 * (firsts[width - 1] + nums[width - 1]) - first
     flat = pixels.reshape(num_rows, 3 * num_columns)
-    sums, line = np.empty(count, np.int32), np.empty(count, np.int32)
+    sums, line = np.empty(count, np.int32), np.zeros(count + 1, np.int32)
     for y in range(height):
         top, weight = flat[tops[y], first : first + count], heavy[y, 0]
         for x in range(count):
@@ -112,16 +182,9 @@ def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
                 sums[x] += np.int32(row[x]) * weight
         for x in range(count):
             line[x] = sums[x] >> shift
-        target = out[y]
-        for x in range(width):
-            share, num, part = weights[x], nums[x], line[3 * firsts[x] - first :]
-            red, green, blue = half, half, half
-            for j in range(num):
-                red += part[3 * j] * share[j]
-                green += part[3 * j + 1] * share[j]
-                blue += part[3 * j + 2] * share[j]
-            to = width - 1 - x if mirrored else x
-            target[to, 0], target[to, 1], target[to, 2] = red >> shift, green >> shift, blue >> shift
+        for to in range(width):
+            x = width - 1 - to if mirrored else to
+            _add_up(line, 3 * firsts[x] - first, weights[x], nums[x], out, 3 * (y * width + to))  # type: ignore[call-arg]
 
 
 def resize(
@@ -141,6 +204,6 @@ def resize(
         size: (height, width).
         mirrored: left for right.
     """
-    out: Any = np.empty((*size, 3), np.uint8)
-    _resize(pixels, tuple(float(side) for side in box), place, mirrored, out)
-    return out
+    out: Any = np.empty(size[0] * size[1] * 3 + 1, np.uint8)
+    _resize(pixels, tuple(float(side) for side in box), place, size, mirrored, out)
+    return out[:-1].reshape(*size, 3)

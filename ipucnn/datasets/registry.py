@@ -26,6 +26,7 @@ from ipucnn.text import shown_value
 INFO_FILE = "dataset_info.json"
 """What TFDS writes into the folder of every prepared version."""
 TFDS_PREFIX = "tfds:"
+ANY_TASK = "any"
 GROUP = "ipucnn.datasets"
 """Entry points of installed packages: functions as those of Python files."""
 
@@ -544,7 +545,7 @@ def known_as(name: str) -> Optional[str]:
 
 
 def _check_task(what: str, task: str, wanted: str) -> None:
-    if task not in ("any", wanted):
+    if task not in (ANY_TASK, wanted) and wanted != ANY_TASK:
         raise ConfigurationError(
             f"{what} is for {task}, but the model does {wanted}", f"for example --dataset {EMBEDDED[wanted]}"
         )

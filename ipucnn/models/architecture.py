@@ -653,8 +653,14 @@ def blueprint_of(
             f"{what} cannot be built for images of {'x'.join(map(str, images.shape[1:]))}: {shown_value(text)}",
             "change the network or --image-size",
         ) from error
-    for step in steps[1:]:
+    for step, layer in zip(steps[1:], architecture.layers):
         shape = model.get_layer(step.name).output.shape
+        axes = (layer.settings or {}).get("axis", [])
+        if any(axis % len(shape) == 0 for axis in (axes if isinstance(axes, list) else [axes])):
+            raise ConfigurationError(
+                f"{what}: layer '{shown_value(step.name)}' has axis = {axes}, which mixes the samples of a batch",
+                "name an axis of a sample's own, such as axis=-1",
+            )
         step.channels = int(shape[-1]) if len(shape) > 1 and shape[-1] is not None else None
     return blueprint, model
 

@@ -207,8 +207,9 @@ class ParetoRow:
 
     @property
     def marks(self) -> str:
-        """ "h" for half partials, "o" for optimizer state outside the chip."""
-        return "h" * self.half_partials + "o" * self.optimizer_state_offloading
+        """ "h" for half partials, "o" for optimizer state outside the chip, "p" for proportions of each stage's own."""
+        own = len(self.available_memory_proportion) > 1
+        return "h" * self.half_partials + "o" * self.optimizer_state_offloading + "p" * own
 
 
 @dataclass(frozen=True)

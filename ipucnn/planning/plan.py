@@ -214,7 +214,7 @@ def _what_would_fit(plan: PipelinePlan, request: PlanRequest) -> str:
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:
     choices = request.all_choices()
-    found = planner.best_of(choices)
+    found = planner.best_of(choices, own_proportions=request.own_proportions)
     if found is None:
         why = _why_no_fit(planner, request, choices, max(LIMITS))
         error = infeasible(
@@ -243,7 +243,9 @@ def _under_own_schedule(
         return ()
     choices = request.choices(request.settings)
     found = (
-        planner.best_of(choices) if request.splits is None else _best_judged(planner, request.splits, choices)
+        planner.best_of(choices, own_proportions=request.own_proportions)
+        if request.splits is None
+        else _best_judged(planner, request.splits, choices, request.own_proportions)
     )
     if found is None:
         return ()
@@ -264,11 +266,14 @@ def _under_own_schedule(
 def _judged(planner: Planner, request: PlanRequest) -> Candidate:
     """The given splits with the settings that suit them best."""
     assert request.splits is not None
-    return _best_judged(planner, request.splits, request.all_choices())
+    return _best_judged(planner, request.splits, request.all_choices(), request.own_proportions)
 
 
 def _best_judged(
-    planner: Planner, splits: Sequence[str], choices: Sequence[Sequence[PlanSettings]]
+    planner: Planner,
+    splits: Sequence[str],
+    choices: Sequence[Sequence[PlanSettings]],
+    own_proportions: bool,
 ) -> Candidate:
     """Splits with those of several settings that suit them best: those that fit first, then the fastest."""
     judged = [planner.judge(splits, settings, LIMITS[0]) for group in choices for settings in group]
@@ -280,7 +285,9 @@ def _best_judged(
         speed = candidate.prediction.images_per_s if tier < len(LIMITS) else 0.0
         return -tier, speed, -fill
 
-    return max(judged, key=rank)
+    best = max(judged, key=rank)
+    open_groups = [group for group in choices if len(group) > 1] if own_proportions else []
+    return max([best, *(planner.judged_apart(splits, group[0], best) for group in open_groups)], key=rank)
 
 
 def _check_comparisons(comparisons: Sequence[str]) -> None:

@@ -59,7 +59,8 @@ class PlanRequest:
         kept: further options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: of one program; of a search, those that hold for all configurations.
         recomputation: on or off; None for whichever is faster.
-        proportions: availableMemoryProportion of the stages; None for whichever is fastest, the same for all.
+        proportions: availableMemoryProportion of the stages; None for whichever is fastest.
+        own_proportions: where it is left open, whether stages may differ in it.
         splits: to judge; None to choose them.
         preset_splits: name and splits of a preset, to compare with.
         space: of the search over configurations; None where the number of stages is given.
@@ -90,6 +91,7 @@ class PlanRequest:
     other_schedules: List[PlanSettings] = field(default_factory=list)
     schedule_from: str = ""
     precisions: Tuple[str, ...] = ()
+    own_proportions: bool = True
     graph: Optional[LayerGraph] = None
     any_order: bool = False
     typed: Mapping[str, Any] = field(default_factory=dict)
@@ -143,6 +145,7 @@ def make_request(
     recomputation: Optional[str] = None,
     inference: bool = False,
     any_order: bool = False,
+    own_proportions: bool = True,
 ) -> PlanRequest:
     """What ``plan-splits`` is asked.
 
@@ -153,6 +156,7 @@ def make_request(
         recomputation: "auto", "on" or "off"; None for what a preset says, else auto.
         inference: forward passes alone.
         any_order: splits are looked for in any order of the layers.
+        own_proportions: stages may differ in availableMemoryProportion where none is given.
 
     Raises:
         ConfigurationError: options that contradict each other, or the schedule.
@@ -204,6 +208,8 @@ def make_request(
         splits=splits,
         assumed=assumed,
         precisions=precisions,
+        # An order of its own is searched for stages that are alike in this.
+        own_proportions=own_proportions and not any_order,
         graph=graph,
         typed=resolved.typed,
         flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
@@ -221,6 +227,8 @@ def make_request(
                 "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
             )
         check_any_order(request.settings)
+        if own_proportions and request.proportions is None:
+            assumed.append("one available memory proportion for all stages, because of --orders")
         request.any_order = True
         request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request
@@ -603,6 +611,7 @@ def _ask_search(
         else SCHEDULES,
         recomputation=request.recomputation,
         proportions=request.proportions,
+        own_proportions=request.own_proportions,
         num_replicas=config.num_replicas if "num_replicas" in resolved.typed else None,
         global_batch_size=config.global_batch_size,
         global_batch_from="--global-batch-size"

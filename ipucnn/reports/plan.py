@@ -388,6 +388,7 @@ _ORDERS = {
 _MARKS = {
     "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
     "o": "optimizer state outside the chip, an option of the SDK; --no-optimizer-state-offloading leaves it out",
+    "p": "stages differ in availableMemoryProportion, an option of the SDK; --no-stage-proportions gives them one",
 }
 
 
@@ -484,10 +485,15 @@ def _yaml(value: Any) -> str:
 
 def proportion(proportions: Proportions) -> str:
     """availableMemoryProportion: of all stages, or of each."""
-    text = " ".join(f"{value:g}" for value in percentages(proportions)) + "%"
-    if len(proportions) == 1 and proportions[0].matmul != proportions[0].convolution:
-        text += f" (matrix products {100 * proportions[0].matmul:g}%)"
-    return text
+    values = percentages(proportions)
+    if len(values) == len(proportions):
+        text = " ".join(f"{value:g}" for value in values) + "%"
+        if len(proportions) == 1 and proportions[0].matmul != proportions[0].convolution:
+            text += f" (matrix products {100 * proportions[0].matmul:g}%)"
+        return text
+    pairs = zip(values[::2], values[1::2])
+    stages = " ".join(f"{a:g}/{b:g}" if a != b else f"{a:g}" for a, b in pairs)
+    return f"{stages}% (convolutions/matrix products)"
 
 
 def command_line(plan: PipelinePlan) -> str:

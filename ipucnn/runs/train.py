@@ -429,7 +429,9 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0, 0))
             yield from recorder.finish()
             self.final_report = recorder.report
-            if self.setup.record.task == "segmentation" and config.training and self.instances.is_writer:
+            # Instances of poprun predict together; a worker of the host would do the same once more.
+            predicts = self.instances.is_writer or self.instances.is_distributed
+            if self.setup.record.task == "segmentation" and config.training and predicts:
                 from ipucnn.runs.images.segmentation import predicted_pictures
 
                 with session.as_evaluated():

@@ -498,7 +498,7 @@ def _moving_variances(model: Any, group: int) -> List[Any]:
 
 @rule(
     "driver ops/custom_ops/popnn/norm.cc BatchNormTrainingOp",
-    "poplibs lib/popnn/norm.cc distributedBatchNormEstimates",
+    "poplibs lib/popnn/BatchNorm.cpp distributedBatchNormStatistics",
 )
 def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -> None:
     """Moving variances: a group's is made unbiased with N/(N-1) of one replica's N.

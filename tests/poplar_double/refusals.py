@@ -319,7 +319,7 @@ REFUSALS: List[Refusal] = [
     # Kernels
     Refusal(
         "kernels/datastream/feeds.cc",
-        "GetXlaShapes",
+        "GetFeedConfig",
         "FailedPrecondition",
         "data of a type that IPUs do not take",
         "rules.check_feed",

@@ -294,7 +294,7 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
 
 @rule(
     "extensions data_adapter.py IPUDataHandler._validate_dataset",
-    "kernels datastream/feeds.cc GetXlaShapes",
+    "kernels datastream/feeds.cc GetFeedConfig",
 )
 def check_feed(spec: Any) -> None:
     """The types and shapes that an infeed takes.

@@ -93,9 +93,9 @@ def find_classes(folder: Path, masks: Iterable[Tuple[Path, Any]]) -> MaskClasses
     for path, pixels in masks:
         origin = f"mask {printable(str(path))}"
         found = mask_values(codes(pixels, False, origin))
-        check_values(found, origin)
+        check_values(found, f"{origin} has")
         values.update(found)
-    return classes_of_values(sorted(values), f"the masks of {printable(str(folder))}, taken together,")
+    return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
 
 
 def _pairs(folder: Path) -> Tuple[List[str], Dict[str, Path], Dict[str, Path], List[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 from ipucnn.datasets.images import stretched
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file, read_bytes
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 TABLE = "classes.txt"
 MOST_FOUND = 10
@@ -61,7 +61,7 @@ class MaskClasses(NamedTuple):
                 else str(value)
             )
             raise DataError(
-                f"{origin} has {int(wrong.sum()):,} pixels that are no class, the first of the value {shown}",
+                f"{origin} has {counted(int(wrong.sum()), 'pixel')} of no class; the first one has the value {shown}",
                 f"name that value in {TABLE}, or mend the mask: no smoothing, no JPEG compression",
             )
         return order.astype(np.uint8)[places]
@@ -139,32 +139,36 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) <= len(str(_LARGEST_VALUE))
 
 
-def classes_of_values(values: Sequence[int], origin: str) -> MaskClasses:
+def classes_of_values(values: Sequence[int], subject: str) -> MaskClasses:
     """What the values of all masks of a set mean where no table says it.
+
+    Args:
+        values: ascending.
+        subject: of the message, with its verb: "the masks of DIR have".
 
     Raises:
         DataError: neither 0 and one other, nor 0, 1, 2, ... without a gap.
     """
     if len([value for value in values if value]) <= 1:
         return BINARY
-    check_values(values, origin)
+    check_values(values, subject)
     if tuple(values) == tuple(range(len(values))) and len(values) > 2:
         return MaskClasses(("background", *(f"class {value}" for value in values[1:])), tuple(values))
     raise DataError(
-        f"{origin} has {_listed(values)}; a mask has 0 and one other value, or the classes 0, 1, 2, ... without a gap",
+        f"{subject} {_listed(values)}; a mask has 0 and one other value, or the classes 0, 1, 2, ... without a gap",
         TABLE_HINT,
     )
 
 
-def check_values(values: Sequence[int], origin: str) -> None:
-    """Refuses more values than classes may have without a table.
+def check_values(values: Sequence[int], subject: str) -> None:
+    """Refuses more values than classes may have without a table; of the arguments, :func:`classes_of_values` knows.
 
     Raises:
         DataError: they are more.
     """
     if len(values) > MOST_FOUND:
         raise DataError(
-            f"{origin} has {_listed(values)}; a mask has one value for each class",
+            f"{subject} {_listed(values)}; a mask has one value for each class",
             "save masks without smoothing or JPEG compression; where each object has a number of its own, write 1 for "
             f"all objects of a class (more than {MOST_FOUND} classes are named in DIR/{TABLE})",
         )

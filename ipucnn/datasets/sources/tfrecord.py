@@ -192,21 +192,22 @@ def read_record(path: str, number: int, at: int) -> bytes:
     Raises:
         DataError: naming file and record: truncated, a wrong checksum, or more than half of the memory.
     """
-    place = place_of(path, number, at)
+    content = tail = b""
     with open_regular(Path(path)) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        file.seek(at)
-        length, problem = _length(file.read(HEAD_BYTES), at, num_bytes)
+        handle = file.fileno()
+        length, problem = _length(os.pread(handle, HEAD_BYTES, at), at, os.fstat(handle).st_size)
         if not problem and _is_too_large(length):
             problem = f"{length:,} bytes, more than half of the memory"
-        content = b"" if problem else file.read(length + 4)
-    if not problem and len(content) < length + 4:
+        if not problem:
+            content = os.pread(handle, length, at + HEAD_BYTES)
+            tail = os.pread(handle, 4, at + HEAD_BYTES + length)
+    if not problem and len(content) + len(tail) < length + 4:
         problem = "truncated: the file became shorter while it was read"
-    if not problem and masked_crc32c(content[:-4], compiled=True) != struct.unpack("<I", content[-4:])[0]:
+    if not problem and masked_crc32c(content, compiled=True) != struct.unpack("<I", tail)[0]:
         problem = _CONTENT_DAMAGED
     if problem:
-        raise DataError(f"{place}: {problem}", AGAIN)
-    return content[:-4]
+        raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
+    return content
 
 
 def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:

@@ -52,7 +52,7 @@ _KINDS_OF_ERROR: Tuple[Tuple[str, str], ...] = (
     ("has colours", "wrong-mode"),
     ("not finite numbers", "wrong-mode"),
     ("has 0 and one other", "mask-values"),
-    ("are no class", "mask-values"),
+    ("of no class", "mask-values"),
     ("can be classes", "mask-values"),
     ("pages of different sizes", "wrong-shape"),
     ("not an array of bytes", "wrong-dtype"),

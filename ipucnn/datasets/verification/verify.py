@@ -5,12 +5,14 @@ a :class:`~ipucnn.datasets.verification.survey.Survey`.  What a reader refuses i
 next file, page or record.  Nothing is executed, and no more than one file's samples are in memory.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from ipucnn.datasets.base import IMAGENET_MEAN
+from ipucnn.datasets.base import IMAGENET_MEAN, ArrayExamples
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
+    ANY_TASK,
     DATASETS,
     INFO_FILE,
     TFDS_PREFIX,
@@ -22,6 +24,7 @@ from ipucnn.datasets.registry import (
     find_location,
     is_tfds,
     list_datasets,
+    open_dataset,
 )
 from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
@@ -33,6 +36,7 @@ from ipucnn.datasets.verification.samples import Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import Kind, expand, is_file, is_folder, kind_of, real, shown
+from ipucnn.python_files import is_python_name
 from ipucnn.text import printable
 
 _IDX_KNOWN = {TRAIN: idx.FULL_SIZE["train"], EVAL: idx.FULL_SIZE["eval"]}
@@ -97,7 +101,8 @@ def verify(
     """
     if validation_fraction is not None:
         check_divides(choice, validation_fraction)
-    has_files = choice.name.startswith(TFDS_PREFIX) or bool(DATASETS[choice.name].files)
+    is_known = choice.name in DATASETS
+    has_files = choice.name.startswith(TFDS_PREFIX) or (is_known and bool(DATASETS[choice.name].files))
     location = fetch(choice, download) if has_files else None
     is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
     known = KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known())
@@ -158,6 +163,8 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         return _only(found, folder)
     if name.lower().startswith(TFDS_PREFIX):
         return choose_dataset(name, folder, home="", task="classification", download=download)
+    if is_python_name(name):
+        return _choose_own(name, folder)
     known = canonical(name)
     if known is None:
         return _choose_folder(name)
@@ -173,6 +180,18 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     task = DATASETS[known].task
     task = "classification" if task == "any" else task
     return choose_dataset(known, folder, home="", task=task, download=download)
+
+
+def _choose_own(name: str, folder: Path) -> Choice:
+    """The data that a function of the user's own returns, which is called for their task."""
+    choice = choose_dataset(name, folder, home="", task=ANY_TASK)
+    source = open_dataset(choice)
+    if not isinstance(source.train, ArrayExamples) or not isinstance(source.eval, ArrayExamples):
+        raise ConfigurationError(
+            f"{choice.message}: its examples are no arrays, and files are known by their layout alone",
+            "ipucnn verify-dataset FOLDER, of the files that it reads",
+        )
+    return replace(choice, task=source.info.task)
 
 
 def _choose_folder(name: str) -> Choice:

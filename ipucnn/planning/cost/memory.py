@@ -16,6 +16,7 @@ What is there at the fullest moment, the backward pass of a micro-batch (the for
 A tensor that skips over the stage is live in it, but needs no stash of its own.
 """
 
+import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -264,6 +265,9 @@ class RangeCounts:
         self.code_bytes = [_code_bytes(signature, training) for signature in uses.alike]
         self.code = distinct_sum(self.code_at, self.code_bytes, n)
         self._resident: Tuple[Tuple[float, ...], np.ndarray] = (), self.code
+        # Stages hold what their layers keep at least once each, recomputed or not: see ``MemoryModel.least_bytes``.
+        whole = bool((self.inputs + self.kept_inside >= self.kept).all())
+        self.least_kept = float(self.kept[0, n]) * whole
 
     def resident_bytes(self, weight: float, trained: float, tiles: float) -> np.ndarray:
         """(n, n + 1): bytes that are there at any time; kept for whoever asks the same next."""
@@ -302,6 +306,7 @@ class MemoryModel:
         counts: Optional[RangeCounts] = None,
     ) -> None:
         self.settings, self.ipu = settings, ipu
+        self.first: Optional[MemoryModel] = None  # that this one shares what it finds with
         self.num_items = len(item_starts)
         self.item_starts = np.array([*item_starts, len(graph.layers)])
         self.counts = counts or RangeCounts(graph, item_starts, settings.training)
@@ -312,12 +317,19 @@ class MemoryModel:
             graph, settings, ipu, proportions=proportions
         )
         self._working: Dict[StageProportions, Tuple[np.ndarray, np.ndarray]] = {}
+        self._within: Dict[Tuple[bool, StageProportions, float], np.ndarray] = {}
         self._tiles = ipu.num_tiles / _CODE_TILES
         # 16.32 keeps a 32-bit master of each weight beside the 16-bit one that is multiplied with.
         weight = settings.weight_bytes + (2 if settings.precision == "16.32" else 0)
         accumulated = settings.training and settings.gradient_accumulation_count > 1
         slots = settings.optimizer_slots if settings.training and not settings.offloads_optimizer_state else 0
         self._per_weight = weight, settings.weight_bytes * accumulated, settings.weight_bytes * slots
+
+    def under(self, settings: PlanSettings) -> "MemoryModel":
+        """The same under settings of which no more than the schedule and the stages' IPUs are others."""
+        other = copy.copy(self)  # what is found for the one is found for the other
+        other.settings, other.first = settings, self
+        return other
 
     def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """What the layers at work take under the availableMemoryProportion of a stage.
@@ -401,6 +413,15 @@ class MemoryModel:
         """(n, n + 1): bytes of items a .. b - 1 as that stage; inf where b <= a."""
         without, each = self.parts(num_stages, stage)
         return without + self.depth(num_stages, stage) * each
+
+    def fits(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
+        """(n, n + 1): whether items a .. b - 1 take no more than that as that stage."""
+        # Stages with the same proportions differ in the depth of their FIFO alone, but for the last, which keeps all.
+        key = (stage == num_stages - 1, self.settings.proportions_of(stage, num_stages), most_bytes)
+        if key not in self._within:
+            self._within[key] = self.within(num_stages, stage, most_bytes)
+        allowed: np.ndarray = self._within[key] >= self.depth(num_stages, stage)
+        return allowed
 
     def within(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
         """(n, n + 1): how many micro-batches the FIFO of items a .. b - 1 may hold as a stage like that one.

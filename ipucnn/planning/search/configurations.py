@@ -16,6 +16,7 @@ from ipucnn.planning.search.no_fit import infeasible_search
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
+    SAME_SPEED,
     Candidate,
     Planner,
     candidates,
@@ -28,9 +29,6 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 # Shares of an IPU's memory that differ by less are the same: a fraction of what the memory model can tell.
 SAME_FILL = 0.05
-
-# Throughputs that differ by less, as a fraction, are the same: the configuration with fewer stages is taken.
-SAME_SPEED = 1e-3
 
 # Dynamic programs per configuration.  After so many the split is close to the best, and most often it is the best;
 # only the configurations of the front are searched again to their proof.
@@ -56,6 +54,7 @@ class SearchSpace:
         free: those of ``FREE`` that are tried on and off.
         recomputation: on or off; None to try both.
         proportions: availableMemoryProportion of all stages; None for the best of ``planner.PROPORTIONS``.
+        own_proportions: whether the stages of the fastest configuration may differ in it, where it is not given.
         num_replicas: None to try as many as the IPUs hold, and fewer.
         global_batch_size: what every configuration has to reach exactly.  Without it,
             ``gradient_accumulation_count`` holds.
@@ -72,6 +71,7 @@ class SearchSpace:
     free: Tuple[str, ...] = ()
     recomputation: Optional[bool] = None
     proportions: Optional[Proportions] = None
+    own_proportions: bool = True
     num_replicas: Optional[int] = None
     global_batch_size: Optional[int] = None
     global_batch_from: str = "--global-batch-size"
@@ -293,6 +293,16 @@ def _faster(
             )
         )
 
+    def below_s(settings: PlanSettings, counts: Sequence[Tuple[int, int]], images_per_s: float) -> float:
+        """The tick of splits that would be as fast as that."""
+        return max(
+            planner.tick_below_s(
+                replace(settings, num_replicas=r, gradient_accumulation_count=count),
+                images_per_s * (1 - SAME_SPEED),
+            )
+            for r, count in counts
+        )
+
     asked: List[Tuple[float, int, PlanSettings, List[Tuple[int, int]]]] = []
     for shape in (own for each in space.shapes(all_of_them=True) for own in space.variants(each)):
         counts = space.counts(shape)
@@ -306,24 +316,31 @@ def _faster(
     for most, _, settings, counts in sorted(asked, key=lambda entry: (-entry[0], entry[1])):
         if most <= best * (1 - SAME_SPEED):
             break
-        for proportions in tried:
+        first = replace(settings, gradient_accumulation_count=counts[0][1])
+
+        apart: List[Candidate] = []
+        if space.own_proportions and space.proportions is None:
+            candidate = planner.faster_apart(first, limit, below_s(first, counts, best))
+            if candidate is None:
+                continue  # one proportion for all is one of the choices
+            apart = [_with_replicas(planner, candidate, r, count) for r, count in counts]
+        for proportions in tried if not apart or apart[0].settings.has_own_proportions else ():
             # A smaller proportion is never faster.
-            own = replace(settings, available_memory_proportion=proportions)
-            own = replace(own, gradient_accumulation_count=counts[0][1])
+            own = replace(first, available_memory_proportion=proportions)
             if replace(own, gradient_accumulation_count=1) in known or bound(own, counts) <= best * (
                 1 - SAME_SPEED
             ):
                 continue
-            below_s = max(
-                planner.tick_below_s(
-                    replace(own, num_replicas=r, gradient_accumulation_count=count), best * (1 - SAME_SPEED)
-                )
-                for r, count in counts
-            )
-            candidate = planner.faster(own, limit, below_s)
+            candidate = planner.faster(own, limit, below_s(own, counts, best))
             if candidate is not None:
                 faster += [_with_replicas(planner, candidate, r, count) for r, count in counts]
                 best = max(best, *(other.prediction.images_per_s for other in faster[-len(counts) :]))
+        if apart:
+            better = max(other.prediction.images_per_s for other in apart)
+            # One proportion for all stages is the simpler configuration.
+            if better > best * (1 + SAME_SPEED * apart[0].settings.has_own_proportions):
+                faster += apart
+                best = better
     # The others were the fastest by chance: what is as frugal as they are was not searched.
     return sorted(faster, key=lambda candidate: candidate.prediction.images_per_s)[-1:]
 

@@ -17,6 +17,9 @@ from ipucnn.planning.search.minmax import MinMaxResult
 from ipucnn.planning.search.tables import StageTables, tick_s
 from ipucnn.planning.settings import SCHEDULES
 
+# Limits of the largest segment on one IPU for which the rest of a path has bounds of its own.
+_LIMITS = 8
+
 # A certificate looks for a number of stages that fits up to this one at least.
 _MAX_STAGES = 16
 
@@ -88,15 +91,18 @@ def faster_split(tables: StageTables, num_stages: int, schedule: str, below_s: f
     """The fastest split into that many stages if its tick is shorter than ``below_s``, else None.
 
     What can't be as fast is left out at once, so that this takes less time than to find the fastest one anyway.
-    Sequential stages are segments on one IPU here.
     """
-    if schedule == "Sequential":
+    if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
+    elif schedule == "Sequential":
+        result = _search_sequential(tables, num_stages)
     else:
         result = minmax.search(tables, num_stages, schedule, below_s=below_s)
     if not result.starts:
         return None
     value = tick_s(tables, result.starts, schedule)
+    if value >= below_s:
+        return None
     bound_s = min(value, result.lower_bound_s)
     return Solution(schedule, num_stages, result.starts, value, bound_s, result.num_evaluations)
 
@@ -175,12 +181,9 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
         # Columns j = stage + 1 .. n - (k - 1 - stage): later stages need an item each.
         i = slice(stage, n - (k - 1 - stage))
         j = np.arange(stage + 1, n - (k - 1 - stage) + 1)
-        forward, backward = tables.sums(k, stage)
-        ahead = forward[None, j] - forward[i, None]
-        cost = ahead + (backward[None, j] - backward[i, None]) + transfer[j]
-        if tables.recomputes(k, stage):
-            cost += ahead
-        reached = np.where(tables.fits(k, stage)[i, j[0] : j[-1] + 1], best[i, None] + cost, np.inf)
+        places = i, slice(int(j[0]), int(j[-1]) + 1)
+        cost = _run_s(tables, k, stage)[places] + transfer[j]
+        reached = np.where(tables.fits(k, stage)[places], best[i, None] + cost, np.inf)
         source = np.full(n + 1, -1)
         source[j] = reached.argmin(axis=0) + stage
         best = np.full(n + 1, np.inf)
@@ -194,6 +197,17 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
         starts.append(end)
     # The sum's own rounding is no gap: every split was compared.
     return MinMaxResult(tuple(reversed(starts)), np.inf, 1)
+
+
+def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
+    """(n, n + 1) seconds of items i .. j - 1 as that stage of a Sequential pipeline, without transfers."""
+    if tables.options and not tables.one_ipu:
+        own = [_run_s(option, num_stages, stage) for option in tables.options]
+        return np.choose(np.minimum(tables.choice(num_stages, stage), len(own) - 1), own)
+    forward, backward = tables.sums(num_stages, stage)
+    ahead = forward[None, :] - forward[:-1, None]
+    cost: np.ndarray = ahead + (backward[None, :] - backward[:-1, None])
+    return cost + ahead if tables.recomputes(num_stages, stage) else cost
 
 
 class _OneIpu:
@@ -211,32 +225,36 @@ class _OneIpu:
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
+        self.most = self.n
         forward, backward = tables.sums(num_stages, 0)
         # (n + 1,) seconds of a micro-batch where the last segment opens at each item.
         again = forward if tables.recompute and tables.training else 0.0 * forward
         self.tick_s = forward[-1] + backward[-1] + again
 
     def least_largest(self) -> np.ndarray:
-        """(n + 1,) bytes that the largest segment before an opening e of the last one takes at least.
+        """(most,) bytes that the largest segment before an opening e of the last one takes at least.
 
         The recurrence of the checkpoints, with a maximum in place of the sum and no limit.
         """
-        least = np.full(self.n + 1, np.inf)
+        m = self.most
+        least = np.full(m, np.inf)
         least[0] = 0.0
         for stage in range(self.k - 1):
-            least = np.maximum(least[: self.n, None], self.memory[stage]).min(axis=0)
+            least = np.maximum(least[:, None], self.memory[stage][:m, :m]).min(axis=0)
         return least
 
     def least_checkpoints(self, limit: float) -> Tuple[np.ndarray, List[np.ndarray]]:
-        """((n + 1,) least checkpoint bytes with the last segment opening at e, sources) if no other exceeds limit."""
+        """((most,) least checkpoint bytes with the last segment opening at e, sources) if no other exceeds limit."""
         self.num_evaluations += 1
-        best = np.full(self.n + 1, np.inf)
+        m = self.most
+        best = np.full(m, np.inf)
         best[0] = self.checkpoint[0]
         sources = []
         for stage in range(self.k - 1):
-            reached = np.where(self.memory[stage] <= limit, best[: self.n, None] + self.checkpoint, np.inf)
+            fits = self.memory[stage][:m, :m] <= limit
+            reached = np.where(fits, best[:, None] + self.checkpoint[:m], np.inf)
             source = reached.argmin(axis=0)
-            best = reached[source, np.arange(self.n + 1)]
+            best = reached[source, np.arange(m)]
             sources.append(source)
         return best, sources
 
@@ -256,8 +274,8 @@ class _OneIpu:
 
     def earliest(self, low: float, checkpoints: np.ndarray) -> Optional[int]:
         """First e that can open the last segment if the others' largest takes at least ``low`` bytes."""
-        largest = np.maximum(self.memory[-1][:, self.n], self.largest_before[: self.n])
-        total = checkpoints[: self.n] + np.maximum(largest, low)
+        largest = np.maximum(self.memory[-1][: self.most, self.n], self.largest_before)
+        total = checkpoints + np.maximum(largest, low)
         possible = np.flatnonzero(total <= self.tables.capacity_bytes)
         return int(possible[0]) if len(possible) else None
 
@@ -274,6 +292,8 @@ class _OneIpu:
         )
         if not (last[:best_last] <= self.tables.capacity_bytes).any():
             return ()
+        # No opening of the last segment behind that is of use, and so no item behind it in any segment before.
+        self.most = max(1, best_last)
         self.largest_before = self.least_largest()
         heap = [(0, 0.0, float(self.tables.capacity_bytes))]
         while heap:
@@ -305,43 +325,55 @@ class _OwnSpeeds:
 
     A path to (stage, item) is described by its seconds, its checkpoint bytes and its largest segment.  Paths are taken
     up in the order of their seconds with the least that the rest can take, and one that is worse in everything than
-    another to the same place is dropped: the first that reaches the end is a fastest split that fits.
+    another to the same place is dropped: the first that reaches the end is a fastest split that fits.  Where segments
+    may have one of several settings, a path goes on with each of them.
+
+    What the rest takes at least depends on how large its segments may be, and so on the checkpoints so far: it is known
+    for a few limits of the largest segment.
     """
 
     def __init__(self, tables: StageTables, num_stages: int) -> None:
         self.tables, self.k, self.n = tables, num_stages, tables.num_items
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
-        self.memory = [tables.memory(num_stages, stage) for stage in range(num_stages)]
-        self.cost_s = [self._cost_s(stage) for stage in range(num_stages)]
+        options = tables.options or (tables,)
+        # Of each stage and setting the bytes and seconds of items i .. j - 1.
+        self.runs = [
+            [(own.memory(num_stages, stage), _run_s(own, num_stages, stage)) for own in options]
+            for stage in range(num_stages)
+        ]
         self.num_evaluations = 0
-        # Of the stages from each on, opening at each item: least seconds, checkpoint bytes and largest segment.
+        (least,) = self._rest(tables.capacity_bytes)[2][0, :1]
+        ends = np.linspace(min(least, tables.capacity_bytes), tables.capacity_bytes, _LIMITS)
+        self.above: np.ndarray = np.append(0.0, ends[:-1])[:, None]
+        # (stages + 1, limits, n + 1): least seconds, checkpoint bytes and largest segment of the stages from each on.
+        self.seconds, self.checkpoints, self.largest = (
+            np.stack(own, axis=1) for own in zip(*(self._rest(end) for end in ends))
+        )
+
+    def _rest(self, limit: float) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(stages + 1, n + 1) of the stages from each on, opening at each item, if no segment takes more than that."""
         rest = np.full(self.n + 1, np.inf)
         rest[self.n] = 0.0
-        self.rests = [(rest, rest, rest)]
-        for stage in range(num_stages - 1, -1, -1):
-            seconds, checkpoints, largest = self.rests[0]
-            fits = self.memory[stage] <= tables.capacity_bytes
-            own = (
-                np.where(fits, self.cost_s[stage] + seconds, np.inf).min(axis=1),
-                np.where(fits, self.checkpoint[: self.n, None] + checkpoints, np.inf).min(axis=1),
-                np.where(fits, np.maximum(self.memory[stage], largest), np.inf).min(axis=1),
-            )
-            self.rests.insert(0, tuple(np.append(values, np.inf) for values in own))  # type: ignore[arg-type]
-
-    def _cost_s(self, stage: int) -> np.ndarray:
-        """(n, n + 1) seconds of items i .. j - 1 as that stage."""
-        forward, backward = self.tables.sums(self.k, stage)
-        ahead = forward[None, :] - forward[:-1, None]
-        cost: np.ndarray = ahead + backward[None, :] - backward[:-1, None]
-        return cost + ahead if self.tables.recomputes(self.k, stage) else cost
+        found = [(rest, rest, rest)]
+        for own in reversed(self.runs):
+            seconds, checkpoints, largest = found[0]
+            least_s, least_bytes = np.full((2, self.n, self.n + 1), np.inf)
+            for memory, cost_s in own:
+                fits = memory <= limit
+                np.minimum(least_s, cost_s, out=least_s, where=fits)
+                np.minimum(least_bytes, memory, out=least_bytes, where=fits)
+            passed = np.where(least_s < np.inf, checkpoints, np.inf).min(axis=1) + self.checkpoint[: self.n]
+            here = ((least_s + seconds).min(axis=1), passed, np.maximum(least_bytes, largest).min(axis=1))
+            found.insert(0, tuple(np.append(values, np.inf) for values in here))  # type: ignore[arg-type]
+        return tuple(np.array(values) for values in zip(*found))  # type: ignore[return-value]
 
     def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
         """The best starts; empty if nothing with a tick below that fits."""
         capacity = self.tables.capacity_bytes
-        done: Dict[Tuple[int, int], List[Tuple[float, float]]] = {}
+        done: Dict[Tuple[int, int], List[Tuple[float, float, float]]] = {}
         heap: List[Tuple[float, Tuple[int, ...], float, float, float]]
-        heap = [(float(self.rests[0][0][0]), (0,), 0.0, 0.0, 0.0)]
+        heap = [(float(self.seconds[0][-1][0]), (0,), 0.0, 0.0, 0.0)]
         while heap:
             bound_s, path, seconds, checkpoints, largest = heapq.heappop(heap)
             stage, item = len(path) - 1, path[-1]
@@ -350,25 +382,31 @@ class _OwnSpeeds:
             if stage == self.k:
                 return path[:-1]
             known = done.setdefault((stage, item), [])
-            if any(a <= checkpoints and b <= largest for a, b in known):
+            if any(s <= seconds and a <= checkpoints and b <= largest for s, a, b in known):
                 continue
-            # Seconds need no comparison: the rest from one place is the same, so that paths to it come in their order.
-            known.append((checkpoints, largest))
+            known.append((seconds, checkpoints, largest))
             self.num_evaluations += 1
             checkpoints += float(self.checkpoint[item])
-            rest_s, rest_checkpoints, rest_largest = self.rests[stage + 1]
-            most = np.maximum(largest, self.memory[stage][item])
-            needed = checkpoints + rest_checkpoints + np.maximum(most, rest_largest)
-            for end in np.flatnonzero(needed <= capacity):
-                own_s = seconds + float(self.cost_s[stage][item, end])
-                label = (own_s + float(rest_s[end]), (*path, int(end)), own_s, checkpoints, float(most[end]))
-                heapq.heappush(heap, label)
+            passed = checkpoints + self.checkpoints[stage + 1]
+            room = np.maximum(self.above, self.largest[stage + 1])
+            pending: np.ndarray = np.ones(self.n + 1, dtype=bool)
+            for memory, cost_s in self.runs[stage]:
+                most = np.maximum(largest, memory[item])
+                possible = passed + np.maximum(most, room) <= capacity
+                rest_s = np.where(possible, self.seconds[stage + 1], np.inf).min(axis=0)
+                bounds_s = seconds + cost_s[item] + rest_s
+                for end in np.flatnonzero(pending & (bounds_s < below_s)):
+                    own_s = seconds + float(cost_s[item, end])
+                    label = (float(bounds_s[end]), (*path, int(end)), own_s, checkpoints, float(most[end]))
+                    heapq.heappush(heap, label)
+                # Where no segment so far is smaller, a slower setting brings nothing.
+                pending &= most > largest
         return ()
 
 
 def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> MinMaxResult:
     """Stages as recomputation segments on one IPU, with a tick below that."""
-    own_speeds = len(tables.stage_s) == num_stages
+    own_speeds = len(tables.stage_s) == num_stages or bool(tables.options)
     search: Union[_OwnSpeeds, _OneIpu]
     search = _OwnSpeeds(tables, num_stages) if own_speeds else _OneIpu(tables, num_stages)
     starts = search.run(below_s)

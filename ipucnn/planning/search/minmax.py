@@ -49,6 +49,10 @@ class _Loads:
         self.weight = tables.transfer_directions
         # Sums of the items before each, as each stage: a stage's seconds depend on its position, too.
         self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
+        # Where a stage has the first of several settings with which its run fits, those are of the fastest one.
+        self.options = [
+            [own.sums(num_stages, stage) for own in tables.options] for stage in range(num_stages)
+        ]
         self.alternates = schedule == "Interleaved" and tables.training
         # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
         # in both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
@@ -77,7 +81,8 @@ class _Loads:
         """(n + 1,) a and b of all items before each; the loads of runs are their differences but for rounding."""
         group = self.group(stage)
         if group not in self._lists:
-            a, b = self.pair(stage, np.zeros(self.n + 1, dtype=int), np.arange(self.n + 1))
+            every: np.ndarray = np.arange(self.n + 1)
+            a, b = self._ordered(stage, *self._passes(self.sums[stage], 0 * every, every))
             self._lists[group] = a.tolist(), b.tolist()
         return self._lists[group]
 
@@ -106,7 +111,7 @@ class _Loads:
         """
         fits = self.fits[stage].T
         # (not where every stage has loads of its own: they would take much memory)
-        shared = len(self.tables.stage_s) != self.num_stages
+        shared = len(self.tables.stage_s) != self.num_stages and not self.tables.options
         if shared and len(opens) * len(ends) > 1 and _is_range(opens) and _is_range(ends):
             # Neighbouring places are a part of what is known of all runs.
             where = slice(int(ends[0]), int(ends[-1]) + 1), slice(int(opens[0]), int(opens[-1]) + 1)
@@ -122,11 +127,23 @@ class _Loads:
         return (b, a, allowed) if swap else (a, b, allowed)
 
     def _pair(self, stage: int, i: np.ndarray, j: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        forward, backward = self.sums[stage]
-        ahead = forward[j] - forward[i]
-        back = backward[j] - backward[i]
+        if not self.tables.options:
+            return self._ordered(stage, *self._passes(self.sums[stage], i, j))
+        # What fits with none of the settings has no load of its own: any of them will do.
+        chosen = np.minimum(self.tables.choice(self.num_stages, stage)[i, j], len(self.options[stage]) - 1)
+        passes = zip(*(self._passes(sums, i, j) for sums in self.options[stage]))
+        return self._ordered(stage, *(np.choose(chosen, own) for own in passes))
+
+    @staticmethod
+    def _passes(
+        sums: Tuple[np.ndarray, np.ndarray], i: np.ndarray, j: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        forward, backward = sums
+        return forward[j] - forward[i], backward[j] - backward[i]
+
+    def _ordered(self, stage: int, ahead: np.ndarray, back: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if self.tables.recomputes(self.num_stages, stage):
-            back += ahead
+            back = back + ahead
         return (back, ahead) if self.alternates and stage % 2 else (ahead, back)
 
     def in_pairs(self, stage: int) -> List[List[float]]:

@@ -8,12 +8,20 @@ speed; if there are none, those below the whole memory, and then those that the 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
-from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, RangeCounts, StageMemory, program_memory
+from ipucnn.planning.cost.memory import (
+    FITS_BELOW,
+    FITS_NOT_ABOVE,
+    MemoryModel,
+    RangeCounts,
+    StageMemory,
+    program_memory,
+)
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import Prediction, Ticks, host_limit, predict, update_s
 from ipucnn.planning.graphs.layer_graph import LayerGraph
@@ -24,13 +32,17 @@ from ipucnn.planning.search.exact import (
     fastest_split,
     some_split_fits,
 )
-from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
-from ipucnn.planning.settings import PlanSettings, Proportions, uniform
+from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
+from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
 # availableMemoryProportion to try where none is given: Poplar's default, and what public training configurations use.
 PROPORTIONS = (0.6, 0.3, 0.15)
+
+# Throughputs that differ by less, as a fraction, are the same: the simpler configuration is taken, with fewer stages or
+# one availableMemoryProportion for all of them.
+SAME_SPEED = 1e-3
 
 # In networks of more items than this, settings are compared by searches that stop after a limited number of dynamic
 # programs, most often at the best splits without their proof; only the most promising settings are searched to the end.
@@ -98,6 +110,7 @@ class Planner:
         self._alike: Dict[Tuple[object, ...], Solution] = {}
         self._slower: Dict[Tuple[object, ...], float] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
+        self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
@@ -131,10 +144,14 @@ class Planner:
             if settings.schedule == "Sequential":
                 count = own.num_stages if one_ipu else max(2, own.num_stages)
                 asked = own.restaged(count, device_mapping=(0,) * count if one_ipu else tuple(range(count)))
-            if own.training not in self._counts:
-                self._counts[own.training] = RangeCounts(self.graph, self.starts, own.training)
-            counts = self._counts[own.training]
-            tables = stage_tables(self.graph, asked, self.system, max(LIMITS), counts)
+            # Pipelines that differ in their schedule alone differ in the depth of their FIFOs alone.
+            alike = replace(own, schedule="Grouped", device_mapping=None)
+            model = self._models.get(alike)
+            if model is None:
+                counts = self._range_counts(own.training)
+                model = MemoryModel(self.graph, asked, self.system.ipu, self.starts, counts)
+                self._models[alike] = model
+            tables = stage_tables(self.graph, asked, self.system, max(LIMITS), model.under(asked))
             if shared:
                 tables = replace(tables, cut_s=np.zeros(tables.num_items + 1))
             self._tables[key] = tables
@@ -148,9 +165,24 @@ class Planner:
         spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
         return replace(tables, capacity_bytes=max(0.0, spare))
 
+    def _range_counts(self, training: bool) -> RangeCounts:
+        if training not in self._counts:
+            self._counts[training] = RangeCounts(self.graph, self.starts, training)
+        return self._counts[training]
+
+    def _may_fit(self, settings: PlanSettings, memory_limit: float) -> bool:
+        """Whether the memory of all stages holds at least what all layers keep for their backward passes.
+
+        Of segments on one IPU each takes what it keeps while it is at work, beside the checkpoints of all.
+        """
+        sample_bytes = settings.micro_batch_size * settings.element_bytes
+        needed = sample_bytes * self._range_counts(settings.training).least_kept
+        room = settings.num_stages * memory_limit * self.system.ipu.sram_bytes
+        return settings.num_stages <= len(self.starts) and needed <= room * (1 + 1e-9)
+
     def fits(self, settings: PlanSettings, memory_limit: float) -> bool:
         """Whether any splits into the settings' stages fit."""
-        if settings.num_stages > len(self.starts):
+        if not self._may_fit(settings, memory_limit):
             return False
         if settings.segments_on_one_ipu:
             return self._segments(settings, memory_limit) is not None
@@ -170,7 +202,7 @@ class Planner:
         Args:
             settings: of stages on an IPU each, or of segments on one IPU.
         """
-        if settings.num_stages > len(self.starts) or below_s <= 0:
+        if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
         tables = self.tables(settings, memory_limit)
         if not settings.segments_on_one_ipu and not some_split_fits(tables, settings.num_stages):
@@ -202,13 +234,17 @@ class Planner:
         return self._candidate(settings, self.names(solution.starts), memory_limit, solution)
 
     def best_of(
-        self, choices: Sequence[Sequence[PlanSettings]], limits: Sequence[float] = LIMITS
+        self,
+        choices: Sequence[Sequence[PlanSettings]],
+        limits: Sequence[float] = LIMITS,
+        own_proportions: bool = False,
     ) -> Optional[Candidate]:
         """The fastest of several settings at the first limit at which any fits, None if nothing does.
 
         Args:
             choices: groups of settings that differ in availableMemoryProportion alone, the largest first.  A smaller
                 one takes less memory and is never faster: the rest of a group is skipped once nothing better can come.
+            own_proportions: whether stages may have proportions of their own, where a group has several.
         """
         for limit in limits:
             found: List[Candidate] = []
@@ -218,8 +254,120 @@ class Planner:
                 # The sort is stable: of equally good ones the first stays first.
                 found = sorted([*found, *self._of_group(group, limit)], key=_rank, reverse=True)
             if found:
-                return self._proved(found, limit)
+                best = self._proved(found, limit)
+                return self._with_own_proportions(best, choices, limit) if own_proportions else best
         return None
+
+    def faster_apart(
+        self, settings: PlanSettings, memory_limit: float, below_s: float
+    ) -> Optional[Candidate]:
+        """``faster``, where each stage may have any of ``PROPORTIONS`` for its convolutions and its matrix products.
+
+        Times and temporary bytes of an operation fall and rise with the proportion, and of the temporary bytes of a
+        stage only the largest count.  So a stage is fastest with the largest proportion of either kind with which it
+        fits, whatever that of the other kind and of the other stages.
+
+        Args:
+            settings: of stages on an IPU each, or of segments on one IPU.
+        """
+        if below_s <= 0 or not self._may_fit(settings, memory_limit):
+            return None
+        options = self._shares(settings)
+        if len(options) == 1:
+            return self.faster(options[0], memory_limit, below_s)
+        tables = self._open_tables(options, memory_limit)
+        if settings.segments_on_one_ipu:
+            # The fastest times with the least memory, where only the last segment's opening matters.
+            fastest = self._fastest_tables(options, memory_limit)
+            if faster_split(fastest, settings.num_stages, settings.schedule, below_s) is None:
+                return None
+        elif not some_split_fits(tables, settings.num_stages):
+            return None
+        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
+        if solution is None:
+            return None
+        own = self._apart(options, tables, solution.starts)
+        # No splits with these proportions are faster than the fastest with any.
+        self._solutions[(self._own(own), memory_limit, None)] = solution
+        return self._candidate(own, self.names(solution.starts), memory_limit, solution)
+
+    def judged_apart(self, splits: Sequence[str], settings: PlanSettings, best: Candidate) -> Candidate:
+        """``best``, or the splits with the largest proportions with which each stage surely fits if that is faster.
+
+        Args:
+            settings: with any proportion.
+        """
+        options = self._shares(settings)
+        if len(options) == 1 or not _is_apart(settings):
+            return best
+        own = self._apart(options, self._open_tables(options, LIMITS[0]), self.items(splits))
+        found = predict(self.graph, splits, own, self.system)
+        if not own.has_own_proportions or found.images_per_s <= best.prediction.images_per_s * (
+            1 + SAME_SPEED
+        ):
+            return best
+        return self.judge(splits, own, LIMITS[0])
+
+    def _open_tables(self, options: Sequence[PlanSettings], limit: float) -> StageTables:
+        tables = tuple(self.tables(own, limit) for own in options)
+        return replace(tables[0], options=tables)
+
+    def _shares(self, settings: PlanSettings) -> List[PlanSettings]:
+        """Settings with each availableMemoryProportion that makes a difference, ordered as ``StageTables.options`` are.
+
+        That is by convolutions first: the first with which a stage fits then has the largest of either kind.
+        """
+        found: List[PlanSettings] = []
+        for convolution in PROPORTIONS:
+            for matmul in PROPORTIONS if self._matmuls_differ(settings) else (convolution,):
+                share = StageProportions(convolution, matmul, convolution, matmul)
+                own = replace(settings, available_memory_proportion=(share,))
+                if not any(self._is_alike(own, other) for other in found):
+                    found.append(own)
+        return found
+
+    def _is_alike(self, one: PlanSettings, other: PlanSettings, of_class: str = "") -> bool:
+        """Whether the layers (of a class) take the same time and temporary bytes under both settings."""
+        first, second = (layer_times(self.graph, own, self.system.ipu) for own in (one, other))
+        layers = [not of_class or layer.op_class == of_class for layer in self.graph.layers]
+        return all(
+            bool(np.array_equal(getattr(first, name)[layers], getattr(second, name)[layers]))
+            for name in ("forward_s", "backward_s", "temporary_bytes")
+        )
+
+    def _matmuls_differ(self, settings: PlanSettings) -> bool:
+        most, least = (
+            replace(settings, available_memory_proportion=uniform(share))
+            for share in (PROPORTIONS[0], PROPORTIONS[-1])
+        )
+        return not self._is_alike(most, least, of_class="matmul")
+
+    def _apart(
+        self, options: Sequence[PlanSettings], tables: StageTables, starts: Sequence[int]
+    ) -> PlanSettings:
+        """The settings of splits whose stages have what they fit with."""
+        bounds = [self.starts[item] for item in starts] + [len(self.graph.layers)]
+        shares = []
+        for stage, option in enumerate(chosen_options(tables, starts)):
+            (share,) = options[option].available_memory_proportion
+            layers = self.graph.layers[bounds[stage] : bounds[stage + 1]]
+            if all(layer.op_class != "matmul" for layer in layers):
+                (share,) = uniform(share.convolution)
+            shares.append(share)
+        return replace(options[0], available_memory_proportion=tuple(shares))
+
+    def _with_own_proportions(
+        self, best: Candidate, choices: Sequence[Sequence[PlanSettings]], limit: float
+    ) -> Candidate:
+        """The fastest candidate with proportions of each stage's own, or ``best`` if none is faster."""
+        for group in choices:
+            first, images_per_s = group[0], best.prediction.images_per_s * (1 + SAME_SPEED)
+            if len(group) == 1 or not _is_apart(first) or self.fastest_images_per_s(first) <= images_per_s:
+                continue
+            better = self.faster_apart(first, limit, self.tick_below_s(first, images_per_s))
+            if better is not None and better.prediction.images_per_s > images_per_s:
+                best = better
+        return best
 
     def _may_be_faster(self, group: Sequence[PlanSettings], limit: float, images_per_s: float) -> bool:
         """Whether settings of a group may be faster than that, as far as a few dynamic programs can tell."""
@@ -476,6 +624,11 @@ class Planner:
         prediction = predict(self.graph, splits, settings, self.system)
         memory = program_memory(self.graph, splits, settings, self.system.ipu)
         return Candidate(settings, splits, limit, solution, prediction, tuple(memory))
+
+
+def _is_apart(settings: PlanSettings) -> bool:
+    """Whether stages have an IPU each, or all of them one."""
+    return settings.segments_on_one_ipu or settings.num_ipus_per_replica == settings.num_stages
 
 
 def _rank(candidate: Candidate) -> Tuple[float, float]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
-from ipucnn.planning.cost.memory import MemoryModel, RangeCounts
+from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.settings import PlanSettings, StageProportions
 
@@ -45,6 +45,8 @@ class StageTables:
             weights leave; the checkpoints of all segments and the largest segment share it.
         within: (number of stages, stage, capacity) -> (n, n + 1): which items i .. j - 1 take no more than the capacity
             as that stage, where that is known without their bytes.
+        options: where each stage may have one of several settings, the tables of each, in the order of preference; see
+            ``choice``.  No item is faster under a later one, and the seconds above are those of the first.
 
     Raises:
         ValueError: arrays of the wrong shape, negative or not finite.
@@ -60,8 +62,12 @@ class StageTables:
     checkpoint_bytes: Optional[np.ndarray] = None
     stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
     within: Optional[Callable[[int, int, float], np.ndarray]] = None
+    options: Tuple["StageTables", ...] = ()
     _memory: Optional[Tuple[object, np.ndarray]] = field(init=False, repr=False, compare=False, default=None)
     _allowed: Dict[Tuple[int, int], np.ndarray] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _choices: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -123,8 +129,25 @@ class StageTables:
         assert self._memory is not None
         return self._memory[1]
 
+    def choice(self, num_stages: int, stage: int) -> np.ndarray:
+        """(n, n + 1): the first of ``options`` in which items i .. j - 1 fit as that stage; their number if in none."""
+        key = (num_stages, stage)
+        if key not in self._choices:
+            if any(known != num_stages for known, _ in self._choices):
+                self._choices.clear()
+            found: np.ndarray = np.full(
+                (self.num_items, self.num_items + 1), len(self.options), dtype=np.int8
+            )
+            for number in range(len(self.options) - 1, -1, -1):
+                found[self.options[number].fits(num_stages, stage)] = number
+            self._choices[key] = found
+        return self._choices[key]
+
     def fits(self, num_stages: int, stage: int) -> np.ndarray:
         """(n, n + 1): whether items i .. j - 1 fit as that stage, by themselves."""
+        if self.options:
+            within: np.ndarray = self.choice(num_stages, stage) < len(self.options)
+            return within
         key = (num_stages, stage)
         if key not in self._allowed:
             if any(known != num_stages for known, _ in self._allowed):
@@ -138,6 +161,8 @@ class StageTables:
     def digest(self, num_stages: int) -> bytes:
         """Of all that decides the fastest split into that many stages on an IPU each; equal ones have the same."""
         digest = hashlib.blake2b(f"{self.recompute} {self.training} {len(self.stage_s)}".encode())
+        for option in self.options:
+            digest.update(option.digest(num_stages))
         arrays = [self.forward_s, self.backward_s, self.cut_s]
         arrays += [array for pair in self.stage_s for array in pair]
         arrays += [np.packbits(self.fits(num_stages, stage)) for stage in range(num_stages)]
@@ -169,7 +194,7 @@ def stage_tables(
     settings: PlanSettings,
     system: System,
     max_fill: float = 1.0,
-    counts: Optional[RangeCounts] = None,
+    model: Optional[MemoryModel] = None,
 ) -> StageTables:
     """What the planner needs to know about a graph under some settings.
 
@@ -178,7 +203,7 @@ def stage_tables(
             ``PlanSettings.proportions_of`` says.  Sequential stages without a device mapping, or with all on one IPU,
             are recomputation segments of that IPU; otherwise each stage has its own.
         max_fill: share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
-        counts: of the graph's items, where they are known already.
+        model: of the memory of the graph's items under these settings, where there is one already.
     """
     starts = item_starts(graph)
 
@@ -190,7 +215,7 @@ def stage_tables(
     # No pipeline has 0 stages, so this asks for what holds for all numbers of stages but that of the settings.
     forward_s, backward_s = seconds(0, 0)
     count = settings.num_stages if settings.has_own_proportions else 0
-    model = MemoryModel(graph, settings, system.ipu, starts, counts)
+    memory = model or MemoryModel(graph, settings, system.ipu, starts)
     n = len(starts)
     one_ipu = settings.segments_on_one_ipu
     cut_s = np.zeros(n + 1)
@@ -206,13 +231,13 @@ def stage_tables(
     )
     capacity = max_fill * system.ipu.sram_bytes
     if one_ipu:
-        fixed, checkpoints = model.one_ipu()
+        fixed, checkpoints = memory.one_ipu()
         segments: Dict[StageProportions, np.ndarray] = {}
 
         def segment(num_stages: int, stage: int) -> np.ndarray:
             own = settings.proportions_of(stage, num_stages)
             if own not in segments:
-                segments[own] = model.segment(num_stages, stage)
+                segments[own] = memory.segment(num_stages, stage)
             return segments[own]
 
         return StageTables(
@@ -221,17 +246,26 @@ def stage_tables(
             checkpoint_bytes=checkpoints,
             **common,
         )
-    known: Dict[Tuple[bool, StageProportions, float], np.ndarray] = {}
+    return StageTables(capacity_bytes=capacity, memory_bytes=memory.total, within=memory.fits, **common)
 
-    def within(num_stages: int, stage: int, capacity_bytes: float) -> np.ndarray:
-        # Stages with the same proportions differ in the depth of their FIFO alone, but for the last, which keeps all.
-        key = (stage == num_stages - 1, settings.proportions_of(stage, num_stages), capacity_bytes)
-        if key not in known:
-            known[key] = model.within(num_stages, stage, capacity_bytes)
-        allowed: np.ndarray = known[key] >= model.depth(num_stages, stage)
-        return allowed
 
-    return StageTables(capacity_bytes=capacity, memory_bytes=model.total, within=within, **common)
+def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...]:
+    """Which of its options each stage of a split has: the first that fits.
+
+    Segments on one IPU fit with what the checkpoints of all leave.  A stage that fits with none has the last.
+    """
+    count, bounds = len(starts), [*starts, tables.num_items]
+    room = 0.0
+    if tables.checkpoint_bytes is not None:
+        room = tables.capacity_bytes - float(tables.checkpoint_bytes[list(starts)].sum())
+
+    def chosen(stage: int, i: int, j: int) -> int:
+        if not tables.one_ipu:
+            return min(int(tables.choice(count, stage)[i, j]), len(tables.options) - 1)
+        fitting = (o for o, own in enumerate(tables.options) if own.memory(count, stage)[i, j] <= room)
+        return next(fitting, len(tables.options) - 1)
+
+    return tuple(chosen(stage, bounds[stage], bounds[stage + 1]) for stage in range(count))
 
 
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
@@ -249,13 +283,17 @@ def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
     """
     num_stages, n = len(starts), tables.num_items
     bounds = [*starts, n]
+    own = [tables] * num_stages
+    if tables.options:
+        own = [tables.options[number] for number in chosen_options(tables, starts)]
     ahead, back = [], []
     for stage in range(num_stages):
-        forward, backward = tables.sums(num_stages, stage)
+        forward, backward = own[stage].sums(num_stages, stage)
         i, j = bounds[stage], bounds[stage + 1]
-        own = float(forward[j] - forward[i])
-        ahead.append(own)
-        back.append(float(backward[j] - backward[i]) + (own if tables.recomputes(num_stages, stage) else 0.0))
+        seconds = float(forward[j] - forward[i])
+        ahead.append(seconds)
+        again = seconds if tables.recomputes(num_stages, stage) else 0.0
+        back.append(float(backward[j] - backward[i]) + again)
     cuts = [float(tables.cut_s[c]) for c in starts[1:]]
     directions = tables.transfer_directions
     if schedule == "Sequential":

@@ -1,0 +1,94 @@
+"""Training in which nothing is compiled, for tests of what stands around it: folders, checkpoints, signals, resuming.
+
+A run takes a quarter of the time of a real one.  Its network, options, state, events, files and checkpoints are those
+of the host session; only a weight update and an evaluation are some arithmetic on all of the state, in NumPy.  Whatever
+of the state is lost or comes back otherwise changes every figure after it.  Images are not looked at, and each
+validation is better than the one before, unless the learning rate is 0.
+"""
+
+import time
+
+import numpy as np
+
+from ipucnn.sessions.session import Stopped, TrainedPart
+
+_networks = {}
+
+
+def benchmark_briefly(patch):
+    """Has the benchmarks of this process neither warm up nor measure for as long as makes sense of their figures.
+
+    Args:
+        patch: pytest's monkeypatch, which ends it.
+    """
+    from ipucnn.benchmarking import contenders, machine
+    from ipucnn.benchmarking.measure import Limits
+
+    make = Limits.__init__
+
+    def init(limits, *args, **values):
+        make(limits, *args, **{**values, "max_warmup_s": 0.0, "execution_s": 0.01})
+
+    patch.setattr(Limits, "__init__", init)
+    # Twenty products of 1024x1024 take a second of processor time.
+    patch.setattr(machine, "_SMALLEST", 256)
+    patch.setattr(machine, "_LEAST_S", 0.0)
+    patch.setattr(contenders, "_LEAST_S", 0.005)
+
+
+def train_lightly(patch):
+    """Has the runs of this process train so.
+
+    Args:
+        patch: pytest's monkeypatch, which ends it.
+    """
+    from ipucnn.runs import setup as run_setup
+    from ipucnn.sessions.host.session import HostSession
+
+    build, start = run_setup.build, HostSession._start
+
+    def build_once(setup):
+        """The network as it is built, weights included, which takes half of what is left of a run."""
+        key = repr((setup.record.name, run_setup.build_options(setup), setup.config.freeze))
+        if key not in _networks:
+            model = build(setup)
+            _networks[key] = model, model.get_weights()
+        model, weights = _networks[key]
+        model.set_weights(weights)
+        return model
+
+    patch.setattr(run_setup, "build", build_once)
+    patch.setattr(HostSession, "_trace", lambda session, make_dataset: (0.0, 1))
+    patch.setattr(HostSession, "_start", lambda session, make_dataset: start(session, lambda *place: None))
+    patch.setattr(HostSession, "feed", lambda session, dataset: dataset)
+    patch.setattr(HostSession, "_run", _run)
+    patch.setattr(HostSession, "evaluate", _evaluate)
+
+
+def _run(session, batches, num_weight_updates):
+    started, state = time.perf_counter(), session.state
+    variables = {**state.weights, **state.slots}
+    values = {name: variable.numpy() for name, variable in variables.items()}
+    losses, hits = [], []
+    numbers = np.arange(state.weight_updates, state.weight_updates + num_weight_updates)
+    for number, rate in zip(numbers, session._schedule(numbers)):
+        losses.append(_size(values))
+        hits.append(1 / (2 + number))
+        for place, (name, value) in enumerate(values.items()):
+            values[name] = np.asarray(value - rate * (value - np.cos(number + place) / 1000), value.dtype)
+    for name, variable in variables.items():
+        variable.assign(values[name])
+    return TrainedPart(losses, hits, time.perf_counter() - started)
+
+
+def _evaluate(session, dataset, stop=None):
+    if stop is not None and session.any_instance(stop()):
+        raise Stopped
+    loss = _size({name: variable.numpy() for name, variable in session.state.weights.items()})
+    return {"samples": 40.0, "loss": loss, "accuracy": 1 / (1 + loss), "top5": 1 / (1 + loss / 5)}
+
+
+def _size(values):
+    return float(
+        sum(np.abs(value, dtype=np.float64).mean() for value in values.values() if value.dtype.kind == "f")
+    )
