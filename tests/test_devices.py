@@ -49,7 +49,7 @@ from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 
 program = make_program(2, 4, 2, updates_per_epoch=3, **told["program"]).with_fused(told["fused"])
-images, labels = data(3 * program.global_batch_size, 1)
+images, labels = data(6 * program.global_batch_size, 1)
 
 
 def dataset(first, per_element):
@@ -64,6 +64,7 @@ for devices, session in sorted(sessions.items()):
     rates = lambda updates: np.full(np.shape(updates), 0.05, np.float32)
     session.compile(model, program, settings, make_loss("cross_entropy"), rates, dataset)
     events = [repr(replace(e, wall_s=0, images_per_s=0)) for e in session.train(dataset) if hasattr(e, "wall_s")]
+    session.recompute_statistics(dataset)
     with session.as_evaluated():
         values = {name: v.numpy() for name, v in session.state.weights.items()}
     values.update({name: v.numpy() for name, v in session.state.slots.items()})
