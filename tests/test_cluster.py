@@ -207,13 +207,16 @@ def test_what_workers_compare(monkeypatch):
     monkeypatch.setattr(runs_train, "fix_threads", lambda number: told.update(threads=number))
     run = TrainingRun.__new__(TrainingRun)
     run.instances = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
-    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5))
+    own = SimpleNamespace(sha256="f")
+    run.setup = SimpleNamespace(config=RunConfig(target_accuracy=0.5), record=SimpleNamespace(own=own))
+    run.resolved = SimpleNamespace(choice=SimpleNamespace(sha256="g"))
     checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
     run.start, run.data_sha256 = SimpleNamespace(checkpoint=checkpoint), "x"
     run._join()
     # What ends a run, and all of the checkpoint: else one worker would end, or leave the loop out, alone.
     assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(told)
     assert told["--target-accuracy"] == 0.5 and told["threads"] == 5
+    assert (told["the network's file"], told["the data set's file"]) == ("f", "g")
     assert told["the checkpoint"] == checkpoint.digest and "--run-dir" not in told
 
 
@@ -735,6 +738,78 @@ def test_each_worker_of_a_machine_has_gpus_of_its_own(monkeypatch):
     assert _share_gpus(["train"], 4)[2] == {"CUDA_VISIBLE_DEVICES": "9"}
     monkeypatch.setattr(look, "find_gpus", lambda: ([], "nvidia-smi is not on PATH"))
     assert _share_gpus(["train"], 3) == [{}] * 3
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3, 7])
+def test_workers_share_what_is_predicted(batches):
+    """Each batch is computed once, and all workers have all logits, in the order of batches."""
+    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.sessions.session import DeviceInfo
+
+    def logits(number):
+        return np.random.default_rng(number).standard_normal((2, 3)).astype(np.float32)
+
+    def act(one):
+        session, computed = HostSession(DeviceInfo("cpu", "x", 1, 0), cluster=one), []
+
+        def predict(given):
+            computed.extend(given)
+            return [logits(number) for number in given]
+
+        session.predict = predict
+        given = ((number, "labels") for number in range(batches))
+        with session.together():
+            return computed, list(session.logits(given))
+
+    results = met(3, act=act)
+    for rank, (_, (computed, found)) in enumerate(results):
+        assert computed == list(range(batches))[rank::3]
+        assert [batch for batch, _ in found] == [(number, "labels") for number in range(batches)]
+        for number, (_, values) in enumerate(found):
+            assert values.dtype == np.float32 and values.tobytes() == logits(number).tobytes()
+
+
+@pytest.mark.slow
+def test_two_workers_evaluate_and_infer_as_one(tmp_path, capfd):
+    run = tmp_path / "run"
+    assert cli.run(["train", *FLAGS, "--no-validation", "--run-dir", str(run)]) == 0
+    more = ["--limit-eval", "40", "--device", "cpu"]
+    evaluate = ["evaluate", str(run), *more, "--validation-micro-batch-size", "8", "--json"]
+    infer = ["infer", str(run), *more, "--split", "eval", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for command in (evaluate, infer):
+        words = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", *command]
+        two = subprocess.run(words, cwd=str(tmp_path), env=env, capture_output=True, text=True, timeout=280)
+        assert two.returncode == 0, two.stderr
+        capfd.readouterr()
+        assert cli.run(command) == 0
+        one, two = json.loads(capfd.readouterr().out), json.loads(two.stdout)
+        for found in (one, two):
+            found.get("measured", {}).pop("wall_s", None) if isinstance(found, dict) else None
+        assert one == two
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path, capfd):
+    """As srun starts them: the same command, and nothing but its variables; no srun was ever tried."""
+    flags = [*FLAGS, "--no-validation"]
+    words = [sys.executable, "-c", PROGRAM, "train", *flags, "--run-dir", "two"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "IPUCNN_SECRET": "s"}
+    step = dict(SLURM_STEP_NUM_TASKS=2, SLURM_STEP_NODELIST="127.0.0.1", SLURM_STEP_TASKS_PER_NODE=2)
+    tasks = [
+        subprocess.Popen(
+            words,
+            cwd=str(tmp_path),
+            env={**env, **slurm(**step, SLURM_JOB_ID=os.getpid(), SLURM_PROCID=rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    said = [task.communicate(timeout=280)[0].decode() for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
+    assert_same(tmp_path / "one", tmp_path / "two")
 
 
 def test_doctor_says_what_cluster_it_sees(monkeypatch):

@@ -62,7 +62,7 @@ def evaluate(
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
-    from ipucnn.sessions.poplar.popdist import find_instances
+    from ipucnn.sessions.host.workers import group_of_environment
 
     page_of = expand(run, "RUN")
     if report and not is_file(page_of / CONFIG):
@@ -99,7 +99,7 @@ def evaluate(
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if report and find_instances().is_writer:
+    if report and group_of_environment().is_writer:
         write_page(page_of, result)
     if json_output:
         print(evaluation_json(result))

@@ -23,7 +23,9 @@ from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, TF
 from ipucnn.text import shown_value
 
 COMMAND = typer.Argument(
-    None, metavar="COMMAND...", help="What every worker runs: `train` with its options, after --."
+    None,
+    metavar="COMMAND...",
+    help="What every worker runs, after --: `train` with its options, `evaluate` or `infer`.",
 )
 WORKERS = typer.Option(
     None,
@@ -47,7 +49,7 @@ _PROGRAM = (
 
 
 def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORKERS) -> None:
-    """Start several workers of one training run on this machine.
+    """Start several workers of one training run, evaluation or inference on this machine.
 
     They share the work of each weight update, and give the same bytes as one worker with as many threads, where both
     runs begin with the same --max-workers. GPUs of this machine are shared out among them. Where each machine has a
@@ -55,10 +57,10 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
     out as it is, what the others print after their number. All end when one of them fails.
     """
     count = 2 if workers is None else workers
-    if not command or command[0] != "train":
+    if not command or command[0] not in ("train", "evaluate", "infer"):
         what = "nothing" if not command else f"'{shown_value(command[0])}'"
         raise ConfigurationError(
-            f"`ipucnn launch` starts workers of `ipucnn train`, and it was given {what}",
+            f"`ipucnn launch` starts workers of `ipucnn train`, `evaluate` or `infer`, and it was given {what}",
             f"type: ipucnn launch -n {count} -- train cifar_resnet8 --dataset digits --seed 1 --max-workers {count}",
         )
     if {"--hosts", "--rank"} & {word.partition("=")[0] for word in command}:

@@ -47,10 +47,10 @@ def own_option(
 
 @contextlib.contextmanager
 def one_speaks() -> Iterator[None]:
-    """Under poprun the first instance alone speaks: what the others print goes nowhere, but for their errors."""
-    from ipucnn.sessions.poplar.popdist import find_instances
+    """Of several processes the first one alone speaks: what the others print goes nowhere, but for their errors."""
+    from ipucnn.sessions.host.workers import group_of_environment
 
-    if find_instances().is_writer:
+    if group_of_environment().is_writer:
         yield
         return
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -58,7 +58,7 @@ def one_speaks() -> Iterator[None]:
 
 
 def in_instances(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that works in several instances of poprun, of which the first one speaks."""
+    """Decorates a command that works in several instances of poprun, or workers, of which the first one speaks."""
 
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
@@ -69,11 +69,11 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def own_output(path: Optional[Path]) -> Optional[Path]:
-    """Where this instance of poprun writes an output: the first one to the file that was named, the others to one of
+    """Where this process of several writes an output: the first one to the file that was named, the others to one of
     that name that goes away with them."""
-    from ipucnn.sessions.poplar.popdist import find_instances
+    from ipucnn.sessions.host.workers import group_of_environment
 
-    if path is None or find_instances().is_writer:
+    if path is None or group_of_environment().is_writer:
         return path
     folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -165,18 +165,18 @@ def _evaluate_classes(
 ) -> Tuple[str, float]:
     """Adds all samples to the totals, and writes a row for each; returns the kind of device and the seconds it took."""
     config = trained.config
-    session = trained.session(verbose)
+    session = trained.session(verbose, together=True)
     trained = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 
-    model = trained.build()
-    session.would_fit = prediction_would_fit(model, trained.record.name, config, "evaluate")
-    session.prepare_evaluation(model, None)
     replicas = config.validation_num_replicas or config.num_replicas
     micro_batch = config.validation_micro_batch_size or config.micro_batch_size
     rows = Spool() if predictions is not None else None
-    started = time.perf_counter()
-    with _memory_errors(micro_batch * replicas), data_errors():
+    with session.together(), _memory_errors(micro_batch * replicas), data_errors():
+        model = trained.build()
+        session.would_fit = prediction_would_fit(model, trained.record.name, config, "evaluate")
+        session.prepare_evaluation(model, None)
+        started = time.perf_counter()
         seen = measure(
             session.logits(run_setup.evaluation_batches(trained, micro_batch * replicas, session)),
             totals,

@@ -57,6 +57,9 @@ OutputFiles = Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
 """Flag, file and extensions of what the caller is going to write."""
 
 
+_Group = List[Tuple[int, ImageInput, np.ndarray]]
+
+
 @dataclass
 class Predictions:
     """What an inference gave.
@@ -117,40 +120,42 @@ def infer_run(
     for warning in trained.warnings:
         say(f"warning: {warning}")
     config = trained.config
-    session = trained.session(verbose)
+    session = trained.session(verbose, together=True)
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
-    model = trained.build()
-    session.would_fit = prediction_would_fit(model, trained.record.name, config, "infer")
-    session.prepare_evaluation(model, None)
     on_total(total)
     spool, failed = Spool(), len(problems)
     threads = min(config.pipeline_num_parallel, 2 * num_cores())
     batch = batch_size(trained.input_shape, total)
     finish = finisher(trained)
-    readable: List[Tuple[int, ImageInput, np.ndarray]] = []
 
-    def flush() -> None:
-        if not readable:
-            return
-        logits = session.predict([finish(_padded([pixels for _, _, pixels in readable], batch))])[0]
-        for (position, image, pixels), row in zip(readable, np.asarray(logits)):
-            result = _result(image, row, names, top)
-            spool.append(result)
-            if on_image is not None:
-                on_image(position, result, pixels)
-        readable.clear()
+    def batches() -> Iterator[Tuple[Tensor, _Group, int]]:
+        nonlocal failed
+        readable: _Group = []
+        for position, (image, pixels) in enumerate(decoded(inputs, threads, 2 * batch)):
+            if isinstance(pixels, DataError):
+                failed += 1
+                say(" ".join(pixels.message.split()))
+            else:
+                readable.append((position, image, pixels))
+            if len(readable) == batch or (readable and position + 1 == total):
+                yield finish(_padded([pixels for _, _, pixels in readable], batch)), readable, position + 1
+                readable = []
 
-    for position, (image, pixels) in enumerate(decoded(inputs, threads, 2 * batch)):
-        if isinstance(pixels, DataError):
-            failed += 1
-            say(" ".join(pixels.message.split()))
-        else:
-            readable.append((position, image, pixels))
-        if len(readable) == batch or position + 1 == total:
-            flush()
+    with session.together():
+        model = trained.build()
+        session.would_fit = prediction_would_fit(model, trained.record.name, config, "infer")
+        session.prepare_evaluation(model, None)
+        for (_, group, done), logits in session.logits(batches()):
+            for (position, image, pixels), row in zip(group, np.asarray(logits)):
+                result = _result(image, row, names, top)
+                spool.append(result)
+                if on_image is not None:
+                    on_image(position, result, pixels)
             if on_images is not None:
-                on_images(position + 1, total)
+                on_images(done, total)
+    if on_images is not None:
+        on_images(total, total)
     return Predictions(spool, failed, min(top, len(names)), subset is not None)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved
+from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import fingerprint
 from ipucnn.errors import ConfigurationError, DataError
@@ -38,7 +38,7 @@ from ipucnn.runs.folder import METRICS, RunFolder, SilentFolder
 from ipucnn.runs.recorder import CompilingAhead, Notes, Recorder, RunEvent, Started, Timer, Training
 from ipucnn.runs.start import check_same_run, find_start
 from ipucnn.sessions.host.cluster import Cluster, join
-from ipucnn.sessions.host.workers import Workers, find_group, notes_of_sharing
+from ipucnn.sessions.host.workers import Workers, compared_options, find_group, notes_of_sharing
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
     CompilationReport,
@@ -304,11 +304,7 @@ class TrainingRun:
         # TensorFlow keeps those of its first run in this process, a fold that was continued.
         threads = threads or fixed_threads()
         if isinstance(self.instances, Workers):
-            run: Dict[str, Any] = {
-                spec.flag: spec.yaml_value(getattr(config, spec.name))
-                for spec in SPECS
-                if spec.name not in RESUMABLE or spec.name in (*ENDS_RUN, "max_workers")
-            }
+            run = compared_options(config)
             run["data"] = self.data_sha256
             if self.setup.record.own is not None:
                 run["the network's file"] = self.setup.record.own.sha256

@@ -23,6 +23,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file
+from ipucnn.machine import fix_threads, num_cores
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
@@ -39,7 +40,8 @@ from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.exported import ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
-from ipucnn.sessions.host.workers import require_one
+from ipucnn.sessions.host.cluster import Cluster, join
+from ipucnn.sessions.host.workers import Workers, compared_options, group_of_environment, require_one
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted
@@ -90,15 +92,38 @@ class TrainedSetup(Setup):
     num_stored: int
     runtime: Optional[Callable[[], Session]] = None
 
-    def session(self, verbose: bool) -> Session:
-        """What runs the network: the session of the configuration's device, or the runtime of an exported file."""
+    def session(self, verbose: bool, together: bool = False) -> Session:
+        """What runs the network: the session of the configuration's device, or the runtime of an exported file.
+
+        Args:
+            verbose: let TensorFlow speak.
+            together: with the other workers, if there are any.
+        """
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.environment import import_tensorflow
 
         if self.runtime is None:
-            return create_session(self.config.device, verbose=verbose, config=self.config)
+            cluster = self._join() if together else None
+            return create_session(self.config.device, verbose=verbose, config=self.config, cluster=cluster)
         import_tensorflow(verbose)
         return self.runtime()
+
+    def _join(self) -> Optional[Cluster]:
+        """The other workers, who wait for this one; None if it is alone.
+
+        Raises:
+            UserError: they did not come, or have other weights, data or options.
+        """
+        workers = group_of_environment()
+        if not isinstance(workers, Workers):
+            return None
+        told = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
+        told["evaluation samples"] = len(self.source.eval)
+        if self.record.own is not None:
+            told["the network's file"] = self.record.own.sha256
+        cluster, threads = join(workers, self.config, {**compared_options(self.config), **told}, num_cores())
+        fix_threads(threads)
+        return cluster
 
     @property
     def warnings(self) -> List[str]:
@@ -136,7 +161,12 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
         ConfigurationError, DataError, MissingError: as the parts of it do.
     """
     trained = _open(named, reads_data)
-    require_one(named.command, trained.config)
+    if named.command == "export":
+        require_one(named.command, trained.config)
+    elif trained.record.task == "segmentation":
+        require_one(f"{named.command} of a segmentation network", trained.config)
+    elif trained.runtime is not None:
+        require_one(f"{named.command} of an exported file", trained.config)
     run_setup.check_instances(find_instances(), trained.config, draws=False)
     return trained
 

@@ -54,13 +54,14 @@ def visible_gpus() -> List[Tuple[str, str]]:
     return found
 
 
-def _start(device: str, num_devices: int, cluster: Optional["Cluster"]) -> None:
+def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: bool) -> None:
     """What TensorFlow has to be told of devices before it makes them.
 
     Args:
         device: gpu, cpu or auto.
         num_devices: that a processor stands for.
-        cluster: the workers that train together; None: this process is alone.
+        cluster: the workers that work together; None: this process is alone.
+        trains: they gather gradients.
 
     Raises:
         ConfigurationError: it has made them already, in this process, and otherwise.
@@ -84,7 +85,7 @@ def _start(device: str, num_devices: int, cluster: Optional["Cluster"]) -> None:
                     "already",
                     "start a process of its own",
                 ) from None
-    if cluster is not None:
+    if cluster is not None and trains:
         cluster.start_collectives()
 
 
@@ -107,7 +108,7 @@ def create_session(
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: let TensorFlow print what it prints.
         config: with the options that sessions act on; None: all defaults.
-        cluster: the workers that train together on the host; None: this process is alone.
+        cluster: the workers that work together on the host; None: this process is alone.
         trains: several GPUs share the work, if there are; what does not train uses the first one.
 
     Raises:
@@ -123,7 +124,9 @@ def create_session(
         return _poplar_session(config, lambda: import_tensorflow(verbose))
     config = RunConfig() if config is None else config
     wanted = 1 if config.devices is None or not trains else config.devices
-    import_tensorflow(verbose, lambda: _start(device, wanted, cluster), config.deterministic_operations)
+    import_tensorflow(
+        verbose, lambda: _start(device, wanted, cluster, trains), config.deterministic_operations
+    )
     from ipucnn.sessions.host.session import HostSession
 
     gpus = [] if device == "cpu" else visible_gpus()

@@ -542,6 +542,11 @@ class Session:
         """
         raise NotImplementedError
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Around :meth:`logits` where nothing is trained: workers of the host part after it, or end together."""
+        yield
+
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Each batch with its logits, in order; some batches may be taken ahead, to be computed together.
 

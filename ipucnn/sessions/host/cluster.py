@@ -355,7 +355,7 @@ class Cluster:
         for rank, other in enumerate(everyone):
             if other != everyone[0]:
                 raise ConfigurationError(
-                    f"worker {rank} begins with other {what} than worker 0: their gradients do not belong together",
+                    f"worker {rank} begins with other {what} than worker 0: they do not belong together",
                     "give all workers the same network and the same --weights file",
                 )
 
@@ -494,6 +494,8 @@ class Cluster:
         # heartbeat sent, for as long as one of them still imports.  So they begin together, and it is soon over.
         self.exchange("TensorFlow is there", None)
         self._may_be_silent = True
+        # From here on there may be a server, also where what follows fails.
+        interrupts.skip_destructors()
         try:
             with interrupts.left_to_the_system(_SERVERS_S):
                 self._strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
@@ -506,7 +508,6 @@ class Cluster:
         self.place = f"/job:worker/replica:0/task:{self.rank}"
         # TensorFlow's notifier of preemptions takes SIGTERM for itself.
         interrupts.listen_again()
-        interrupts.skip_destructors()
         self.exchange("servers are there", None)
         self._may_be_silent = False
         # Not while something is traced: a function that makes a variable is traced twice.

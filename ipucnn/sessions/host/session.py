@@ -7,7 +7,9 @@ from the infeed: accumulation step by accumulation step, replica by replica.  We
 TensorFlow function.
 """
 
+import base64
 import contextlib
+import itertools
 import math
 import re
 import time
@@ -45,6 +47,7 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.text import counted, printable
 from ipucnn.training.batching import divisors
+from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, batch_sums
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
@@ -407,8 +410,11 @@ class HostSession(Session):
 
     @property
     def evaluation_shard(self) -> Tuple[int, int]:
-        """(workers, which one this is): each evaluates every so-manieth batch."""
-        return self._cluster.count, self._cluster.rank
+        """(workers, which one this is): each evaluates every so-manieth batch.
+
+        Where nothing is trained all of them are given all batches, of which :meth:`logits` takes their share.
+        """
+        return (1, 0) if self._loop is None else (self._cluster.count, self._cluster.rank)
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """An iterator, which goes on where it stopped."""
@@ -476,6 +482,10 @@ class HostSession(Session):
         """Makes the functions that are traced in the first call, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
+        values = (
+            {name: v.numpy() for name, v in self._weights.kept.items()} if self._cluster.count > 1 else {}
+        )
+        self._cluster.require_same("weights", digest_of(values, {}))
         self._evaluation = Evaluation(model, loss, self._arithmetic, self._preprocessing, self._on_cpu)
 
     def evaluate(
@@ -503,6 +513,34 @@ class HostSession(Session):
                         totals.add(one)
                 if None in everyones:
                     return totals.result()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Parts with the other workers in order, or tells them of the error that ends this one."""
+        try:
+            yield
+        except BaseException as error:
+            self._cluster.close(error)
+            raise
+        self._cluster.close()
+
+    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
+        """Each batch with its logits; of several workers each computes every so-manieth one, and has those of all."""
+        left, rank = iter(batches), self._cluster.rank
+        while True:
+            group = list(itertools.islice(left, self._cluster.count))
+            own = self.predict([group[rank][0]])[0] if rank < len(group) else None
+            if self._cluster.count == 1:
+                found = [own]
+            else:
+                told = None if own is None else [own.shape, base64.b64encode(own.tobytes()).decode()]
+                everyones = [one for one in self._cluster.exchange("logits", told) if one is not None]
+                found = [
+                    np.frombuffer(base64.b64decode(data), np.float32).reshape(s) for s, data in everyones
+                ]
+            yield from zip(group, found)
+            if len(group) < self._cluster.count:
+                return
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Logits of each element, computed as it is."""

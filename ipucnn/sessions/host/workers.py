@@ -9,9 +9,10 @@ import os
 import re
 import socket
 from dataclasses import dataclass
-from typing import Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import operation_threads
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
@@ -56,6 +57,25 @@ def find_group(config: RunConfig, environment: Optional[Mapping[str, str]] = Non
             "use one of them: poprun for IPUs, workers for CPUs and GPUs",
         )
     return instances if workers is None else workers
+
+
+def group_of_environment() -> Instances:
+    """The group of processes of a command that trains nothing, and so has no options of its own to name workers.
+
+    TensorFlow's servers are not started for it, so that addresses may be public.
+
+    Raises:
+        ConfigurationError: what names the group makes no sense.
+    """
+    return find_group(RunConfig(trusted_network=True))
+
+
+def compared_options(config: RunConfig) -> Dict[str, Any]:
+    """What all workers have to be told alike, by flag."""
+    compared = (
+        spec for spec in SPECS if spec.name not in RESUMABLE or spec.name in (*ENDS_RUN, "max_workers")
+    )
+    return {spec.flag: spec.yaml_value(getattr(config, spec.name)) for spec in compared}
 
 
 def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]:
