@@ -129,7 +129,10 @@ def infer_run(
     batch = batch_size(trained.input_shape, total)
     finish = finisher(trained)
 
-    def batches() -> Iterator[Tuple[Tensor, _Group, int]]:
+    # Of the batches whose logits are still to come.
+    groups: List[Tuple[_Group, int]] = []
+
+    def batches() -> Iterator[Tuple[Tensor, ...]]:
         nonlocal failed
         readable: _Group = []
         for position, (image, pixels) in enumerate(decoded(inputs, threads, 2 * batch)):
@@ -139,14 +142,16 @@ def infer_run(
             else:
                 readable.append((position, image, pixels))
             if len(readable) == batch or (readable and position + 1 == total):
-                yield finish(_padded([pixels for _, _, pixels in readable], batch)), readable, position + 1
+                groups.append((readable, position + 1))
+                yield (finish(_padded([pixels for _, _, pixels in readable], batch)),)
                 readable = []
 
     with session.together():
         model = trained.build()
         session.would_fit = prediction_would_fit(model, trained.record.name, config, "infer")
         session.prepare_evaluation(model, None)
-        for (_, group, done), logits in session.logits(batches()):
+        for _, logits in session.logits(batches()):
+            group, done = groups.pop(0)
             for (position, image, pixels), row in zip(group, np.asarray(logits)):
                 result = _result(image, row, names, top)
                 spool.append(result)
