@@ -23,7 +23,7 @@ _MORE = 1 + 1e-9
 _COLUMNS = 64
 _LARGEST = float(np.finfo(float).max)
 # What the loads of runs may take where each stage has one of several settings.
-_KNOWN_BYTES = 1.5e8
+_KNOWN_BYTES = 5e7
 
 
 class MinMaxResult(NamedTuple):
