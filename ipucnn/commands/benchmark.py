@@ -223,6 +223,7 @@ def _resolve(request: RunRequest, measuring: Dict[str, Any]) -> Resolved:
     exported = read_exported(expand(model, "MODEL"), bool(measuring["trust"]))
     name = str(exported.record["model"])
     command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
+    command += " --trust" if measuring["trust"] else ""
     refuse_unnamed(f"the network of {shown_value(model)}", name, command)
     measuring["compare_with"] = model
     below = [(f"export {model}", exported.options())]
