@@ -479,7 +479,8 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
                 else {k: v for k, v in dict(value.get("config") or {}).items() if k != "seed"}
             )
             own = {k: v for k, v in own.items() if k not in ("dtype", "input_axes", "output_axes")}
-            found[key] = None if value is None else {"class_name": kind, "config": _plain(own, where, key)}
+            own = {k: _plain(v, where, key) for k, v in own.items()}
+            found[key] = None if value is None else {"class_name": kind, "config": own}
         elif key in ("activation", "recurrent_activation", "final_activation"):
             name = "linear" if value is None else value
             if name not in _ACTIVATIONS:
@@ -498,23 +499,24 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
 
 
 def _plain(value: Any, where: str, key: str) -> Any:
-    """Numbers, words, truth values, and lists and mappings of them."""
+    """Numbers, words, truth values, and lists of them."""
 
     def of_numpy(number: Any) -> Any:
         if getattr(number, "shape", None) == () and hasattr(number, "item"):
             return number.item()
         raise TypeError
 
+    def refuse(_: Any) -> None:
+        # Keras takes a mapping in some of them, as in the value of Constant, for an object that it is to import.
+        raise TypeError
+
     try:
-        text = json.dumps(value, default=of_numpy)
+        plain = json.loads(json.dumps(value, default=of_numpy), object_pairs_hook=refuse)
     except (TypeError, ValueError, RecursionError):
         raise ConfigurationError(
             f"{where} has {key} = {shown_value(str(value))[:60]}, which is no number, word or list of them",
             "use plain values",
         ) from None
-    plain = json.loads(text)
-    if isinstance(plain, dict) and key == "axis":
-        raise ConfigurationError(f"{where} has {key} = {shown_value(str(value))[:60]}", "use plain values")
     return plain
 
 
