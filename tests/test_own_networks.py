@@ -282,6 +282,7 @@ REFUSED = {
     "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
     "samples joined": ("x = layers.Concatenate(axis=0)([x, x])", "mixes the samples"),
     "samples weighed": ("x = layers.Softmax(axis=-4)(x)", "mixes the samples"),
+    "too wide": ("x = layers.Conv2D(2**16 + 1, 1)(x)", "65,537 filters"),
     "zero gamma": ("x = layers.BatchNormalization(gamma_initializer='zeros')(x)", "gamma Zeros"),
     "initializer": ("x = layers.Conv2D(2, 3, kernel_initializer='orthogonal')(x)", "Orthogonal"),
     "ends": (
@@ -599,6 +600,7 @@ def test_own_data_are_verified(run):
 
 
 def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
+    from ipucnn.benchmarking.suites.file import parse_suite
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
 
@@ -616,5 +618,7 @@ def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
     assert open_dataset(choice).info.name == "mine-data"
     with pytest.raises(ConfigurationError, match="unknown model"):
         find_network("mine-other")
+    with pytest.raises(ConfigurationError, match="line 2: mine-net is a network of one's own"):
+        parse_suite("rows:\n- model: mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)
     assert os.getcwd() == str(tmp_path)

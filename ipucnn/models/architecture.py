@@ -24,6 +24,8 @@ from ipucnn.models.names import INPUT_NAME, snake_case
 from ipucnn.text import shown_value
 
 MAX_LAYERS = 3000
+# Four times the features of ImageNet-21k's classifier; a layer of more would fill memory before anything is said of it.
+MAX_FEATURES = 2**16
 PER_SAMPLE = (
     "Activation", "Add", "Average", "AveragePooling2D", "BatchNormalization", "Concatenate", "Conv2D",
     "Conv2DTranspose", "Cropping2D", "Dense", "DepthwiseConv2D", "Dropout", "ELU", "Flatten", "GlobalAveragePooling2D",
@@ -491,6 +493,8 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
             found[key] = name
         else:
             found[key] = _plain(value, where, key)
+            if key in ("filters", "units") and isinstance(value, int) and value > MAX_FEATURES:
+                raise ConfigurationError(f"{where} has {value:,} {key}", f"use at most {MAX_FEATURES:,}")
     if found.get("data_format") not in (None, "channels_last"):
         raise ConfigurationError(
             f"{where} has its channels first", "put them last: data_format='channels_last'"
