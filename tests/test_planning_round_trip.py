@@ -158,12 +158,15 @@ def check_round_trip(planner, question, preset):
     while len(places) < stages - 1:
         places = sorted({*places, max(places) % cuts + 1})
     splits = planner.names((0, *places[: stages - 1]))
-    candidate = planner.judge(splits, own, 1e9, quickly=True)
+    check_trained(planner, planner.judge(splits, own, 1e9, quickly=True), request, preset)
+
+
+def check_trained(planner, candidate, request, preset):
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     resolved, program = trained(plan, preset)
     again = plan_settings(resolved.config, program.layout)
-    assert again == own
-    assert program.pipeline_splits == plan.splits == splits
+    assert again == candidate.settings
+    assert program.pipeline_splits == plan.splits == candidate.splits
     assert predict(planner.graph, program.pipeline_splits, again, SYSTEM) == candidate.prediction
     memory = program_memory(planner.graph, program.pipeline_splits, again, SYSTEM.ipu)
     assert tuple(memory) == candidate.ipus
@@ -177,6 +180,31 @@ def check_round_trip(planner, question, preset):
 @given(question=questions(), preset=presets_of_runs())
 def test_a_run_of_a_plan_is_predicted_as_the_plan_was(planner, question, preset):
     check_round_trip(planner, question, preset)
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """Of a network whose stages take more memory than there is with the largest availableMemoryProportion."""
+    return Planner(extract.known_graph(get_model("resnet50"), BuildOptions((224, 224, 3), 1000)), SYSTEM)
+
+
+@settings(max_examples=10)
+@given(
+    schedule=st.sampled_from(["Grouped", "Interleaved"]),
+    micro_batch_size=st.integers(14, 18),
+    room=st.floats(0.25, 0.5),
+    preset=presets_of_runs(),
+)
+def test_chosen_proportions_of_each_stage_arrive(tight, schedule, micro_batch_size, room, preset):
+    flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
+    asked = resolve("plan-splits", flags, model="resnet50", reads_data=False)
+    request = make_request(asked, network_options, input_shape_for, stages=4, recomputation="on")
+    (group,) = request.all_choices()
+    # With less memory nothing fits, with more there are splits that fit with the largest proportion everywhere.
+    least, most = tight.least_fill(group[-1]), tight.least_fill(group[0])
+    candidate = tight.faster_apart(group[0], least + room * (most - least), float("inf"))
+    assert candidate.settings.has_own_proportions
+    check_trained(tight, candidate, request, preset)
 
 
 @pytest.mark.slow

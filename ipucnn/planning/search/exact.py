@@ -87,17 +87,23 @@ class Solution:
         return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
 
 
-def faster_split(tables: StageTables, num_stages: int, schedule: str, below_s: float) -> Optional[Solution]:
+def faster_split(
+    tables: StageTables, num_stages: int, schedule: str, below_s: float, patience: Optional[int] = None
+) -> Optional[Solution]:
     """The fastest split into that many stages if its tick is shorter than ``below_s``, else None.
 
     What can't be as fast is left out at once, so that this takes less time than to find the fastest one anyway.
+
+    Args:
+        patience: dynamic programs after which a search of a Grouped or Interleaved pipeline gives up if it has found
+            nothing.
     """
     if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
     elif schedule == "Sequential":
         result = _search_sequential(tables, num_stages)
     else:
-        result = minmax.search(tables, num_stages, schedule, below_s=below_s)
+        result = minmax.search(tables, num_stages, schedule, below_s=below_s, patience=patience)
     if not result.starts:
         return None
     value = tick_s(tables, result.starts, schedule)

@@ -22,6 +22,8 @@ _MORE = 1 + 1e-9
 # Ends of runs that a dynamic program looks at together.
 _COLUMNS = 64
 _LARGEST = float(np.finfo(float).max)
+# What the loads of runs may take where each stage has one of several settings.
+_KNOWN_BYTES = 1.5e8
 
 
 class MinMaxResult(NamedTuple):
@@ -65,6 +67,8 @@ class _Loads:
         self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
         self._together: Dict[int, List[float]] = {}
         self._known: Dict[int, Tuple[np.ndarray, np.ndarray]] = {}
+        # First open, first end, and (ends, opens) loads of the runs from there on; see ``choose``.
+        self._chosen: Dict[int, Tuple[int, int, np.ndarray, np.ndarray]] = {}
 
     def cut_class(self, stage: int) -> int:
         """Class of the cut that opens a stage."""
@@ -112,9 +116,19 @@ class _Loads:
         fits = self.fits[stage].T
         # (not where every stage has loads of its own: they would take much memory)
         shared = len(self.tables.stage_s) != self.num_stages and not self.tables.options
-        if shared and len(opens) * len(ends) > 1 and _is_range(opens) and _is_range(ends):
+        are_ranges = len(opens) * len(ends) > 1 and _is_range(opens) and _is_range(ends)
+        if stage in self._chosen:
+            begin, end, a, b = self._chosen[stage]
+            if are_ranges:
+                rows, columns = _slice(ends, end), _slice(opens, begin)
+                a, b, allowed = a[rows, columns], b[rows, columns], fits[_slice(ends), _slice(opens)]
+            else:
+                column = ends[:, None]
+                a, b = a[column - end, opens - begin], b[column - end, opens - begin]
+                allowed = fits[column, opens]
+        elif shared and are_ranges:
             # Neighbouring places are a part of what is known of all runs.
-            where = slice(int(ends[0]), int(ends[-1]) + 1), slice(int(opens[0]), int(opens[-1]) + 1)
+            where = _slice(ends), _slice(opens)
             group = self.group(stage)
             if group not in self._known:
                 every: np.ndarray = np.arange(self.n + 1)
@@ -125,6 +139,30 @@ class _Loads:
             a, b = self._pair(stage, opens, ends[:, None])
             allowed = fits[ends[:, None], opens]
         return (b, a, allowed) if swap else (a, b, allowed)
+
+    def choose(self, windows: List[Tuple[int, int]]) -> None:
+        """Finds the loads of the runs between those places where each stage has one of several settings.
+
+        To look them up takes less time than to choose the settings of the same runs again and again.
+
+        Args:
+            windows: of each stage the first and last item at which it can open, and of the end.
+        """
+        # All runs of the first stage open at one item, and all of the last one end at one.
+        for stage in range(1, self.num_stages - 1) if self.tables.options else ():
+            (begin, last), (end, most) = windows[stage : stage + 2]
+            if stage in self._chosen:
+                first, lowest, known, _ = self._chosen[stage]
+                rows, columns = known.shape
+                begin, last = min(begin, first), max(last, first + columns - 1)
+                end, most = min(end, lowest), max(most, lowest + rows - 1)
+                if known.shape == (most - end + 1, last - begin + 1):
+                    continue
+                del self._chosen[stage]
+            kept = sum(known.size for _, _, known, _ in self._chosen.values())
+            if 16 * (kept + (most - end + 1) * (last - begin + 1)) <= _KNOWN_BYTES:
+                opens, ends = np.arange(begin, last + 1), np.arange(end, most + 1)
+                self._chosen[stage] = (begin, end, *self._pair(stage, opens, ends[:, None]))
 
     def _pair(self, stage: int, i: np.ndarray, j: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if not self.tables.options:
@@ -266,6 +304,7 @@ def _least(
     windows = _windows(loads, x, y, swap, both)
     if windows is None:
         return None
+    loads.choose(windows)
     n, k, cut_s = loads.n, loads.num_stages, loads.tables.cut_s
     # Places at which a stage may open, by class of cut; the last stage ends before n.
     legal = [np.flatnonzero(cut_s <= most) for most in t]
@@ -321,6 +360,11 @@ def _least(
     return float(best[0]), tuple(reversed(starts))
 
 
+def _slice(places: np.ndarray, first: int = 0) -> slice:
+    """Of neighbouring places, counted from the first one."""
+    return slice(int(places[0]) - first, int(places[-1]) + 1 - first)
+
+
 def _is_range(places: np.ndarray) -> bool:
     return bool(places[-1] - places[0] == len(places) - 1)
 
@@ -347,8 +391,14 @@ class Choices(Protocol):
 class Search:
     """Branch and bound over thresholds."""
 
-    def __init__(self, loads: Choices, max_evaluations: Optional[int], below_s: float) -> None:
-        self.loads, self.limit = loads, max_evaluations
+    def __init__(
+        self,
+        loads: Choices,
+        max_evaluations: Optional[int],
+        below_s: float,
+        patience: Optional[int] = None,
+    ) -> None:
+        self.loads, self.limit, self.patience = loads, max_evaluations, patience
         self.value, self.starts = below_s, ()  # type: Tuple[float, Tuple[int, ...]]
         self.heap: List[Tuple[float, int, Box, Tuple[float, float, List[float]]]] = []
         self.num_evaluations = self.num_boxes = 0
@@ -439,7 +489,8 @@ class Search:
             bound, _, box, corner = self.heap[0]
             if bound >= self.value:
                 break
-            if self.limit is not None and self.num_evaluations >= self.limit:
+            limit = self.limit if self.starts or self.patience is None else self.patience
+            if limit is not None and self.num_evaluations >= limit:
                 return min(bound, self.value)
             heapq.heappop(self.heap)
             x, _, t = corner
@@ -458,6 +509,7 @@ def search(
     schedule: str,
     max_evaluations: Optional[int] = None,
     below_s: float = np.inf,
+    patience: Optional[int] = None,
 ) -> MinMaxResult:
     """Fastest split for a pipelined schedule.
 
@@ -467,9 +519,10 @@ def search(
         schedule: "Grouped" or "Interleaved".
         max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
         below_s: only splits with a shorter tick are looked for; without starts there is none.
+        patience: dynamic programs after which to stop if nothing was found so far.
     """
     loads = _Loads(tables, num_stages, schedule)
-    state = Search(loads, max_evaluations, below_s)
+    state = Search(loads, max_evaluations, below_s, patience)
     bound = state.run()
     if not state.starts:
         return MinMaxResult((), bound, state.num_evaluations)

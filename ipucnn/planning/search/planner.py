@@ -107,6 +107,7 @@ class Planner:
         self.starts = item_starts(graph)
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
+        self._fitting: Dict[Tuple[PlanSettings, float], bool] = {}
         self._alike: Dict[Tuple[object, ...], Solution] = {}
         self._slower: Dict[Tuple[object, ...], float] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
@@ -186,7 +187,10 @@ class Planner:
             return False
         if settings.segments_on_one_ipu:
             return self._segments(settings, memory_limit) is not None
-        return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
+        key = (self._own(settings), memory_limit)
+        if key not in self._fitting:
+            self._fitting[key] = some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
+        return self._fitting[key]
 
     def _segments(self, settings: PlanSettings, memory_limit: float) -> Optional[Solution]:
         """The fastest segments of one IPU that fit, None if none do; looked for once."""
@@ -253,9 +257,10 @@ class Planner:
                     continue
                 # The sort is stable: of equally good ones the first stays first.
                 found = sorted([*found, *self._of_group(group, limit)], key=_rank, reverse=True)
+            if found and own_proportions:
+                return self._best_apart(found, choices, limit)
             if found:
-                best = self._proved(found, limit)
-                return self._with_own_proportions(best, choices, limit) if own_proportions else best
+                return self._proved(found, limit)
         return None
 
     def faster_apart(
@@ -284,11 +289,8 @@ class Planner:
                 return None
         elif not some_split_fits(tables, settings.num_stages):
             return None
-        elif quickly and settings.schedule != "Sequential":
-            few = (settings.num_stages, settings.schedule, _LARGE_EVALUATIONS, below_s)
-            if not minmax.search(tables, *few).starts:
-                return None
-        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s)
+        patience = _LARGE_EVALUATIONS if quickly else None
+        solution = faster_split(tables, settings.num_stages, settings.schedule, below_s, patience)
         if solution is None:
             return None
         own = self._apart(options, tables, solution.starts)
@@ -373,12 +375,39 @@ class Planner:
             own = best.settings
             if quickly and (first.schedule, first.recomputation) != (own.schedule, own.recomputation):
                 continue
-            if not self._may_be_faster(group, limit, images_per_s):
+            # The search itself gives up sooner than this is known.
+            if not quickly and not self._may_be_faster(group, limit, images_per_s):
                 continue
             better = self.faster_apart(first, limit, self.tick_below_s(first, images_per_s), quickly)
             if better is not None and better.prediction.images_per_s > images_per_s:
                 best = better
         return best
+
+    def _best_apart(
+        self, ranked: Sequence[Candidate], choices: Sequence[Sequence[PlanSettings]], limit: float
+    ) -> Candidate:
+        """The fastest candidate, where stages may have proportions of their own.
+
+        Candidates with one proportion may lack their proofs.  Where others turn out to be faster than they are, a proof
+        that none of them is as fast takes less time than the proof which of them is the fastest.
+
+        Args:
+            ranked: candidates with one proportion for all stages, best first.
+        """
+        first = ranked[0]
+        apart = self._with_own_proportions(first, choices, limit)
+        if apart is first:
+            alike = self._proved(ranked, limit)
+            one, other = first.settings, alike.settings
+            if (one.schedule, one.recomputation) == (other.schedule, other.recomputation):
+                return alike  # what is not faster than the first is not faster than this
+        else:
+            least = apart.prediction.images_per_s / (1 + SAME_SPEED)
+            found = self._proved_above(ranked, limit, least)
+            if found is None:
+                return apart
+            alike = found
+        return self._with_own_proportions(alike, choices, limit)
 
     def _may_be_faster(self, group: Sequence[PlanSettings], limit: float, images_per_s: float) -> bool:
         """Whether settings of a group may be faster than that, as far as a few dynamic programs can tell."""
@@ -406,23 +435,30 @@ class Planner:
 
         Large networks were searched with few dynamic programs: every one that may still be faster is searched again.
         """
+        best = self._proved_above(ranked, limit, 0.0)
+        assert best is not None
+        return best
+
+    def _proved_above(
+        self, ranked: Sequence[Candidate], limit: float, images_per_s: float
+    ) -> Optional[Candidate]:
+        """``_proved``, None if the best is slower than that."""
         best: Optional[Candidate] = None
         for candidate in ranked:
             solution, proved = candidate.solution, candidate
             if not solution.optimal:
                 # Only splits that make it as fast as the best so far are looked for.
-                below_s = np.inf
-                if best is not None:
-                    below_s = self.tick_below_s(candidate.settings, best.prediction.images_per_s)
+                least = images_per_s if best is None else best.prediction.images_per_s
+                below_s = self.tick_below_s(candidate.settings, least)
                 if solution.lower_bound_s >= below_s:
                     continue
                 again = self._proof(candidate.settings, limit, below_s)
                 if again is None:
                     continue
                 proved = self._candidate(candidate.settings, self.names(again.starts), limit, again)
-            if best is None or _rank(proved) > _rank(best):
+            is_enough = proved.prediction.images_per_s >= images_per_s
+            if is_enough and (best is None or _rank(proved) > _rank(best)):
                 best = proved
-        assert best is not None
         return best
 
     def _proof(self, settings: PlanSettings, limit: float, below_s: float) -> Optional[Solution]:
