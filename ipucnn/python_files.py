@@ -22,6 +22,8 @@ from ipucnn.filesystem import absolute, expand, read_bytes, shown
 from ipucnn.text import printable, shown_value
 
 MAX_BYTES = 2**24
+MODELS_GROUP = "ipucnn.models"
+"""Entry points of installed packages that make networks: functions as those of Python files."""
 _NAME = re.compile(r"(?s)(.*\.py):([^/\\:]*)")
 
 

@@ -162,13 +162,14 @@ def run(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def lightly():
-    """Runs of this process train without compiling anything, see ``light_training``."""
+def lightly(monkeypatch):
+    """Runs of this process train without compiling anything, see ``light_training``.
+
+    With the test's own monkeypatch: of two, the one undone last would leave behind what the other had put there.
+    """
     from light_training import train_lightly
 
-    with pytest.MonkeyPatch.context() as patch:
-        train_lightly(patch)
-        yield
+    train_lightly(monkeypatch)
 
 
 @pytest.fixture

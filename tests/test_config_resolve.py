@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig, _dump_entry
 from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
-from ipucnn.config.values import parse_fraction
+from ipucnn.config.values import parse_fraction, parse_freeze
 from ipucnn.errors import ConfigurationError
 
 # The tests must not depend on the values of the shipped presets.
@@ -245,6 +245,8 @@ def _values(spec):
         below = spec.maximum if spec.below is None else spec.below
         least = LEAST_FRACTION if spec.parse is parse_fraction else spec.minimum or 0
         found = st.floats(least, below, exclude_min=spec.above is not None, exclude_max=True)
+    elif spec.parse is parse_freeze:
+        found = st.integers(1, 10**6).map(str) | st.lists(_NAMES, min_size=1, max_size=3).map(",".join)
     else:
         found = _WORDS
     return st.none() | found if spec.optional else found

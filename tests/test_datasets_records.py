@@ -556,6 +556,47 @@ def test_the_checksum_of_processors_without_an_instruction_for_it():
     assert int(state) ^ 0xFFFFFFFF == crc32c(packed)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+def test_the_instruction_is_one_of_the_processor_that_numba_compiles_for(monkeypatch):
+    """LLVM would end the process otherwise, as it did with NUMBA_CPU_NAME=generic."""
+    from ipucnn.datasets import kernels
+
+    for features, name in (
+        ("+avx,+sse4.2", "_by_instruction"),
+        ("+sse4.1,-sse4.2", "_by_tables"),
+        ("", "_by_tables"),
+    ):
+        monkeypatch.setattr(
+            type(kernels.cpu_target.target_context.codegen()),
+            "magic_tuple",
+            lambda self, f=features: ("", "", f),
+        )
+        assert kernels.eight_more().py_func.__name__ == name
+
+
+def test_segments_of_a_jpeg_are_found_as_byte_by_byte():
+    from ipucnn.datasets.image_headers import _jpeg_segments
+
+    def naive(data):
+        at = 2
+        while at + 4 <= len(data):
+            marker = data[at + 1]
+            if data[at] != 0xFF or marker in (0xFF, 0x00, 0x01) or 0xD0 <= marker <= 0xD9:
+                at += 1
+                continue
+            if marker == 0xDA:
+                return
+            length = max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+            yield marker, data[at + 4 : at + 2 + length]
+            at += 2 + length
+
+    rng = np.random.default_rng(5)
+    some = np.array([0, 0, 1, 2, 3, 0x0A, 0xC0, 0xD0, 0xD9, 0xDA, 0xE1, 0xFF, 0xFF, 0xFF], np.uint8)
+    for length in range(400):
+        data = b"\xff\xd8" + rng.choice(some, length % 60).tobytes()
+        assert list(_jpeg_segments(data)) == list(naive(data)), data
+
+
 def test_which_jpegs_are_read_without_pillow():
     """Those of which the header says all there is to know; a size that is claimed counts against the limit."""
     from ipucnn.datasets import images

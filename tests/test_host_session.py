@@ -559,6 +559,7 @@ def test_training_takes_all_gpus_or_as_many_as_were_asked_for(monkeypatch):
 
     gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]
     monkeypatch.setattr(factory, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: gpus if kind == "GPU" else [])
 
     def made(devices, trains=True, device="auto"):
         return factory.create_session(device, config=replace(RunConfig(), devices=devices), trains=trains)

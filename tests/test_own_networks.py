@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.architecture import from_data
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
+from ipucnn.runs.exported import ExportedNetwork
 from ipucnn.training.checkpoints import load_checkpoint
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
@@ -280,6 +282,7 @@ REFUSED = {
     "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
     "samples joined": ("x = layers.Concatenate(axis=0)([x, x])", "mixes the samples"),
     "samples weighed": ("x = layers.Softmax(axis=-4)(x)", "mixes the samples"),
+    "too wide": ("x = layers.Conv2D(2**16 + 1, 1)(x)", "65,537 filters"),
     "zero gamma": ("x = layers.BatchNormalization(gamma_initializer='zeros')(x)", "gamma Zeros"),
     "initializer": ("x = layers.Conv2D(2, 3, kernel_initializer='orthogonal')(x)", "Orthogonal"),
     "ends": (
@@ -468,6 +471,41 @@ def test_the_four_commands_of_the_page(run):
     assert code == 2 and "--dataset my_data.py:load" in err and "hint:" in err, err
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "bias_initializer": {
+                "class_name": "Constant",
+                "config": {"value": {"module": "evil", "class_name": "X"}},
+            }
+        },
+        {"bias_initializer": {"class_name": "Constant", "config": {"value": [{"class_name": "__lambda__"}]}}},
+        {"scale": {"module": "evil", "class_name": "X", "config": {}}},
+    ],
+)
+def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
+    layers = [["dense", "Dense", {"units": 3, **settings}, ["input"]]]
+    with pytest.raises(DataError, match="which is no number, word or list of them"):
+        from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a")
+    plain = {"bias_initializer": {"class_name": "Constant", "config": {"value": 0.5}}, "scale": [1.0, 2.0]}
+    layers = [["dense", "Dense", {"units": 3, **plain}, ["input"]]]
+    found = from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0]
+    assert found.settings == {"units": 3, **plain}
+
+
+def test_a_python_file_that_an_export_names_is_not_run(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('trap', 'w')\n\ndef build(*_):\n    pass\n")
+    Path("model.onnx").write_bytes(b"")
+    exported = ExportedNetwork(Path("model.onnx"), "onnx", {"model": "evil.py:build"})
+    monkeypatch.setattr("ipucnn.runs.exported.read_exported", lambda path, trust: exported)
+    code, _, err = run("benchmark", "model.onnx")
+    assert code == 2 and "a Python file is run only if the command line names it" in err
+    assert "ipucnn benchmark evil.py:build --compare-with model.onnx" in " ".join(err.split())
+    assert not Path("trap").exists()
+
+
 # --- .keras files
 
 
@@ -562,6 +600,7 @@ def test_own_data_are_verified(run):
 
 
 def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
+    from ipucnn.benchmarking.suites.file import parse_suite
     from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.models.build import BuildOptions, build_model
 
@@ -579,5 +618,7 @@ def test_packages_offer_networks_and_data(tmp_path, monkeypatch):
     assert open_dataset(choice).info.name == "mine-data"
     with pytest.raises(ConfigurationError, match="unknown model"):
         find_network("mine-other")
+    with pytest.raises(ConfigurationError, match="line 2: mine-net is a network of one's own"):
+        parse_suite("rows:\n- model: mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)
     assert os.getcwd() == str(tmp_path)

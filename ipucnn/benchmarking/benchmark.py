@@ -70,6 +70,7 @@ from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand
 from ipucnn.machine import peak_memory_bytes, reset_peak_memory
+from ipucnn.models.registry import folder_name
 from ipucnn.planning.search.smallest_change import prediction_would_fit, would_fit
 from ipucnn.planning.splits import check_named_splits, settle_splits
 from ipucnn.runs import setup as run_setup
@@ -167,7 +168,7 @@ class Benchmark:
         """
         setup = self.setup
         facts = (
-            ("network", exported.record["model"], setup.record.name),
+            ("network", folder_name(str(exported.record["model"])), folder_name(setup.record.name)),
             ("input", "x".join(map(str, exported.input_shape)), "x".join(map(str, setup.input_shape))),
             ("number of classes", exported.num_classes, setup.source.info.num_classes),
         )
@@ -175,7 +176,7 @@ class Benchmark:
             if there != here:
                 raise ConfigurationError(
                     f"{exported.path} is another network: its {what} is {there}, and {here} is benchmarked",
-                    f"benchmark the file by itself: ipucnn benchmark {exported.path}",
+                    "name the network that the file was exported from, with its data and --image-size",
                 )
 
     def _check_baseline(self) -> None:

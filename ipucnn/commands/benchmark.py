@@ -12,7 +12,7 @@ from ipucnn.commands.run_arguments import TRUST, in_instances, own_option, read_
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
-from ipucnn.text import counted
+from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport
@@ -211,6 +211,7 @@ def _resolve(request: RunRequest, measuring: Dict[str, Any]) -> Resolved:
     model = request.model
     if model is None or model in {record.name for record in list_models()} or not is_exported(Path(model)):
         return request.resolve()
+    from ipucnn.config.resolve import refuse_unnamed
     from ipucnn.errors import ConfigurationError
     from ipucnn.filesystem import expand
 
@@ -220,9 +221,13 @@ def _resolve(request: RunRequest, measuring: Dict[str, Any]) -> Resolved:
             "drop it, or give the network's name as MODEL",
         )
     exported = read_exported(expand(model, "MODEL"), bool(measuring["trust"]))
+    name = str(exported.record["model"])
+    command = f"ipucnn benchmark {shown_value(name)} --compare-with {shown_value(model)}"
+    command += " --trust" if measuring["trust"] else ""
+    refuse_unnamed(f"the network of {shown_value(model)}", name, command)
     measuring["compare_with"] = model
     below = [(f"export {model}", exported.options())]
-    return request.resolve_as(exported.record["model"], below)
+    return request.resolve_as(name, below)
 
 
 def _benchmark_one(request: RunRequest, measuring: Dict[str, Any], verbose: bool, json_output: bool) -> None:

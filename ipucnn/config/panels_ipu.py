@@ -64,7 +64,7 @@ class Pipeline:
         maximum=bounds.MAX_IPUS,
         commands=PLAN,
         default_text="replicas x IPUs per replica",
-        wishes="num-ipus world-size devices",
+        wishes="num-ipus world-size",
     )
     recomputation: bool = option(
         False,

@@ -6,6 +6,7 @@ of which every entry may point at the same megabyte (65,535 entries of a 1 MB fi
 are decoded whole, however small its pages.  Only those are looked at here.
 """
 
+import re
 import struct
 from typing import Iterator, List, Optional, Set, Tuple
 
@@ -111,22 +112,20 @@ def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
     return size if size is not None and all(size) else None
 
 
+_MARKER = re.compile(rb"\xff[^\xff\x00\x01\xd0-\xd9]", re.DOTALL)
+"""What begins a segment of a JPEG: megabytes of other bytes may lie before one, in a damaged file."""
+
+
 def _jpeg_segments(data: bytes) -> Iterator[Tuple[int, bytes]]:
     """Marker and content of each segment before the pixels."""
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            at += 1
-            continue
-        marker = data[at + 1]
+    found = _MARKER.search(data, 2)
+    while found is not None and found.end() + 2 <= len(data):
+        marker, at = data[found.end() - 1], found.end()
         if marker == 0xDA:
             return
-        if marker in (0xFF, 0x00, 0x01) or 0xD0 <= marker <= 0xD9:
-            at += 1 if marker == 0xFF else 2
-            continue
-        length = max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
-        yield marker, data[at + 4 : at + 2 + length]
-        at += 2 + length
+        length = max(2, int.from_bytes(data[at : at + 2], "big"))
+        yield marker, data[at + 2 : at + length]
+        found = _MARKER.search(data, at + length)
 
 
 def _chunks(data: bytes, at: int, layout: str, has_checksum: bool) -> Iterator[Tuple[bytes, bytes]]:

@@ -13,8 +13,9 @@ from ipucnn.compiled import import_numba, jit
 
 numba = import_numba()
 
-from llvmlite import binding, ir  # noqa: E402 - once Numba was imported as it has to be
+from llvmlite import ir  # noqa: E402 - once Numba was imported as it has to be
 from numba.core import cgutils  # noqa: E402
+from numba.core.registry import cpu_target  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
 _BYTES, _PIXELS, _WORDS = (
@@ -69,7 +70,14 @@ def _by_tables(data, at, state, tables):  # type: ignore[no-untyped-def]
     )
 
 
-_eight_more = _by_instruction if binding.get_host_cpu_features().get("sse4.2") else _by_tables
+def eight_more() -> Any:
+    """Which of the two can be compiled: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may name another processor than this one,
+    and LLVM ends the process at an instruction that it does not have."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return _by_instruction if "+sse4.2" in features else _by_tables
+
+
+_eight_more = eight_more()
 
 
 @jit(_BYTES, _WORDS, numba.uint32[::1], fastmath=False)

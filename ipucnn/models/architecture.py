@@ -24,6 +24,8 @@ from ipucnn.models.names import INPUT_NAME, snake_case
 from ipucnn.text import shown_value
 
 MAX_LAYERS = 3000
+# Four times the features of ImageNet-21k's classifier; a layer of more would fill memory before anything is said of it.
+MAX_FEATURES = 2**16
 PER_SAMPLE = (
     "Activation", "Add", "Average", "AveragePooling2D", "BatchNormalization", "Concatenate", "Conv2D",
     "Conv2DTranspose", "Cropping2D", "Dense", "DepthwiseConv2D", "Dropout", "ELU", "Flatten", "GlobalAveragePooling2D",
@@ -479,7 +481,8 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
                 else {k: v for k, v in dict(value.get("config") or {}).items() if k != "seed"}
             )
             own = {k: v for k, v in own.items() if k not in ("dtype", "input_axes", "output_axes")}
-            found[key] = None if value is None else {"class_name": kind, "config": _plain(own, where, key)}
+            own = {k: _plain(v, where, key) for k, v in own.items()}
+            found[key] = None if value is None else {"class_name": kind, "config": own}
         elif key in ("activation", "recurrent_activation", "final_activation"):
             name = "linear" if value is None else value
             if name not in _ACTIVATIONS:
@@ -490,6 +493,8 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
             found[key] = name
         else:
             found[key] = _plain(value, where, key)
+            if key in ("filters", "units") and isinstance(value, int) and value > MAX_FEATURES:
+                raise ConfigurationError(f"{where} has {value:,} {key}", f"use at most {MAX_FEATURES:,}")
     if found.get("data_format") not in (None, "channels_last"):
         raise ConfigurationError(
             f"{where} has its channels first", "put them last: data_format='channels_last'"
@@ -498,23 +503,24 @@ def _plain_settings(where: str, config: Any) -> Dict[str, Any]:
 
 
 def _plain(value: Any, where: str, key: str) -> Any:
-    """Numbers, words, truth values, and lists and mappings of them."""
+    """Numbers, words, truth values, and lists of them."""
 
     def of_numpy(number: Any) -> Any:
         if getattr(number, "shape", None) == () and hasattr(number, "item"):
             return number.item()
         raise TypeError
 
+    def refuse(_: Any) -> None:
+        # Keras takes a mapping in some of them, as in the value of Constant, for an object that it is to import.
+        raise TypeError
+
     try:
-        text = json.dumps(value, default=of_numpy)
+        plain = json.loads(json.dumps(value, default=of_numpy), object_pairs_hook=refuse)
     except (TypeError, ValueError, RecursionError):
         raise ConfigurationError(
             f"{where} has {key} = {shown_value(str(value))[:60]}, which is no number, word or list of them",
             "use plain values",
         ) from None
-    plain = json.loads(text)
-    if isinstance(plain, dict) and key == "axis":
-        raise ConfigurationError(f"{where} has {key} = {shown_value(str(value))[:60]}", "use plain values")
     return plain
 
 

@@ -35,6 +35,7 @@ from ipucnn.models.architecture import (
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.models.keras_files import read_configuration
 from ipucnn.python_files import (
+    MODELS_GROUP,
     entry_point,
     find_function,
     label_of,
@@ -43,8 +44,6 @@ from ipucnn.python_files import (
 )
 from ipucnn.text import counted, shown_value
 
-GROUP = "ipucnn.models"
-"""Entry points of installed packages: functions as those of Python files."""
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
 # Operations that change something that the next call sees, draw random numbers from a hidden state, or are Python.
 _REMEMBERS = re.compile(
@@ -355,7 +354,7 @@ def of_function(name: str) -> OwnNetwork:
 
 def of_entry_point(name: str) -> Optional[OwnNetwork]:
     """The network that an installed package offers under a name; None if none does."""
-    entry = entry_point(GROUP, name)
+    entry = entry_point(MODELS_GROUP, name)
     if entry is None:
         return None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand
 from ipucnn.models.blueprint import Blueprint
-from ipucnn.python_files import entry_points, is_python_name, label_of
+from ipucnn.python_files import MODELS_GROUP, entry_point, is_python_name, label_of
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ def get_model(name: str) -> ModelRecord:
     try:
         return records[_key(name)]
     except KeyError:
-        from ipucnn.models import own_networks  # which needs NumPy
+        if is_own_name(name) or entry_point(MODELS_GROUP, name) is not None:
+            from ipucnn.models import own_networks  # which needs NumPy
 
-        if is_own_name(name) or dict(entry_points(own_networks.GROUP)).get(name) is not None:
             return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
         hint = did_you_mean(name, (r.name for r in records.values()))
         raise ConfigurationError(
@@ -167,12 +167,15 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     """
     if _key(name) in _records():
         return get_model(name)
+    is_python = is_python_name(name)
+    path = None if is_python else _path_of(name)
+    if not is_python and path is None and entry_point(MODELS_GROUP, name) is None:
+        return get_model(name)
     from ipucnn.models import own_networks  # which needs NumPy
 
-    if is_python_name(name):
+    if is_python:
         own = own_networks.of_function(name)
         return replace(_own_record(own), file=_path_of(name.rpartition(":")[0]))
-    path = _path_of(name)
     if path is None:
         found = own_networks.of_entry_point(name)
         return get_model(name) if found is None else _own_record(found)

@@ -252,12 +252,12 @@ def _with_row(
 
 def _check_model(entry: run_options.Entry, source: str) -> None:
     try:
-        if is_own_name(str(entry.value)):
+        name = str(entry.value)
+        if is_own_name(name) or any(record.own is not None for record in matching(name)):
             raise ConfigurationError(
-                f"{shown_value(str(entry.value))} is a network of one's own, and suites have registered ones",
-                f"measure it by itself: ipucnn benchmark {shown_value(str(entry.value))}",
+                f"{shown_value(name)} is a network of one's own, and suites have registered ones",
+                f"measure it by itself: ipucnn benchmark {shown_value(name)}",
             )
-        matching(str(entry.value))
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}, line {entry.line}: {error.message}", error.hint) from None
 

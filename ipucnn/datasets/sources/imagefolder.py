@@ -38,10 +38,15 @@ def is_undivided(folder: Path) -> bool:
     """Whether a folder has two or more folders of images, none of which is a part of a data set."""
     if is_folder(folder / "train") or find_eval(folder) is not None:
         return False
-    return (
-        sum(leads_to(entry, Kind.FOLDER) and _has_image(Path(entry.path)) for entry in list_folder(folder))
-        > 1
-    )
+    return sum(map(_is_class, list_folder(folder))) > 1
+
+
+def _is_class(entry: "os.DirEntry[str]") -> bool:
+    """Whether an entry is a folder with images; one that cannot be looked at is refused once the set is read."""
+    try:
+        return leads_to(entry, Kind.FOLDER) and _has_image(Path(entry.path))
+    except DataError:
+        return False
 
 
 def _has_image(folder: Path) -> bool:
