@@ -567,7 +567,7 @@ def test_the_folder_of_an_export_stands_for_its_file(exported, run):
 QUICKLY = ("--executions", "3", "--min-time", "0", "--max-time", "30", "--micro-batch-size", "4")
 
 
-def test_a_benchmark_measures_a_file_beside_its_network(exported, run):
+def test_a_benchmark_measures_a_file_beside_its_network(exported, run, short_benchmarks):
     code, out, err = run("benchmark", exported / "model.onnx", *QUICKLY, "--json")
     report = json.loads(out)
     assert code == 0 and report["model"] == "cifar_resnet8", err

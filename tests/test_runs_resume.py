@@ -438,11 +438,10 @@ def test_a_full_disk_loses_nothing(uninterrupted, tmp_path, monkeypatch, capsys)
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle, array, **options)
 
-    monkeypatch.setattr(checkpoints.np.lib.format, "write_array", write_array)
     words = ["train", "--resume", "--run-dir", "r"]
-    with pytest.raises(Exception, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(Exception, match="No space left"):
+        patch.setattr(checkpoints.np.lib.format, "write_array", write_array)
         train(tmp_path / "r")
-    monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     names = [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()]
     assert "last.npz" in names and not [n for n in names if n.endswith(".tmp")]
