@@ -99,12 +99,10 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     import tensorflow as tf
     import tensorflow.python as python
 
-    # Keras is loaded on first use, and two objects may stand for it: the loader and the module.
-    places = {id(k): k for k in (keras, tf.keras, sys.modules.get(keras.Model.__module__.split(".")[0]))}
-    from tensorflow import keras as loaded
-
-    places[id(loaded)] = loaded
     functional = _functional()
+    # Keras is loaded on first use, and several objects may stand for it: loaders and the module that they load.
+    named = [sys.modules.get(name) for name in (keras.__name__, functional.__module__.split(".")[0])]
+    places = {id(place): place for place in (keras, tf.keras, *named) if place is not None}
     original = functional.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
