@@ -100,7 +100,8 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     import tensorflow.python as python
 
     functional = _functional()
-    # Keras is loaded on first use, and several objects may stand for it: loaders and the module that they load.
+    # Several objects stand for Keras, which is loaded on first use: loaders, the module that they load, and with
+    # TensorFlow 2.6 another module of the same text, which ``import tensorflow.keras`` makes.
     named = [sys.modules.get(name) for name in (keras.__name__, functional.__module__.split(".")[0])]
     places = {id(place): place for place in (keras, tf.keras, *named) if place is not None}
     original = functional.__init__
