@@ -4,10 +4,10 @@
     python benchmarks/paste_docs.py README.md docs/first-run.md --python .venv/bin/python --minutes 10
     python benchmarks/paste_docs.py --python .venv/bin/python --only plan-splits models    # what trains nothing
 
-Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page.
-What a page shows below a command has to come, line by line and in that order, in what the command prints, where numbers
-may be others; ``...`` stands for any lines.  A Python block below a sentence that ends in "to `FILE.py`:" is written to
-that file.  A comment above a block says what is different there:
+Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page;
+a line that ends in a backslash goes on in the next.  What a page shows below a command has to come, line by line and in
+that order, in what the command prints, where numbers may be others; ``...`` stands for any lines.  A Python block below
+a sentence that ends in "to `FILE.py`:" is written to that file.  A comment above a block says what is different there:
 
     <!-- paste: --num-epochs 2 -->     options that cut the block's trainings and measurements short
     <!-- paste: exit 3 -->             the exit code of its commands
@@ -65,7 +65,7 @@ def files(text: str) -> Dict[str, str]:
 
 def commands(page: str, text: str) -> Iterator[Command]:
     """The commands of a page, in their order."""
-    lines = text.splitlines()
+    lines = re.sub(r" \\\n +", " ", text).splitlines()
     note, inside, found = "", False, None  # type: ignore[var-annotated]
     for number, line in enumerate(lines, 1):
         if not inside:
