@@ -97,6 +97,7 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
     made = modules.build(machine)
     import tensorflow as tf
+    import tensorflow.keras  # a user's own file may, and puts another object where the loader was
     import tensorflow.python as python
 
     functional = _functional()
