@@ -59,9 +59,15 @@ def _functional() -> Any:
     return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
 
-@rule("kernels poprand/random.cc StatelessRandomUniformOp")
+@rule(
+    "kernels poprand/random.cc PopopsStatelessRandomGetKeyCounterOp",
+    "kernels poprand/random.cc PopopsStatelessV2Op",
+)
 def _poprand(stateless_uniform: Any) -> Any:
-    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator."""
+    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator.
+
+    TensorFlow 2.6 takes the key from an operation that takes seeds of any width, and looks at their shape itself.
+    """
 
     import tensorflow as tf
 
@@ -72,14 +78,14 @@ def _poprand(stateless_uniform: Any) -> Any:
                 raise tf.errors.InvalidArgumentError(
                     None, None, f"seed must have shape [2], not {seed.shape}"
                 )
-            if seed.dtype != tf.int32 or others.get("dtype", tf.float32) not in (tf.float32, tf.float16):
+            if others.get("dtype", tf.float32) not in (tf.float32, tf.float16):
                 raise tf.errors.InvalidArgumentError(
                     None,
                     None,
                     "Detected unsupported operations when trying to compile graph cluster_0[] on XLA_IPU_JIT: "
-                    "StatelessRandomUniform (No registered 'StatelessRandomUniform' OpKernel for XLA_IPU_JIT)",
+                    "StatelessRandomUniformV2 (No registered 'StatelessRandomUniformV2' OpKernel for XLA_IPU_JIT)",
                 )
-            seed = seed + 0x5EED
+            seed = seed + tf.constant(0x5EED, seed.dtype)
         return stateless_uniform(shape, seed=seed, **others)
 
     return draw
