@@ -103,10 +103,12 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
     made = modules.build(machine)
     import tensorflow as tf
+    import tensorflow.keras  # a user's own file may, and puts another object where the loader was
     import tensorflow.python as python
 
     functional = _functional()
-    # Keras is loaded on first use, and several objects may stand for it: loaders and the module that they load.
+    # Several objects stand for Keras, which is loaded on first use: loaders, the module that they load, and with
+    # TensorFlow 2.6 another module of the same text, which ``import tensorflow.keras`` makes.
     named = [sys.modules.get(name) for name in (keras.__name__, functional.__module__.split(".")[0])]
     places = {id(place): place for place in (keras, tf.keras, *named) if place is not None}
     original = functional.__init__
