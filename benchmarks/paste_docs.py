@@ -125,7 +125,8 @@ def fresh_python(folder: Path) -> Path:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
     venv.create(str(folder / "venv"), with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "-q", str(folder / "clone")], check=True)
+    # What exports are written with is an extra; the pages say so.
+    subprocess.run([str(python), "-m", "pip", "install", "-q", f"{folder / 'clone'}[export]"], check=True)
     return python
 
 
