@@ -308,6 +308,27 @@ def test_what_training_could_not_compute_is_refused(case):
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 
+@pytest.fixture
+def keras_types():
+    from tensorflow import keras
+
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+    keras.backend.set_floatx("float32")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("keras.mixed_precision.set_global_policy('mixed_float16')", "all of Keras' layers to mixed_float16"),
+        ("x = layers.Conv2D(2, 3, dtype='float64')(x)", "layer 'conv2d' .Conv2D. computes in float64"),
+    ],
+)
+def test_types_of_a_networks_own_are_refused(line, said, keras_types):
+    with pytest.raises(ConfigurationError, match=said):
+        built(with_layer(line))
+
+
 STATE = """
 class Mine(keras.layers.Layer):
     def build(self, shape):

@@ -162,6 +162,12 @@ class OwnNetwork:
         name = shown_value(self.name)
         with seeded(seed, "own"):
             model = self.make(shape, num_classes)
+        policy = keras.mixed_precision.global_policy().name
+        if policy != "float32":
+            raise ConfigurationError(
+                f"{name} sets the type of all of Keras' layers to {policy}",
+                "leave types out of the network: --precision 16.16 trains in 16 bits",
+            )
         if not isinstance(model, keras.Model):
             raise ConfigurationError(
                 f"{name} returned {shown_value(type(model).__name__)}, wanted a functional or sequential Keras model",

@@ -230,14 +230,16 @@ class TrainingRun:
         # Neither the input's size nor the number of classes changes which layers there are.
         at_home = run_setup.network_options(record, self.setup.config, record.input_shape, record.num_classes)
         graph = known_graph(record, at_home)
+        is_planned = not program.pipeline_splits and program.num_stages > 1
         if graph is None:
             self._host_device()
             model = run_setup.build(self.setup)
-            graph = graph_of(model, record.name)
+            # The planner does not know layers of the user's own, which train without it.
+            graph = graph_of(model, record.name) if is_planned else None
             check_splits(program.pipeline_splits, canonical_names(model))
             if self.setup.config.freeze is not None:
                 self.program = program.with_frozen(freeze_layers(model, self.setup.config.freeze))
-        if not program.pipeline_splits:
+        if is_planned and graph is not None:
             check_stages(program.num_stages, graph)
 
     @property
