@@ -549,7 +549,7 @@ def test_a_saved_model_is_run_where_it_is_trusted_alone(trained, saved_model, ru
     next(Path("copy/1/variables").iterdir()).write_bytes(b"x")
     code, _, err = run("evaluate", "copy", "--trust")
     assert code == 3 and "is not the file that was proved" in err
-    code, _, err = run("export", "copy", "--format", "onnx")
+    code, _, err = run("export", "copy", "--format", "keras")
     assert code == 2 and "was exported already" in err
     (Path("alone") / "1").mkdir(parents=True)
     shutil.copy(str(saved_model / "1" / "saved_model.pb"), "alone/1")

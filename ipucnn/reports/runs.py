@@ -206,7 +206,7 @@ def _figures_of(runs: Sequence[RunRecord]) -> List[Tuple[str, str]]:
 
 
 def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
-    """Draws the curves of runs into one picture: training dashed, validation whole, a colour for each run.
+    """Draws the curves of runs into one picture: training dashed, validation solid, a colour for each run.
 
     Args:
         path: the file to write, whatever its name.
@@ -241,7 +241,7 @@ def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
     handles, labels = picture.axes[1].get_legend_handles_labels()
     shown = dict(zip(labels, handles))  # of a run's two curves that of validation
     picture.legend(shown.values(), shown.keys(), loc="lower center", ncol=min(len(shown), 4) or 1)
-    how = "training dashed, validation whole"
+    how = "training dashed, validation solid"
     picture.suptitle(
         f"{runs[0].config.model_name}: {how}" if len(runs) == 1 else f"{counted(len(runs), 'run')}: {how}"
     )

@@ -212,7 +212,10 @@ class Extension:
             return [StageAssignment(layer, index) for layer, index, _ in layer_calls(self.model)]
         return self.assignment
 
-    @rule("extensions functional_extensions.py FunctionalExtension.set_pipeline_stage_assignment")
+    @rule(
+        "extensions functional_extensions.py FunctionalExtension.set_pipeline_stage_assignment",
+        "extensions functional_extensions.py FunctionalExtension._get_pipelined_post_order",
+    )
     def set_pipeline_stage_assignment(self, pipeline_stage_assignment: Any) -> None:
         calls = layer_calls(self.model)
         given = pipeline_stage_assignment
@@ -232,6 +235,8 @@ class Extension:
                 if stages.get(id(source), 0) > entry.pipeline_stage:
                     raise ValueError(f"{layer.name} consumes an output of a later stage ({source.name})")
             stages[id(layer)] = entry.pipeline_stage
+        if self.machine.sdk == "3.0" and set(stages.values()) != set(range(max(stages.values()) + 1)):
+            raise ValueError(f"pipeline stages must have no hole: {sorted(set(stages.values()))}")
         self.assignment = list(given)
         self._changed("set_pipeline_stage_assignment", stages={e.layer.name: e.pipeline_stage for e in given})
 
