@@ -23,7 +23,7 @@ NETWORKS = {
     "cifar_resnet8": "--dataset digits --num-epochs 10 --seed 1",
     "efficientnet-b0": f"--dataset digits {SLOWLY} --image-size 32",
     "mobilenetv2": f"--dataset digits {TRAINING} --image-size 32",
-    "unet": f"--dataset membranes {TRAINING} --limit-train 8 --image-size 188 --base-filters 16",
+    "unet": f"--dataset membranes {TRAINING} --image-size 188 --base-filters 16",
     "resnet50": f"--dataset digits {SLOWLY} --image-size 32",
 }
 
