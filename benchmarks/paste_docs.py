@@ -4,13 +4,16 @@
     python benchmarks/paste_docs.py README.md docs/first-run.md --python .venv/bin/python --minutes 10
     python benchmarks/paste_docs.py --python .venv/bin/python --only plan-splits models    # what trains nothing
 
-Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page.
-What a page shows below a command has to come, line by line and in that order, in what the command prints, where numbers
-may be others; ``...`` stands for any lines.  A comment above a block says what is different there:
+Of each ``console`` block the lines that begin with ``$ ipucnn`` are run one after the other, in a folder for each page;
+a line that ends in a backslash goes on in the next.  What a page shows below a command has to come, line by line and in
+that order, in what the command prints, where numbers may be others; ``...`` stands for any lines.  A Python block below
+a sentence that ends in "to `FILE.py`:" is written to that file.  A comment above a block says what is different there:
 
-    <!-- paste: --num-epochs 2 -->     options that cut the block's trainings short
+    <!-- paste: --num-epochs 2 -->     options that cut the block's trainings and measurements short
     <!-- paste: exit 3 -->             the exit code of its commands
     <!-- paste: skip, needs IPUs -->   not to be run, and why
+    <!-- paste: first, train lenet --num-epochs 1 -->   a command that a reader of the page has run before; the only
+                                                        comment that more than one block may follow
 
 Commands that need files of the reader (``DATA``, ``DIR``, ``photos/``, ...) or IPUs are passed over and counted.
 """
@@ -29,7 +32,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS = re.compile(
-    r"\b(DATA|DIR|OUT|FILE|RUN|more/|photos/|slices/|volume\.tif|cat\.jpg|my_\w+|configs\.yml|bench/|runs/[ab]\b|own\.json)"
+    r"\b(DATA|DIR|OUT|FILE|RUN|more/|photos/|slices/|volume\.tif|cat\.jpg|my_run|bench/|runs/[ab]\b|own\.json)"
     r"|--device ipu|--weights|--wandb|\.h5\b|\.keras\b|--hosts"
 )
 
@@ -55,15 +58,22 @@ class Command(NamedTuple):
     skip: str
 
 
+def files(text: str) -> Dict[str, str]:
+    """The Python files that a page tells its reader to write, by their names."""
+    return dict(re.findall(r"to `(\w+\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL))
+
+
 def commands(page: str, text: str) -> Iterator[Command]:
     """The commands of a page, in their order."""
-    lines = text.splitlines()
+    lines = re.sub(r" \\\n +", " ", text).splitlines()
     note, inside, found = "", False, None  # type: ignore[var-annotated]
     for number, line in enumerate(lines, 1):
         if not inside:
-            comment = re.fullmatch(r"<!-- paste: (.*) -->", line)
-            if comment:
-                note = comment.group(1)
+            comment = re.fullmatch(r"<!-- paste: (first, )?(.*) -->", line)
+            if comment and comment.group(1):
+                yield Command(page, number, shlex.split(comment.group(2)), [], [], 0, "")
+            elif comment:
+                note = comment.group(2)
             elif line.startswith("```console"):
                 inside = True
             elif line.strip():
@@ -81,14 +91,16 @@ def commands(page: str, text: str) -> Iterator[Command]:
             skip = note.partition(",")[2].strip() if note.startswith("skip") else ""
             if not skip and NEEDS.search(line):
                 skip = "needs files of the reader, a download, or IPUs"
-            options = shlex.split(note) if note.startswith("--") and args[0] == "train" else []
+            cut = note.startswith("--") and args[0] in ("train", "benchmark")
+            options = shlex.split(note) if cut else []
             found = Command(page, number, args, [], options, int(code.group(1)) if code else 0, skip)
         elif found is not None:
             found.shown.append(line)
 
 
 def shape(line: str) -> str:
-    """A line without its numbers, units and blanks."""
+    """A line without its numbers, units and blanks, nor an accuracy that was better before the end."""
+    line = re.sub(r" \(best [^)]*\)", "", line)
     line = re.sub(r"[-+]?\d[\d,]*(\.\d+)?", "0", line.replace("·", "0"))
     line = re.sub(r"\b(s|ms|us|min|h|k|M|G|T|[KMG]iB|[KMGT]?FLOP/s)\b", "u", line)
     line = re.sub(r"\b0 u( 0 u)*", "0 u", line)
@@ -113,7 +125,8 @@ def fresh_python(folder: Path) -> Path:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
     venv.create(str(folder / "venv"), with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "-q", str(folder / "clone")], check=True)
+    # What exports are written with is an extra; the pages say so.
+    subprocess.run([str(python), "-m", "pip", "install", "-q", f"{folder / 'clone'}[export]"], check=True)
     return python
 
 
@@ -161,7 +174,10 @@ def main() -> int:
         for page in pages:
             place = folder / page.stem
             place.mkdir()
-            for command in commands(page.name, page.read_text(encoding="utf-8")):
+            text = page.read_text(encoding="utf-8")
+            for name, content in files(text).items():
+                (place / name).write_text(content, encoding="utf-8")
+            for command in commands(page.name, text):
                 title = f"{command.page}:{command.line}: ipucnn {shlex.join(command.args)}"[:110]
                 if command.skip or (given.only and command.args[0] not in given.only):
                     counts["passed over"] += 1
@@ -169,9 +185,11 @@ def main() -> int:
                 if time.monotonic() - began > given.minutes * 60:
                     counts["not begun"] += 1
                     continue
+                since = time.monotonic()
                 wrong = paste(command, python, place, given.timeout)
                 counts["wrong" if wrong else "right"] += 1
-                print(f"{'WRONG' if wrong else 'right'}  {title}{': ' + wrong if wrong else ''}", flush=True)
+                took = f"{'WRONG' if wrong else 'right'}  {time.monotonic() - since:5.1f} s"
+                print(f"{took}  {title}{': ' + wrong if wrong else ''}", flush=True)
     print(", ".join(f"{count} {what}" for what, count in counts.items()))
     return 1 if counts["wrong"] else 0
 

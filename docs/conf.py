@@ -13,6 +13,8 @@ exclude_patterns = ["_build", "generate.py"]
 myst_heading_anchors = 5
 # What stands in `console` blocks is output, of which Pygments knows no grammar.
 highlight_language = "text"
+# Quotes and dots become typographic ones, but two hyphens stay what they are: outside of code, too, they begin options.
+smartquotes_action = "qe"
 suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"

@@ -1,7 +1,7 @@
 """Writes the parts of these pages that commands derive: `make generated`.
 
-The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors;
-the pictures of terminals in images/ from what the commands print.
+The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors,
+that of findings in datasets.md from verify-dataset; the pictures of terminals in images/ from what they print.
 """
 
 import signal
@@ -14,6 +14,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 from ipucnn import errors  # noqa: E402
 from ipucnn.command_table import COMMANDS, ROOT_OPTIONS  # noqa: E402
+from ipucnn.datasets.verification.findings import CODES  # noqa: E402
 
 BEGIN, END = "<!-- {0}: begin (written by python docs/generate.py) -->", "<!-- {0}: end -->"
 
@@ -45,12 +46,27 @@ def exit_codes() -> str:
     return "\n".join(lines + [f"| {code} | {meanings[code]} |" for code in sorted(meanings)])
 
 
-PARTS = {"commands": commands, "exit codes": exit_codes}
+def findings() -> str:
+    """A table of what verify-dataset can find."""
+    lines = ["| code | severity | what | what to do |", "| --- | --- | --- | --- |"]
+    for name, code in CODES.items():
+        more = [
+            word for word, holds in (("partial", code.partial), ("published", code.as_published)) if holds
+        ]
+        severity = code.severity + (f" ({', '.join(more)})" if more else "")
+        lines.append(f"| `{name}` | {severity} | {code.message} | {code.hint} |")
+    return "\n".join(lines)
 
 
-def insert(document: str) -> str:
-    """The document with each part between its two markers replaced by the current one."""
-    for name, part in PARTS.items():
+PARTS = {
+    "commands.md": {"commands": commands, "exit codes": exit_codes},
+    "datasets.md": {"findings": findings},
+}
+
+
+def insert(page: str, document: str) -> str:
+    """The text of a page with each part between its two markers replaced by the current one."""
+    for name, part in PARTS[page].items():
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = document.partition(begin)
         _, found, after = rest.partition(end)
@@ -63,6 +79,7 @@ def insert(document: str) -> str:
 if __name__ == "__main__":
     import pictures
 
-    page = DOCS / "commands.md"
-    page.write_text(insert(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PARTS:
+        path = DOCS / page
+        path.write_text(insert(page, path.read_text(encoding="utf-8")), encoding="utf-8")
     pictures.draw_terminals()

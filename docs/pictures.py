@@ -120,6 +120,34 @@ def terminal(name: str) -> str:
     return console.export_svg(title="ipucnn", code_format=SVG, unique_id=name)
 
 
+def few_colours(picture: Any) -> Any:
+    """A picture in 256 colours, with those that only a few pixels have, as a figure in green has."""
+    from PIL import Image
+
+    return picture.quantize(256, method=Image.MAXCOVERAGE, kmeans=5)
+
+
+def labelled(panels: List[List[Any]]) -> Any:
+    """Rows of image, truth, prediction and difference, half as large, with heads that a page's reader can read."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    side, gap, text = 300, 8, 36
+    whole = Image.new("RGB", (4 * side + 3 * gap, 2 * text + len(panels) * (side + gap)), "white")
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(size=22)
+    for column, name in enumerate(("image", "truth", "prediction", "difference")):
+        draw.text((column * (side + gap), 4), name, fill="black", font=font)
+    for number, row in enumerate(panels):
+        for column, panel in enumerate(row):
+            place = (column * (side + gap), text + number * (side + gap))
+            whole.paste(panel.resize((side, side), Image.LANCZOS), place)
+    words = (("#56b4e9", "cell taken for membrane"), ("#d55e00", "membrane taken for cell"))
+    for column, (colour, meaning) in enumerate(words):
+        x, y = column * 2 * (side + gap), whole.height - text + 6
+        draw.rectangle((x, y, x + 20, y + 20), fill=colour)
+        draw.text((x + 30, y - 4), meaning, fill="black", font=font)
+    return whole
+
+
 def draw_terminals() -> None:
     """The pictures of terminals, which need neither Chromium nor a run."""
     os.environ["COLUMNS"] = str(TERMINAL_WIDTH)
@@ -141,21 +169,26 @@ def main(args: List[str]) -> None:
     plan = Image.open(IMAGES / "plan-resnet50.png").convert("RGB")
     # Images of the sheet are 504 pixels wide and high, rows are 529 apart; the first one begins below the heads.
     head, row, side = 44, 529, 504
-    rows = whole.crop((0, 0, whole.width, head + SHEET_ROWS * row))
-    rows.resize((rows.width // 2, rows.height // 2)).quantize(256).save(IMAGES / "unet-membranes.png")
+    panels = [
+        [
+            whole.crop((x, head + r * row, x + side, head + r * row + side))
+            for x in range(10, 10 + 4 * 516, 516)
+        ]
+        for r in range(SHEET_ROWS)
+    ]
+    few_colours(labelled(panels)).save(IMAGES / "unet-membranes.png", optimize=True)
     # The head, memory and pipeline of the plan, and beside them image, prediction and errors.
     left = plan.crop((0, 0, plan.width, 1400)).resize((850, round(1400 * 850 / plan.width)), Image.LANCZOS)
     third = left.height // 3
     right = Image.new("RGB", (third, left.height), "white")
     for place, panel in enumerate((0, 2, 3)):
-        x = 10 + panel * 516
-        picture = whole.crop((x, head + row, x + side, head + row + side))
-        right.paste(picture.resize((third - 8, third - 8), Image.LANCZOS), (0, place * third))
+        picture = panels[1][panel].resize((third - 8, third - 8), Image.LANCZOS)
+        right.paste(picture, (0, place * third))
     both = Image.new("RGB", (left.width + right.width + 12, left.height), "white")
     both.paste(left, (0, 0))
     both.paste(right, (left.width + 12, 0))
-    both.quantize(256).save(IMAGES / "first-screen.png", optimize=True)
-    plan.quantize(256).save(IMAGES / "plan-resnet50.png", optimize=True)
+    few_colours(both).save(IMAGES / "first-screen.png", optimize=True)
+    few_colours(plan).save(IMAGES / "plan-resnet50.png", optimize=True)
     draw_terminals()
     DATA.write_text(
         json.dumps({"plan-resnet50": plan_data(), "unet-membranes": unet_data(run)}, indent=1) + "\n",

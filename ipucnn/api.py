@@ -147,7 +147,7 @@ def _of_one_shape(images: Sequence[np.ndarray], most: int = 64) -> Iterator[List
         yield group
 
 
-def load(run: Union[str, Path], checkpoint: Optional[str] = None) -> Run:
+def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optional[str] = None) -> Run:
     """Opens a run folder, a checkpoint, or an exported ONNX or TFLite file.
 
     >>> import ipucnn
@@ -161,13 +161,16 @@ def load(run: Union[str, Path], checkpoint: Optional[str] = None) -> Run:
     Args:
         run: its path.
         checkpoint: which of the run's: "best", "last", or a file name; None for the last where there is one.
+        model: the network's own file, "my_net.py:build", which is run; needed where it has layers of your own.
 
     Raises:
         UserError: as ``ipucnn infer`` says it.
     """
     from ipucnn.runs.trained import Named, open_trained
 
-    return Run(open_trained(Named("infer", str(run), {}, which=checkpoint), reads_data=False), str(run))
+    flags = {} if model is None else {"model_name": model}
+    named = Named("infer", str(run), flags, which=checkpoint, from_python=True)
+    return Run(open_trained(named, reads_data=False), str(run))
 
 
 def read_history(run: Union[str, Path]) -> List[Dict[str, Any]]:

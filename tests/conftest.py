@@ -142,20 +142,6 @@ def threads_as_at_first():
     machine.fix_threads(None)
 
 
-@pytest.fixture(autouse=True)
-def one_tensorflow():
-    """A test that takes TensorFlow out of ``sys.modules`` puts the same module back.
-
-    A second one would load Keras a second time, and what a test sets on one of the two the other does not have.
-    """
-    before = sys.modules.get("tensorflow")
-    yield
-    after = sys.modules.get("tensorflow")
-    if before is not None and after is not before:
-        sys.modules["tensorflow"] = before
-        pytest.fail("this test left another TensorFlow in sys.modules than it found")
-
-
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     """Runs a command in an empty folder: (exit code, stdout, stderr); a traceback fails the test."""

@@ -20,12 +20,14 @@ def test_the_option_reference_is_current():
     assert reference.insert(text) == text, "run: python -m ipucnn.config.reference --write"
 
 
-def test_the_tables_of_commands_and_exit_codes_are_current():
+def test_the_tables_of_commands_exit_codes_and_findings_are_current():
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert generate.insert(text) == text, "run: python docs/generate.py"
+    pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in generate.PARTS}
+    for name, text in pages.items():
+        assert generate.insert(name, text) == text, "run: python docs/generate.py"
+    text = pages["commands.md"]
     for command in COMMANDS:
         assert f"| `ipucnn {command}` |" in text
 

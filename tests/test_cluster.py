@@ -935,3 +935,34 @@ def test_who_was_held_up_itself_does_not_say_that_others_left(monkeypatch):
     one._may_be_silent = True
     one._watch()
     assert not left
+
+
+def test_tensorflow_may_notice_first_that_a_worker_is_gone(monkeypatch):
+    """Its collectives fail then, and the worker that is silent is named, not a bug of this program."""
+    import tensorflow as tf
+
+    aborted = (
+        "Collective ops is aborted by: Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat"
+    )
+    error = tf.errors.DeadlineExceededError(None, None, aborted)
+    for name, seconds in (("SILENCE_S", 1.0), ("GRACE_S", 0.2), ("HEARTBEAT_S", 0.1)):
+        monkeypatch.setattr(cluster, name, seconds)
+    left = []
+
+    def act(one):
+        one._leave = left.append
+        if one.rank:
+            # It is stopped: nothing is said, and nothing heard.
+            monkeypatch.setattr(one, "_is_closed", True)
+            return None
+        with pytest.raises(WorkersError, match="worker 0 lost the others") as raised:
+            one.close(error)
+        assert raised.value.exit_code == 7 and "--resume" in raised.value.hint
+        return None
+
+    found = met(2, act=act)
+    assert found[0] == (3, None), found
+    assert set(left) == {1}
+    # An error of this worker's own is not waited with.
+    monkeypatch.setattr(cluster, "SILENCE_S", 1000.0)
+    assert [result[1] for result in met(2, act=lambda one: one.close(ValueError("x")))] == [None, None]

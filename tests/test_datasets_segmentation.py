@@ -313,6 +313,27 @@ def test_masks_of_several_classes(tmp_path):
         open_imagemasks(tmp_path / "gaps")
 
 
+def test_of_a_palette_the_colours_count_where_classes_have_colours_else_its_numbers(tmp_path):
+    classes = several_classes(tmp_path / "set", np.array([0, 1, 2], np.uint8))
+    for i, mask in enumerate(classes):
+        indexed = Image.fromarray(mask.astype(np.uint8)).convert("P")
+        indexed.putpalette([0, 0, 0, 255, 0, 0, 1, 2, 3])
+        indexed.save(tmp_path / "set" / "masks" / f"{i}.png")
+    for table in (
+        None,
+        "0 sky\n1 tree\n2 soil",
+        "0 0 0 sky\n255 0 0 tree\n1 2 3 soil",
+        "0 0 0 sky\n9 9 9 tree",
+    ):
+        if table is not None:
+            (tmp_path / "set" / "classes.txt").write_text(table)
+        if table is None or "9 9" not in table:
+            np.testing.assert_array_equal(open_imagemasks(tmp_path / "set").train.labels, classes[:4])
+            assert cli.run(["verify-dataset", "imagemasks", "--dataset-path", str(tmp_path / "set")]) == 0
+    with pytest.raises(DataError, match="of no class; the first one has the value 255 0 0"):
+        open_imagemasks(tmp_path / "set")
+
+
 @pytest.mark.parametrize(
     "table, words",
     [

@@ -17,7 +17,8 @@ EXIT_CODES = {"verify-dataset": 3, "build-records": 2, "profile": 3, "doctor --d
 
 def examples():
     for page in PAGES:
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        lines = re.sub(r" \\\n +", " ", page.read_text(encoding="utf-8")).splitlines()
+        for number, line in enumerate(lines, 1):
             match = re.match(r"\$ ipucnn (.*)", line)
             if match:
                 yield pytest.param(match.group(1).split(" #")[0], id=f"{page.name}:{number}")

@@ -30,6 +30,7 @@ $ ipucnn train lenet --dataset-path DATA
 $ ipucnn evaluate nothing
 ```
 
+<!-- paste: first, export runs/lenet-digits --format onnx -->
 <!-- paste: skip, it takes an hour -->
 
 ```console
@@ -45,12 +46,14 @@ def test_commands_of_a_page():
         ["evaluate", "runs/lenet-digits"],
         ["train", "lenet"],
         ["evaluate", "nothing"],
+        ["export", "runs/lenet-digits"],
         ["train", "unet"],
     ]
     assert found[0].options == ["--num-epochs", "2"] and found[0].args[-1] == "1" and len(found[0].shown) == 3
     assert found[1].options == [] and found[1].shown == []
-    assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0]
-    assert found[4].skip == "it takes an hour"
+    assert found[2].skip and [one.code for one in found] == [0, 0, 0, 3, 0, 0]
+    assert found[4].skip == "" and found[5].skip == "it takes an hour"
+    assert paste_docs.files("Write it to `net.py`:\n\n```python\nx = 1\n```\n") == {"net.py": "x = 1\n"}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,7 @@ def test_commands_of_a_page():
     [
         (["accuracy  95.5% of 360"], "loss 1\naccuracy   7% of 1,360\n", None),
         (["time  1 min 4 s"], "time 3.1 s", None),
+        (["accuracy  95.5% of 360 (best 96.0%)"], "accuracy 96% of 360", None),
         (["one", "...", "two"], "one\nother\ntwo", None),
         (["two", "one"], "one\ntwo", "one"),
         (["saved in runs/x"], "saved in runs/y", "saved in runs/x"),

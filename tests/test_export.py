@@ -549,7 +549,7 @@ def test_a_saved_model_is_run_where_it_is_trusted_alone(trained, saved_model, ru
     next(Path("copy/1/variables").iterdir()).write_bytes(b"x")
     code, _, err = run("evaluate", "copy", "--trust")
     assert code == 3 and "is not the file that was proved" in err
-    code, _, err = run("export", "copy", "--format", "onnx")
+    code, _, err = run("export", "copy", "--format", "keras")
     assert code == 2 and "was exported already" in err
     (Path("alone") / "1").mkdir(parents=True)
     shutil.copy(str(saved_model / "1" / "saved_model.pb"), "alone/1")
@@ -577,6 +577,20 @@ def test_a_benchmark_measures_a_file_beside_its_network(exported, run, short_ben
         len(found["executions"]) >= 3 and found["images_per_s"]["value"] > 0 and found["ratio"]["value"] > 0
     )
     assert report["input_shape"] == [8, 8, 3] and report["data"]["name"] == "digits"
+
+
+def test_a_benchmark_runs_a_saved_model_where_it_is_trusted_alone(saved_model, run, short_benchmarks):
+    rivals = (("cifar_resnet8", "--dataset", "digits", "--compare-with", saved_model), (saved_model / "1",))
+    for words in rivals:
+        code, out, err = run("benchmark", *words, *QUICKLY)
+        assert (code, out) == (2, "") and "executes whatever was put into it" in err and "add --trust" in err
+    code, out, err = run("benchmark", saved_model, "--trust", *QUICKLY, "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    found = report["comparison"]
+    assert report["model"] == "cifar_resnet8" and report["data"]["name"] == "digits"
+    assert found["with"] == "saved-model" and found["description"].startswith("TensorFlow ")
+    assert len(found["executions"]) >= 3 and found["ratio"]["value"] > 0
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,47 @@ def test_what_training_could_not_compute_is_refused(case):
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 
+def test_masks_are_refused_in_one_error_and_one_hint(run):
+    name = write(with_layer("return keras.Model(images, layers.Conv2D(num_classes, 1)(x))"))
+    for data, error, hint in (
+        (
+            "membranes",
+            "data set membranes is for segmentation, but the model does classification",
+            "network unet",
+        ),
+        (
+            "digits",
+            "net.py:build gives numbers of the shape (8, 8, 10) for each image",
+            "masks are for the network unet",
+        ),
+    ):
+        code, _, err = run("train", name, "--dataset", data, "--run-dir", "x")
+        assert code == 2 and err.count("error:") == 1 == err.count("hint:"), err
+        assert error in " ".join(err.split()) and hint in " ".join(err.split("hint:")[1].split())
+        assert not (Path("x") / "checkpoints").exists()
+
+
+@pytest.fixture
+def keras_types():
+    from tensorflow import keras
+
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+    keras.backend.set_floatx("float32")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("keras.mixed_precision.set_global_policy('mixed_float16')", "all of Keras' layers to mixed_float16"),
+        ("x = layers.Conv2D(2, 3, dtype='float64')(x)", "layer 'conv2d' .Conv2D. computes in float64"),
+    ],
+)
+def test_types_of_a_networks_own_are_refused(line, said, keras_types):
+    with pytest.raises(ConfigurationError, match=said):
+        built(with_layer(line))
+
+
 STATE = """
 class Mine(keras.layers.Layer):
     def build(self, shape):

@@ -1,5 +1,6 @@
 """The double itself: what it computes, and what instances exchange, against naive versions."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -456,3 +457,15 @@ def test_images_get_a_fourth_channel():
             np.testing.assert_allclose(
                 found[..., :3], expected, rtol=0, atol=5e-3 if result == np.float16 else 1e-6
             )
+
+
+def test_every_import_of_keras_has_its_part_of_the_sdk():
+    """With TensorFlow 2.6 ``import tensorflow.keras`` makes another module than ``from tensorflow import keras``."""
+    keras.Model  # noqa: B018 (it is loaded)
+    from tensorflow import keras as loaded
+
+    second = importlib.import_module("tensorflow.keras")
+    places = (keras, loaded, second, tf.keras)
+    with installed():
+        assert all(place.ipu.PipelineStage for place in places)
+    assert not any(hasattr(place, "ipu") for place in places)

@@ -22,9 +22,9 @@ from ipucnn.sessions.poplar.config import ROWS, Layout, make_ipu_config
 # Group, SDK, variables of the environment, mutations.
 GROUPS = [
     (leaves.leaves, "3.4", {}, 415),
-    (calls.calls, "3.4", {}, 141),
+    (calls.calls, "3.4", {}, 145),
     (training.training, "3.4", {}, 43),
-    (training.strategies, "3.4", {}, 11),
+    (training.strategies, "3.4", {}, 10),
     (operations.names, "3.4", {}, 7),
     (operations.functions, "3.4", {}, 65),
     (operations.images, "3.4", {}, 25),
@@ -34,7 +34,7 @@ GROUPS = [
     (several.collectives, "3.4", several.POPRUN, 31),
     (versions.flags, "3.4", {}, 6),
     (versions.version_3_1, "3.1", {}, 1),
-    (versions.version_3_0, "3.0", {}, 16),
+    (versions.version_3_0, "3.0", {}, 17),
 ]
 
 
@@ -48,7 +48,7 @@ def test_every_mutation_is_refused(make, sdk, variables, count):
 
 
 def test_mutations_in_all():
-    assert sum(count for *_, count in GROUPS) == 854
+    assert sum(count for *_, count in GROUPS) == 858
 
 
 def test_every_row_of_the_table_names_a_leaf_and_options_that_exist():

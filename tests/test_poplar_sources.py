@@ -1,6 +1,9 @@
 """Each rule of the double names where the SDK's sources have it, and each refusal of the sources is answered."""
 
+import json
+import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from poplar_double import refusals, sources
@@ -70,3 +73,28 @@ def test_every_refusal_of_the_sources_is_in_the_double_or_has_a_reason():
             assert one.rule in found, f"{one.rule} is no rule of the double"
     assert len({(one.file, one.symbol, one.when) for one in REFUSALS}) == len(REFUSALS) > 40
     assert sum(bool(one.rule) for one in REFUSALS) >= 20 and refusals.__doc__
+
+
+def test_what_was_looked_up_in_the_public_sources_is_written_down():
+    """Each place that a rule or a refusal names, and no other; docs/poplar-double.md counts them."""
+    folder = "tensorflow/compiler/plugin/poplar/"
+    named = {(s.repository, s.file, s.symbol) for item in declared()[0].values() for s in item.sources}
+    named |= {
+        (
+            "graphcore/tensorflow",
+            folder + ("" if one.file.startswith("kernels/") else "driver/") + one.file,
+            one.symbol,
+        )
+        for one in REFUSALS
+    }
+    files = json.loads((Path(sources.__file__).parent / "looked_up.json").read_text(encoding="utf-8"))
+    found = {(*name.split(), symbol) for name, file in files.items() for symbol in file["symbols"]}
+    assert found == named
+    notes = [(file["commit"], note) for file in files.values() for note in file["symbols"].values()]
+    for commit, note in notes:
+        assert note or re.fullmatch("[0-9a-f]{40}", commit), "where it was read, or what is missing"
+    read, missing = sum(not note for _, note in notes), sum("not found" in note for _, note in notes)
+    text = (Path(__file__).parents[1] / "docs" / "poplar-double.md").read_text(encoding="utf-8")
+    assert (
+        f"{len(notes)} places" in text and f"{read} of them" in text and f"{missing} were not found" in text
+    )

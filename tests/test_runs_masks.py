@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -160,9 +163,22 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
         Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(tmp_path / "set" / "images" / f"{i}.png")
         Image.fromarray(np.array([9, 0, 70], np.uint8)[mask]).save(tmp_path / "set" / "masks" / f"{i}.png")
     (tmp_path / "set" / "classes.txt").write_text("9 blue cells\n0 red cells\n70 green cells\n")
-    code, out, _ = run("train", "unet", "--dataset", "set", "--image-size", 204, "--base-filters", 2, "--num-epochs", 2,
-                       "--seed", 1, "--run-dir", "r")  # fmt: skip
+    args = ["unet", "--dataset", "set", "--image-size", 204, "--base-filters", 2, "--num-epochs", 2, "--seed", 1,
+            "--ckpts-per-epoch", 1]  # fmt: skip
+    code, out, _ = run("train", *args, "--run-dir", "r")
     assert code == 0 and "Dice of green cells" in out
+    # Killed after its first epoch and continued, it ends with the same bytes.
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "ipucnn", "train", *map(str, args), "--run-dir", "k"],
+        stderr=subprocess.DEVNULL,
+    )
+    while killed.poll() is None and not list((tmp_path / "k" / "checkpoints").glob("checkpoint-*.npz")):
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert run("train", *args, "--run-dir", "k", "--resume")[0] == 0
+    for name in ("metrics.jsonl", "checkpoints/last.npz"):
+        assert (tmp_path / "k" / name).read_bytes() == (tmp_path / "r" / name).read_bytes()
     assert json.loads((tmp_path / "r" / "program.json").read_text())
     code, out, _ = run("evaluate", "r", "--contact-sheet", "worst.png", "--json")
     found = json.loads(out)
@@ -171,6 +187,10 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     for k in range(3):
         both = confusion[k].sum() + confusion[:, k].sum()
         assert found["segmentation"]["dice"][k] == pytest.approx(2 * confusion[k, k] / both if both else 0)
+    code, _, err = run("export", "r", "--format", "saved-model", "--output", "e")
+    assert code == 0, err
+    exported = json.loads(run("evaluate", "e", "--trust", "--json")[1])
+    assert np.abs(np.array(exported["confusion_matrix"]) - confusion).sum() <= 4
     code, out, _ = run("infer", "r", "set/images/3.png", "--output", "o", "--overlay", "--json")
     (mask,) = read_pages(tmp_path / "o" / "3-mask.png")
     (row,) = json.loads(out)["results"]

@@ -39,7 +39,7 @@ class BenchmarkSettings:
         scope: SESSION: the network on its data; DATA: the input pipeline that feeds it, alone; END_TO_END: the
             network on its data, beside the network on a constant batch and the pipeline alone.
         limits: how long to measure.
-        compare_with: "keras", the path of an exported ONNX or TFLite file, or None.
+        compare_with: "keras", the path of an exported ONNX or TFLite file or SavedModel, or None.
         system: IPU machine to predict for, None for the smallest that suits.
         profile: what was measured of the IPU machine.
         baseline: an earlier report.json to compare with.

@@ -37,7 +37,7 @@ TRAINING = typer.Option(
 COMPARE = own_option(
     "--compare-with",
     "keras|FILE",
-    "Measure plain Keras fit or predict too, or an exported ONNX or TFLite file, in turns, and print the ratio.",
+    "Measure plain Keras fit or predict too, or an exported network, in turns, and print the ratio.",
     PANEL,
 )
 EXECUTIONS = own_option(
@@ -128,8 +128,9 @@ def benchmark(
     """Measure throughput and time, beside what is predicted of IPUs.
 
     Takes the options of `ipucnn train` that decide about speed, so that what is measured is what would run. With
-    --suite, or a wildcard as MODEL, it runs many and prints one table. MODEL may be an ONNX or TFLite file that
-    `ipucnn export` wrote: then its network is measured here and in the file's own runtime, in turns.
+    --suite, or a wildcard as MODEL, it runs many and prints one table. MODEL may be an ONNX or TFLite file, or
+    with --trust a SavedModel, that `ipucnn export` wrote: then its network is measured here and in the file's own
+    runtime, in turns.
     """
     given = {
         "compare_with": compare_with,

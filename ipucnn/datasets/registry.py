@@ -546,6 +546,7 @@ def known_as(name: str) -> Optional[str]:
 
 def _check_task(what: str, task: str, wanted: str) -> None:
     if task not in (ANY_TASK, wanted) and wanted != ANY_TASK:
-        raise ConfigurationError(
-            f"{what} is for {task}, but the model does {wanted}", f"for example --dataset {EMBEDDED[wanted]}"
-        )
+        hint = f"for example --dataset {EMBEDDED[wanted]}"
+        if task == "segmentation":
+            hint += "; masks are for the network unet"
+        raise ConfigurationError(f"{what} is for {task}, but the model does {wanted}", hint)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor
 from ipucnn.errors import ConfigurationError, DataError
@@ -140,18 +140,6 @@ def from_data(data: Any, what: str) -> Architecture:
 
 
 # --- from a model of Keras
-
-
-class Live(NamedTuple):
-    """What is known of a model that is there, and not of one in a file.
-
-    Attributes:
-        find: name of a layer -> the layer.
-        is_stock: whether a layer is exactly of the stock class that its name says.
-    """
-
-    find: Callable[[str], KerasLayer]
-    is_stock: Callable[[KerasLayer], bool]
 
 
 Own = Dict[str, Tuple[type, Dict[str, Any]]]

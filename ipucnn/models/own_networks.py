@@ -162,6 +162,12 @@ class OwnNetwork:
         name = shown_value(self.name)
         with seeded(seed, "own"):
             model = self.make(shape, num_classes)
+        policy = keras.mixed_precision.global_policy().name
+        if policy != "float32":
+            raise ConfigurationError(
+                f"{name} sets the type of all of Keras' layers to {policy}",
+                "leave types out of the network: --precision 16.16 trains in 16 bits",
+            )
         if not isinstance(model, keras.Model):
             raise ConfigurationError(
                 f"{name} returned {shown_value(type(model).__name__)}, wanted a functional or sequential Keras model",
@@ -213,12 +219,15 @@ class OwnNetwork:
         gives = (
             counted(int(shape[1] or 0), "logit") if len(shape) == 2 else f"numbers of the shape {shape[1:]}"
         )
+        hint = "take data of as many classes, or save the network with another last layer"
+        if len(shape) == 4:
+            hint = "end it with keras.layers.Dense(num_classes), to classify images; masks are for the network unet"
+        elif self.make is not None:
+            hint = "end it with keras.layers.Dense(num_classes)"
         raise ConfigurationError(
             f"{shown_value(self.name)} gives {gives} for each image, and the data have "
             f"{counted(num_classes, 'class')}",
-            "end it with keras.layers.Dense(num_classes)"
-            if self.make is not None
-            else "take data of as many classes, or save the network with another last layer",
+            hint,
         )
 
 

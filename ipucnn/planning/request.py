@@ -213,6 +213,11 @@ def make_request(
         typed=resolved.typed,
         flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
     )
+    if config.freeze is not None and not inference:
+        request.warnings.append(
+            f"freeze {shown_value(config.freeze)}: this counts every layer as trained, and frozen ones need less "
+            "memory and time; training with --pipeline-splits auto plans the network as it is frozen"
+        )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
     if count is None:

@@ -64,6 +64,7 @@ class Named:
         which: ``--checkpoint``, which of a run's.
         weights: ``--weights``: imagenet, or a Keras weight file.
         trust: ``--trust``: what is in a SavedModel may be executed.
+        from_python: :func:`ipucnn.load` names it, and hints say what to write there.
     """
 
     command: str
@@ -72,6 +73,7 @@ class Named:
     which: Optional[str] = None
     weights: Optional[str] = None
     trust: bool = False
+    from_python: bool = False
 
 
 @dataclass(frozen=True)
@@ -334,6 +336,8 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
         check_same_network(record, meta, what)
         return record
     command = f"ipucnn {named.command} {named.target} --model-name {name}"
+    if named.from_python:
+        command = f"ipucnn.load({named.target!r}, model={name!r})"
     record = saved_network(name, meta.get("network"), what, command)
     check_buildable(record)
     return record

@@ -59,9 +59,15 @@ def _functional() -> Any:
     return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
 
-@rule("kernels poprand/random.cc StatelessRandomUniformOp")
+@rule(
+    "kernels poprand/random.cc PopopsStatelessRandomGetKeyCounterOp",
+    "kernels poprand/random.cc PopopsStatelessV2Op",
+)
 def _poprand(stateless_uniform: Any) -> Any:
-    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator."""
+    """Other numbers than the CPU's for the same seed: the seed is the key of poprand's own generator.
+
+    TensorFlow 2.6 takes the key from an operation that takes seeds of any width, and looks at their shape itself.
+    """
 
     import tensorflow as tf
 
@@ -72,14 +78,14 @@ def _poprand(stateless_uniform: Any) -> Any:
                 raise tf.errors.InvalidArgumentError(
                     None, None, f"seed must have shape [2], not {seed.shape}"
                 )
-            if seed.dtype != tf.int32 or others.get("dtype", tf.float32) not in (tf.float32, tf.float16):
+            if others.get("dtype", tf.float32) not in (tf.float32, tf.float16):
                 raise tf.errors.InvalidArgumentError(
                     None,
                     None,
                     "Detected unsupported operations when trying to compile graph cluster_0[] on XLA_IPU_JIT: "
-                    "StatelessRandomUniform (No registered 'StatelessRandomUniform' OpKernel for XLA_IPU_JIT)",
+                    "StatelessRandomUniformV2 (No registered 'StatelessRandomUniformV2' OpKernel for XLA_IPU_JIT)",
                 )
-            seed = seed + 0x5EED
+            seed = seed + tf.constant(0x5EED, seed.dtype)
         return stateless_uniform(shape, seed=seed, **others)
 
     return draw
@@ -97,10 +103,12 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
     made = modules.build(machine)
     import tensorflow as tf
+    import tensorflow.keras  # a user's own file may, and puts another object where the loader was
     import tensorflow.python as python
 
     functional = _functional()
-    # Keras is loaded on first use, and several objects may stand for it: loaders and the module that they load.
+    # Several objects stand for Keras, which is loaded on first use: loaders, the module that they load, and with
+    # TensorFlow 2.6 another module of the same text, which ``import tensorflow.keras`` makes.
     named = [sys.modules.get(name) for name in (keras.__name__, functional.__module__.split(".")[0])]
     places = {id(place): place for place in (keras, tf.keras, *named) if place is not None}
     original = functional.__init__

@@ -255,15 +255,19 @@ def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> 
     return _ipus_of(value, machine)
 
 
-@rule("driver poplar_executor.cc PoplarExecutor::AttachToPoplarDevice")
+@rule("driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget")
 def _ipus_of(device_id: int, machine: Any) -> int:
-    """IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ..."""
+    """IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ...
+
+    Raises:
+        ProcessAborted: there is no such device; the driver asks for it with ``at``, and nobody catches the exception.
+    """
     first, size = 0, 1
     while size <= machine.num_ipus:
         if 0 <= device_id < first + machine.num_ipus // size:
             return size
         first, size = first + machine.num_ipus // size, 2 * size
-    raise tf.errors.InvalidArgumentError(None, None, "No device matches the requested configuration")
+    raise ProcessAborted("terminate called after throwing an instance of 'std::out_of_range'")
 
 
 @rule(

@@ -212,16 +212,22 @@ class Extension:
             return [StageAssignment(layer, index) for layer, index, _ in layer_calls(self.model)]
         return self.assignment
 
-    @rule("extensions functional_extensions.py FunctionalExtension.set_pipeline_stage_assignment")
+    @rule(
+        "extensions functional_extensions.py FunctionalExtension.set_pipeline_stage_assignment",
+        "extensions functional_extensions.py FunctionalExtension._get_pipelined_post_order",
+    )
     def set_pipeline_stage_assignment(self, pipeline_stage_assignment: Any) -> None:
         calls = layer_calls(self.model)
         given = pipeline_stage_assignment
         if not isinstance(given, list) or len(given) != len(calls):
             raise ValueError(f"the stage assignment must be a list of {len(calls)} entries")
+        if not all(isinstance(entry, StageAssignment) for entry in given):
+            raise ValueError("entries must be FunctionalLayerPipelineStageAssignment")
+        if self.machine.sdk == "3.0":  # which takes them in any order
+            places = {(id(layer), index): number for number, (layer, index, _) in enumerate(calls)}
+            given = sorted(given, key=lambda entry: places.get((id(entry.layer), entry.node_index), -1))
         stages: Dict[int, int] = {}
         for entry, (layer, index, parents) in zip(given, calls):
-            if not isinstance(entry, StageAssignment):
-                raise ValueError("entries must be FunctionalLayerPipelineStageAssignment")
             if entry.layer is not layer or entry.node_index != index:
                 raise ValueError(f"the assignment is not in post order: {entry.layer.name}, not {layer.name}")
             if entry.pipeline_stage is None:
@@ -232,6 +238,8 @@ class Extension:
                 if stages.get(id(source), 0) > entry.pipeline_stage:
                     raise ValueError(f"{layer.name} consumes an output of a later stage ({source.name})")
             stages[id(layer)] = entry.pipeline_stage
+        if self.machine.sdk == "3.0" and set(stages.values()) != set(range(max(stages.values()) + 1)):
+            raise ValueError(f"pipeline stages must have no hole: {sorted(set(stages.values()))}")
         self.assignment = list(given)
         self._changed("set_pipeline_stage_assignment", stages={e.layer.name: e.pipeline_stage for e in given})
 

@@ -90,17 +90,25 @@ class Data:
 
     @rule(
         "driver poplar_executor.cc PoplarExecutor::CreateInfeedIOThreadFunction",
+        "driver poplar_executor.cc InfeedPrefetchCallback::fetch",
         "extensions data_adapter.py _autocast_dataset",
     )
     def elements(self, machine: Any) -> Iterator[Any]:
-        """Elements as IPUs get them: an end is the end of the process, synthetic data is zeros.
+        """Elements as IPUs get them: an end or an error is the end of the process, synthetic data is zeros.
 
         No infeed runs where nothing is executed.
         """
         if machine.is_synthetic("infeed") or machine.is_precompiling:
             while True:
                 yield tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), self.dataset.element_spec)
-        for element in self.dataset:
+        iterator = iter(self.dataset)
+        while True:
+            try:
+                element = next(iterator, None)
+            except Exception as error:
+                raise ProcessAborted(f"An infeed dataset iterator has failed with status: {error}") from error
+            if element is None:
+                break
             yield tf.nest.map_structure(
                 lambda t: tf.cast(t, tf.float32) if t.dtype == tf.float64 else t, element
             )

@@ -10,12 +10,12 @@ from .instances import num_instances
 from .sources import rule
 
 
-@rule("extensions functional_extensions.py FunctionalExtension._get_pipeline_post_order")
+@rule("extensions extensions_base.py KerasExtensionBase._make_pipeline")
 def stages_of(extension: Any) -> List[int]:
     """The stage of every layer call; [] for a model that is no pipeline.
 
     Raises:
-        RuntimeError: stage numbers with a hole.
+        RuntimeError: stage numbers with a hole, which SDK 3.0 refuses when they are set.
     """
     if extension.assignment is None:
         return []
@@ -50,6 +50,18 @@ def num_replicas(machine: Any, extension: Any) -> int:
             None, None, f"Trying to compile a graph for an IPU device with {ipus} IPUs and {shards} shards"
         )
     return ipus // shards
+
+
+@rule("driver poplar_compiler.cc GetNumIoTiles")
+def check_io_tiles(machine: Any) -> None:
+    """Found before any pass looks at the program."""
+    tiles = machine.config["leaves"]["io_tiles.num_io_tiles"]
+    if tiles > 192:
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            f"{tiles} is an invalid number of IO tiles. The number of IO tiles must be in the range [0, 192].",
+        )
 
 
 @rule(
@@ -164,6 +176,7 @@ def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
     "driver visitors/pipeline_visitor.cc VerifyPipelineArguments",
     "driver visitors/grouped_overlap_pipeline_visitor.cc VerifyPipelineArgumentsFixed",
     "driver tools/pipeline_util.cc GetPipelineRecomputationMode",
+    "driver passes/computation_flattener.cc ComputationFlattener::FindRecomputableComputations",
 )
 def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execution: int) -> None:
     """The checks of ``pipeline()`` and of the driver that compiles it."""
@@ -194,13 +207,15 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
     if keywords.get("gradient_accumulation_dtype") is not None:
         raise NotImplementedError("the double accumulates in the weights' type")
     _check_stage_options(keywords, stages)
-    if machine.config["leaves"]["allow_recompute"] and mode is not None:
+    if mode is not None:
+        # Asked for every pipeline, also where nothing is recomputed.
         pair = (schedule.name, mode.name)
         if pair in (
             ("Sequential", "RecomputeThenBackpropagate"),
             ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
         ):
             raise tf.errors.UnimplementedError(None, None, f"{pair[1]} with the {pair[0]} schedule")
+    _check_shared_layers(extension, mapping)
     group = machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"]
     if group > 1 and max(mapping) > 0:
         # No pass refuses it, and PipeliningSeqRecomputationTest.testDistributedBatchNorm of the driver runs it on one
@@ -221,6 +236,25 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
             None,
             f"The number of iterations of the pipeline must be a multiple of {overlap}, but it is {depth}.",
         )
+
+
+@rule(
+    "driver tools/pipeline_util.cc PipelineDataflowAnalysis::VerifyParameterUsage",
+    "driver tools/pipeline_util.cc PipelineDataflowAnalysis::VerifyGradientAccumulatorCreateUsage",
+)
+def _check_shared_layers(extension: Any, mapping: List[int]) -> None:
+    """Stages that use one variable lie on one IPU."""
+    places: Dict[int, int] = {}
+    for entry in extension.assignment:
+        ipu = mapping[entry.pipeline_stage]
+        if entry.layer.weights and places.setdefault(id(entry.layer), ipu) != ipu:
+            raise tf.errors.UnimplementedError(
+                None,
+                None,
+                f"The PipelineStage with ID {entry.pipeline_stage} is trying to use an input ({entry.layer.name}) "
+                "which is already used by another PipelineStage. This violates the dataflow constraints because an "
+                "input can only be used by pipeline stages on the same IPU.",
+            )
 
 
 @rule("ipu ops/pipelining_ops.py pipeline")
@@ -295,6 +329,7 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
 @rule(
     "extensions data_adapter.py IPUDataHandler._validate_dataset",
     "kernels datastream/feeds.cc GetFeedConfig",
+    "kernels datastream/feeds.cc IPUCreateDatasetIteratorOp",
 )
 def check_feed(spec: Any) -> None:
     """The types and shapes that an infeed takes.
@@ -302,11 +337,19 @@ def check_feed(spec: Any) -> None:
     Raises:
         ValueError: a shape is not static.
         FailedPreconditionError: a type that IPUs do not take.
+        InvalidArgumentError: an input without numbers.
     """
     for index, part in enumerate(tf.nest.flatten(spec)):
         if not part.shape.is_fully_defined():
             raise ValueError(
                 f"infeed shapes must be fully defined, got {part.shape}: use drop_remainder=True"
+            )
+        if not part.shape.num_elements():
+            raise tf.errors.InvalidArgumentError(
+                None,
+                None,
+                "Detected an input tensor to an infeed queue with a dimension of size 0. Please remove it from the "
+                "inputs.",
             )
         name = "float32" if part.dtype == tf.float64 else part.dtype.name
         if name not in FACTS["feed_types"]:

@@ -152,13 +152,22 @@ def calls(machine: Any) -> Group:
         ("int64 labels", make_data(labels=np.int64), failed),
         ("int64 images", make_data(images=np.int64), failed),
         ("uint16 images", make_data(images=np.uint16), failed),
+        (
+            "nothing beside the images",
+            make_data().map(lambda x, y: ((x, x[:, :0]), y)),
+            tf.errors.InvalidArgumentError,
+        ),
         ("dynamic batch", make_data(remainder=False), ValueError),
         ("generator", (x for x in ()), ValueError),
         ("a data set that ends", make_data().take(5), (ProcessAborted, ValueError)),
+        ("a data set that fails", make_data().map(_fails), ProcessAborted),
     ]
     for name, feed, error in feeds:
         errors = error if isinstance(error, tuple) else (error,)
         setting(name, lambda s, d=feed: setattr(s, "data", d), *errors)
+    # A layer that two stages use has its weights on one IPU.
+    setting("a layer on two IPUs", _call_twice, tf.errors.UnimplementedError)
+    group.allow("a layer in two stages of one IPU", lambda: _on_one_ipu(_call_twice(Setting(ipu))))
     # Order of calls
     setting("never configured", lambda s: setattr(s, "configure", False), failed)
     setting("never compiled", lambda s: setattr(s, "compile", False), RuntimeError)
@@ -168,6 +177,7 @@ def calls(machine: Any) -> Group:
     # The system
     setting("too few IPUs", lambda s: setattr(s.config, "auto_select_ipus", 1), ValueError)
     system = [
+        ("io_tiles.num_io_tiles", 193, tf.errors.InvalidArgumentError),
         ("convolutions.poplar_options", {"availableMemoryProportions": "0.2"}, internal),
         ("convolutions.poplar_options", {"partialsType": "double"}, internal),
         ("matmuls.poplar_options", {"partialsType": "double"}, internal),
@@ -207,6 +217,21 @@ def _on_one_ipu(s: Setting) -> None:
     s.fit()
 
 
+def _fails(images: Any, labels: Any) -> Any:
+    return tf.debugging.check_numerics(images / 0, "no number"), labels
+
+
+def _call_twice(s: Setting) -> Setting:
+    def model() -> Any:
+        inputs = keras.Input(batch_shape=(2, 4, 4, 1), name="input")
+        again = keras.layers.Conv2D(1, 3, padding="same", name="again")
+        x = keras.layers.Flatten(name="flat")(again(again(inputs)))
+        return keras.Model(inputs, keras.layers.Dense(3, name="last")(x), name="twice")
+
+    s.model = model
+    return s
+
+
 def _offload(machine: Any, s: Setting, name: str) -> None:
     s.arguments[name] = True
     s.before = lambda model: setattr(machine, "remote_memory", False)
@@ -219,7 +244,6 @@ def _depth(s: Setting, count: int, schedule: Any) -> None:
 
 def _recompute(s: Setting, schedule: str, mode: str) -> None:
     ops = s.ipu.pipelining_ops
-    s.config.allow_recompute = True
     s.arguments.update(
         pipeline_schedule=ops.PipelineSchedule[schedule], recomputation_mode=ops.RecomputationMode[mode]
     )

@@ -44,6 +44,19 @@ def flags(machine: Any) -> Group:
     return group
 
 
+def _with_a_hole(model: Any) -> Any:
+    """Found when the stages are set, where later versions find it when they are trained."""
+    assignment = list(model.get_pipeline_stage_assignment())
+    for entry in assignment[1:]:
+        entry.pipeline_stage = 2
+    return assignment
+
+
+def _set_before(setting: Setting, before: Any) -> Setting:
+    setting.before = before
+    return setting
+
+
 def version_3_1(machine: Any) -> Group:
     """SDK 3.1."""
     group = Group("SDK 3.1")
@@ -63,6 +76,10 @@ def version_3_0(machine: Any) -> Group:
     group.add(
         "ReplicatedMetricReductionMethod", lambda: keras.ipu.ReplicatedMetricReductionMethod, AttributeError
     )
+    hole = lambda m: m.set_pipeline_stage_assignment(_with_a_hole(m))  # noqa: E731
+    group.add("stages with a hole", lambda: _set_before(Setting(ipu), hole).fit(), ValueError)
+    turned = lambda m: m.set_pipeline_stage_assignment(m.get_pipeline_stage_assignment()[::-1])  # noqa: E731
+    group.allow("stages in any order", lambda: _set_before(Setting(ipu), turned).fit())
     metrics = lambda m: m.set_replication_options("MEAN")  # noqa: E731
     group.add("set_replication_options", lambda: plain(ipu, before=metrics).fit(), AttributeError)
 

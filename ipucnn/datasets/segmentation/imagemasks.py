@@ -68,12 +68,12 @@ def read_image(path: Path, max_pixels: int) -> Any:
     return pixels
 
 
-def read_mask(path: Path, max_pixels: int) -> Any:
-    """Integers [h, w], or uint8 [h, w, 3] of a colour mask, as they are stored."""
+def read_mask(path: Path, max_pixels: int, colours: bool = False) -> Any:
+    """Integers [h, w], or uint8 [h, w, 3] of a colour mask, as they are stored; see ``masks.mask_pixels``."""
     origin = f"mask {printable(str(path))}"
     with opened(read_file(str(path)), origin, max_pixels, "masks are grey PNG or TIFF") as image:
         image.load()
-        return mask_pixels(image, origin)
+        return mask_pixels(image, origin, colours)
 
 
 def find_classes(folder: Path, masks: Iterable[Tuple[Path, Any]]) -> MaskClasses:
@@ -118,7 +118,8 @@ def _read_part(folder: Path, classes: MaskClasses, max_pixels: int) -> Tuple[Any
     pairs: List[Tuple[Any, Any]] = []
     for name in names:
         image = read_image(images[name], max_pixels)
-        mask = classes.of(read_mask(masks[name], max_pixels), f"mask {printable(str(masks[name]))}")
+        pixels = read_mask(masks[name], max_pixels, classes.colours)
+        mask = classes.of(pixels, f"mask {printable(str(masks[name]))}")
         if image.shape[:2] != mask.shape:
             sizes = ["x".join(map(str, a.shape[:2])) for a in (image, mask)]
             raise DataError(

@@ -202,8 +202,11 @@ def mask_values(masks: Any) -> Tuple[int, ...]:
     return tuple(int(value) for value in np.nonzero(counts)[0])
 
 
-def mask_pixels(page: Any, origin: str) -> Any:
-    """[h, w] integers, or uint8 [h, w, 3] of colours, of a mask that Pillow has loaded; of a palette its numbers.
+def mask_pixels(page: Any, origin: str, colours: bool = False) -> Any:
+    """[h, w] integers, or uint8 [h, w, 3] of colours, of a mask that Pillow has loaded.
+
+    Args:
+        colours: whether classes are named by their colours: of a palette the colours count, else its numbers.
 
     Raises:
         DataError: floating-point or other pixels, or values beyond 65535.
@@ -211,6 +214,8 @@ def mask_pixels(page: Any, origin: str) -> Any:
     hint = "save masks as grey PNG or TIFF, one value per class"
     if page.mode in ("RGBA", "LA"):
         page = _opaque(page, origin)
+    if page.mode == "P" and colours:
+        page = page.convert("RGB")
     pixels = np.array(page)
     if page.mode == "1":
         return pixels.astype(np.uint8) * 255

@@ -79,7 +79,8 @@ CODES: Dict[str, Code] = {
     "wrong-mode": Code(
         ERROR,
         "images or masks of pixels that are not read, or grey images beside colour ones",
-        "save all images as grey of 8 or 16 bits, or all as 8-bit colour, and masks as grey",
+        "save all images as grey of 8 or 16 bits, or all as 8-bit colour; masks as grey, or name their colours in "
+        "DIR/classes.txt",
     ),
     "odd-mode": Code(
         WARNING,

@@ -433,7 +433,7 @@ def walk_imagemasks(survey: Survey, folder: Path) -> None:
             mask_name = _below(mask_path, folder)
             with survey.noting(subset, mask_name, mask_path):
                 check_png(read_file(str(mask_path)), f"mask {mask_path}")
-                mask = imagemasks.read_mask(mask_path, survey.max_pixels)
+                mask = imagemasks.read_mask(mask_path, survey.max_pixels, classes.colours)
                 if classes.any_other:
                     mask = codes(mask, False, f"mask {mask_path}")
                     other = _check_mask(survey, subset, mask_name, mask, other)

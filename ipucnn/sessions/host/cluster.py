@@ -290,6 +290,13 @@ def _connect(workers: Workers, until: float) -> _Link:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
+def _is_of_collectives(error: BaseException) -> bool:
+    """Whether TensorFlow says that workers cannot reach each other any more, in whichever of its ways."""
+    if not type(error).__module__.startswith("tensorflow."):
+        return False
+    return any(word in str(error) for word in ("Collective", "CoordinationService", "eartbeat"))
+
+
 class Cluster:
     """The workers of a run, connected; of one worker alone if nothing else is said.
 
@@ -370,12 +377,28 @@ class Cluster:
         return any(flag for flag, _ in told)
 
     def close(self, error: Optional[BaseException] = None) -> None:
-        """Parts with the others: in order, where all of them come here; else they are told to end as well."""
+        """Parts with the others: in order, where all of them come here; else they are told to end as well.
+
+        Raises:
+            WorkersError: ``error`` is one of TensorFlow's collectives, and who of the others is gone was not found out.
+        """
         if self._is_closed or self.count == 1:
             return
+        lost: Optional[WorkersError] = None
         try:
             if error is None or isinstance(error, (interrupts.Interrupted, GeneratorExit)):
                 self.exchange("end", None)
+            elif _is_of_collectives(error):
+                # TensorFlow has heartbeats of its own, and may have noticed first that a worker is gone.  Which one it
+                # is the thread that watches finds out, and ends this process (``_leave``).
+                until = time.monotonic() + SILENCE_S + GRACE_S
+                while time.monotonic() < until:
+                    interrupts.check()
+                    time.sleep(0.1)
+                lost = WorkersError(
+                    f"worker {self.rank} lost the others: TensorFlow's collectives failed",
+                    "continue with --resume on any number of workers that fits",
+                )
         except BaseException:  # they are gone, which matters no more
             if error is None:
                 raise
@@ -386,6 +409,8 @@ class Cluster:
                     link.send({"ended": self.rank, "signal": interrupts.noted()})
                 if error is None:
                     link.close()
+        if lost is not None:
+            raise lost from error
 
     def _send(self, rank: int, value: Any) -> None:
         try:

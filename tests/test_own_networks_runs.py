@@ -1,0 +1,148 @@
+"""Networks of users' own where registered ones go, too: on IPUs, among workers, in folds, from Python, after a kill."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from poplar_double import installed
+from test_cluster import assert_same, launch
+from test_own_networks import MIXING, NESTED, RESIDUAL, TRAIN, last, write
+
+import ipucnn
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
+from ipucnn.runs.train import TrainingRun
+
+SHORT = ("--dataset", "digits", *TRAIN)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def assert_equal(one, two):
+    one, two = last(one), last(two)
+    for there, here in ((one.weights, two.weights), (one.slots, two.slots)):
+        assert list(there) == list(here)
+        assert all(np.array_equal(there[name], here[name]) for name in there)
+
+
+@pytest.mark.parametrize(
+    "text, split",
+    [
+        (MIXING, "centre"),
+        pytest.param(NESTED, "concatenate", marks=pytest.mark.slow),
+        pytest.param(RESIDUAL, "depthwise_conv2d", marks=pytest.mark.slow),
+    ],
+    ids=["mixing", "nested", "residual"],
+)
+def test_in_a_pipeline_of_ipus_it_learns_what_it_learns_on_the_host(text, split, run):
+    train = (
+        "train",
+        write(text),
+        *SHORT,
+        "--num-epochs",
+        1,
+        "--no-validation",
+        "--gradient-accumulation-count",
+        4,
+    )
+    train = tuple(word for word in train if word not in ("--global-batch-size", 16))
+    with installed(num_ipus=4) as machine:
+        code, _, err = run(*train, "--pipeline-splits", split, "--run-dir", "ipu")
+        assert code == 0 and machine.config["ipus"] == 2, err
+    code, _, err = run(*train, "--pipeline-splits", split, "--run-dir", "host", "--device", "cpu")
+    assert code == 0, err
+    ipu, host = last("ipu").weights, last("host").weights
+    assert list(ipu) == list(host)
+    for name in host:
+        np.testing.assert_allclose(ipu[name], host[name], rtol=2e-3, atol=2e-5, err_msg=name)
+    assert text != MIXING or "one by one" in err
+
+
+def test_a_dry_run_refuses_what_the_run_would_and_nothing_else(run):
+    train = ("train", write(MIXING), *SHORT, "--dry-run")
+    for more in ((), ("--pipeline-splits", "centre")):
+        code, _, err = run(*train, *more)
+        assert code == 0 and "nothing was trained" in err, err
+    code, _, err = run(*train, "--pipeline-splits", "auto", "--ipus-per-replica", 2)
+    assert code == 2 and "layer 'centre' is a Centre, whose cost the planner doesn't know" in err
+    code, _, err = run(*train, "--pipeline-splits", "middle")
+    assert code == 2 and "error:" in err and "middle" in err and not Path("runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [MIXING, RESIDUAL], ids=["mixing", "residual"])
+def test_two_workers_give_the_bytes_of_one(text, run, tmp_path):
+    name = write(text)
+    ended = launch(tmp_path, name, *SHORT, "--run-dir", "two")
+    assert ended.returncode == 0, ended.stderr
+    code, _, err = run("train", name, *SHORT, "--max-workers", 2, "--run-dir", "one")
+    assert code == 0, err
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def test_each_fold_trains_it(lightly, run):
+    code, out, err = run(
+        "train", write(MIXING, "folds.py"), *SHORT, "--kfold", 2, "--run-dir", "folds", "--json"
+    )
+    assert code == 0, err
+    assert len(json.loads(out)["folds"]) == 2
+    for fold in (1, 2):
+        network = last(f"folds/fold-{fold}").meta["network"]
+        assert (
+            network["name"] == "folds.py:build" and ["centre", "Centre", None, ["dense"]] in network["layers"]
+        )
+
+
+@pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_killed_and_continued_frozen_layers_are_what_they_were(really, run, request):
+    if not really:
+        request.getfixturevalue("lightly")
+    name = write(NESTED, "frozen.py")
+    code, _, err = run("train", name, *SHORT, "--run-dir", "first")
+    assert code == 0, err
+    fine = (*SHORT, "--weights", "first", "--freeze", "base*", "--optimizer-params", '{"momentum": 0.9}')
+    code, _, err = run("train", name, *fine, "--run-dir", "whole")
+    # A layer that the network itself freezes counts as frozen, too.
+    assert code == 0 and "layers frozen: base_" in " ".join(err.split()), err
+    flags = dict(zip([word[2:].replace("-", "_") for word in fine[::2]], map(str, fine[1::2])))
+    events = TrainingRun(resolve("train", {**flags, "run_dir": "cut"}, model=name)).events()
+    for event in events:
+        if type(event).__name__ == "CheckpointSaved":
+            break
+    next(events)
+    events.close()  # nothing more is done, as after SIGKILL
+    Path("frozen.py").unlink()
+    code, _, err = run("train", "--resume", "--run-dir", "cut")
+    assert code == 0, err
+    assert_equal("whole", "cut")
+    before, after = last("first").weights, last("cut").weights
+    assert not any(slot.startswith(("base_", "frozen/")) for slot in last("cut").slots)
+    if really:
+        kept = [weight for weight in after if np.array_equal(after[weight], before[weight])]
+        assert kept == [weight for weight in after if weight.startswith(("base_", "frozen/"))]
+
+
+def test_python_trains_plans_and_loads_it(lightly):
+    name = write(MIXING, "mine.py")
+    training = ipucnn.train(
+        name, dataset="digits", limit_train=64, num_epochs=1, micro_batch_size=4, global_batch_size=16, seed=1,
+        learning_rate=0.05, run_dir="run",
+    )  # fmt: skip
+    assert "Validated" in [type(event).__name__ for event in training]
+    with pytest.raises(ConfigurationError) as caught:
+        ipucnn.load("run")
+    assert "centre" in caught.value.message
+    assert caught.value.hint == "if you trust it, type: ipucnn.load('run', model='mine.py:build')"
+    loaded = ipucnn.load("run", model=name)
+    assert loaded.predict(np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, 10)
+    assert any(layer.name == "centre" for layer in loaded.keras_model.layers)
+    with pytest.raises(
+        ConfigurationError, match=r"'centre' is a Centre, whose cost the planner doesn't know"
+    ):
+        ipucnn.plan(name, stages=2, dataset="digits", micro_batch_size=4)
+    plan = ipucnn.plan(write(RESIDUAL, "known.py"), stages=2, dataset="digits", micro_batch_size=4)
+    assert len(plan.splits) == 1 and plan.verdict == "fits"
