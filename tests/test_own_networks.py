@@ -629,6 +629,15 @@ def test_wrong_data_are_told(text, said):
     assert caught.value.hint
 
 
+def test_noise_does_not_stand_for_own_data(run):
+    Path("data.py").write_text("raise SystemExit('was run')\n")
+    words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
+    code, _, err = run(*words)
+    assert code == 2 and "synthetic data in place of data.py:load" in err and "hint: drop --dataset" in err, (
+        err
+    )
+
+
 def test_own_data_are_verified(run):
     Path("data.py").write_text(f"{GOOD}def load():\n    return (i, l), (i[:6], l[:6]), ['a', 'b', 'c']\n")
     code, out, err = run("verify-dataset", "data.py:load", "--json")
