@@ -115,7 +115,7 @@ def missing(shown: Sequence[str], printed: str) -> Optional[str]:
     rest = [shape(line) for line in printed.splitlines()]
     for line in shown:
         wanted = shape(line)
-        if not wanted or wanted == "..." or set(wanted) <= set("0 |.-~=wasltc"):
+        if not wanted or wanted == "..." or set(wanted) <= set("0 |.-~=wasltc%()"):
             continue  # drawings and rows of numbers
         if wanted not in rest:
             return line
