@@ -138,6 +138,54 @@ def test_a_stopped_run_is_equal_only_as_far_as_it_goes(folder, run):
     assert last_line(rows) == "equal as far as is known: of the samples it is not"
 
 
+def test_lines_that_cannot_be_read_are_told_and_equal_to_nothing(folder, run):
+    shutil.copytree(str(folder / "first"), "r")
+    text = (folder / "first" / "metrics.jsonl").read_text()
+    Path("r/metrics.jsonl").write_text(f"[1, 2]\nno row\n{text}" + '{"event": "half')
+    code, out, err = run("diff", folder / "first", "r")
+    warning = "warning: 2 lines of r/metrics.jsonl cannot be read, and are left out"
+    assert (
+        code == 0
+        and out.splitlines()[-1] == "equal as far as can be read"
+        and warning in " ".join(err.split())
+    )
+    assert not json.loads(run("diff", folder / "first", "r", "--json")[1])["equal"]
+    for words in (("runs", "."), ("plot", "r", "--output", "x.svg")):
+        code, _, err = run(*words)
+        assert code == 0 and warning in " ".join(err.split()), err
+    Path("r/metrics.jsonl").write_text(text + '{"event": "half')  # as a run that was killed leaves it
+    code, out, err = run("diff", folder / "first", "r")
+    assert code == 0 and out.splitlines()[-1] == "equal" and "warning" not in err
+
+
+def test_benchmarks_are_no_runs_and_the_folds_of_a_cross_validation_are(folder, run):
+    shutil.copytree(str(folder / "first"), "runs/folds/fold-1")
+    shutil.copytree(str(folder / "again"), "runs/folds/fold-2")
+    Path("runs/measured").mkdir()
+    for place in ("folds", "measured"):
+        shutil.copy(str(folder / "first" / "config.yml"), f"runs/{place}/config.yml")
+    shutil.copy(str(folder / "first" / "report.json"), "runs/measured/report.json")
+    code, out, _ = run("runs", "--json")
+    assert code == 0 and [row["run"] for row in json.loads(out)] == ["runs/folds/fold-1", "runs/folds/fold-2"]
+    code, _, err = run("diff", "runs/folds", folder / "first")
+    assert code == 3 and "runs/folds is a cross-validation of 2 folds" in err and "runs/folds/fold-1" in err
+    code, _, err = run("plot", "runs/folds", "--output", "x.svg")
+    assert code == 0 and "curves of 2 runs" in err
+
+
+def test_two_contents_of_a_networks_file_are_a_difference(run, lightly):
+    text = "from tensorflow import keras\n\n\ndef build(shape, classes):\n    x = keras.Input(shape)\n"
+    text += "    y = keras.layers.Dense(classes)(keras.layers.Flatten()(x))\n    return keras.Model(x, y)\n"
+    for name, more in (("one", ""), ("two", ""), ("three", "# changed\n")):
+        Path("net.py").write_text(text + more)
+        words = LINE.replace("mnist_cnn", "net.py:build").split()
+        code, _, err = run(*words, "--gradient-accumulation-count", 1, "--num-epochs", 1, "--run-dir", name)
+        assert code == 0, err
+    assert run("diff", "one", "two")[1].splitlines()[-1] == "equal"
+    code, out, _ = run("diff", "one", "three", "--json")
+    assert list(json.loads(out)["options"]) == ["the network's file"]
+
+
 def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):
     code, out, _ = run("diff", folder / "first", folder / "faster", "--json")
     found = json.loads(out)

@@ -308,6 +308,26 @@ def test_what_training_could_not_compute_is_refused(case):
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 
+def test_masks_are_refused_in_one_error_and_one_hint(run):
+    name = write(with_layer("return keras.Model(images, layers.Conv2D(num_classes, 1)(x))"))
+    for data, error, hint in (
+        (
+            "membranes",
+            "data set membranes is for segmentation, but the model does classification",
+            "network unet",
+        ),
+        (
+            "digits",
+            "net.py:build gives numbers of the shape (8, 8, 10) for each image",
+            "masks are for the network unet",
+        ),
+    ):
+        code, _, err = run("train", name, "--dataset", data, "--run-dir", "x")
+        assert code == 2 and err.count("error:") == 1 == err.count("hint:"), err
+        assert error in " ".join(err.split()) and hint in " ".join(err.split("hint:")[1].split())
+        assert not (Path("x") / "checkpoints").exists()
+
+
 @pytest.fixture
 def keras_types():
     from tensorflow import keras
@@ -607,6 +627,15 @@ def test_wrong_data_are_told(text, said):
         load(text)
     assert re.search(said, caught.value.message), caught.value.message
     assert caught.value.hint
+
+
+def test_noise_does_not_stand_for_own_data(run):
+    Path("data.py").write_text("raise SystemExit('was run')\n")
+    words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
+    code, _, err = run(*words)
+    assert code == 2 and "synthetic data in place of data.py:load" in err and "hint: drop --dataset" in err, (
+        err
+    )
 
 
 def test_own_data_are_verified(run):

@@ -49,6 +49,19 @@ def plan(capsys, *args):
     return PipelinePlan.from_dict(json.loads(out))
 
 
+def test_a_plan_of_fine_tuning_is_said_to_count_frozen_layers(capsys):
+    Path("fine.yml").write_text(f"fine:\n  model-name: {SMALL}\n  weights: runs/before\n  freeze: backbone\n")
+    words = (*FITTING, "--config-path", "fine.yml", "--config", "fine")
+    code, _, err = run(capsys, *words)
+    assert code == 0 and "warning: freeze backbone: this counts every layer as trained" in " ".join(
+        err.split()
+    )
+    code, _, err = run(capsys, *words, "--inference")
+    assert code == 0 and "freeze" not in err
+    code, _, err = run(capsys, *FITTING, "--freeze", "backbone")
+    assert code == 2 and "no option --freeze" in err and "hint:" in err
+
+
 def test_json_is_the_plan(capsys):
     found = plan(capsys, *FITTING)
     assert (found.model, found.num_stages, found.planned, found.optimal) == (SMALL, 2, True, True)

@@ -19,7 +19,9 @@ SORT = own_option(
 )
 RUN_1 = typer.Argument(..., metavar="RUN1", help="A run folder.")
 RUN_2 = typer.Argument(..., metavar="RUN2", help="Another one.")
-RUNS = typer.Argument(..., metavar="RUN...", help="One or several run folders.")
+RUNS = typer.Argument(
+    ..., metavar="RUN...", help="One or several run folders; of a cross-validation all folds."
+)
 OUTPUT = own_option("--output", "FILE", "The picture to write: .png, .pdf or .svg.", shown="curves.png")
 
 
@@ -40,7 +42,9 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
     rows, damaged = [], 0
     for path in find_runs(expand(folder, "FOLDER")):
         try:
-            rows.append(summary(read_run(path)))
+            record = read_run(path)
+            rows.append(summary(record))
+            _warn(record.warnings)
         except UserError as error:
             damaged += 1
             note(f"left out: {error.message}")
@@ -70,7 +74,15 @@ def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> No
     if as_json:
         print(json.dumps(found, indent=2))
     else:
+        _warn(found["warnings"])
         print_diff(found)
+
+
+def _warn(warnings: List[str]) -> None:
+    from ipucnn.reports.console import note
+
+    for warning in warnings:
+        note(f"warning: {warning}")
 
 
 def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
@@ -79,17 +91,18 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
     from ipucnn.reports.console import note
     from ipucnn.reports.evaluate import check_can_plot
     from ipucnn.reports.runs import PICTURES, draw_curves
-    from ipucnn.runs.compare import read_run
+    from ipucnn.runs.compare import read_run, runs_of
     from ipucnn.runs.folder import RUN_FILES
     from ipucnn.runs.images.outputs import check_outputs, format_of
 
     check_can_plot()
     path = expand("curves.png" if output is None else output, "--output")
-    paths = [expand(folder, "RUN") for folder in folders]
+    paths = [run for folder in folders for run in runs_of(expand(folder, "RUN"))]
     inputs = [("a file of the run", run / name) for run in paths for name in RUN_FILES]
     check_outputs([("--output", path, PICTURES)], inputs)
     records = [read_run(run) for run in paths]
     for record in records:
+        _warn(record.warnings)
         if not record.history:
             raise DataError(
                 f"run {record.path} has no history yet",

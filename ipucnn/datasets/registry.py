@@ -241,6 +241,11 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
     Raises:
         ConfigurationError: there is no such data set.
     """
+    if like is not None and is_python_name(like):
+        raise ConfigurationError(
+            f"synthetic data in place of {shown_value(like)}: only running that file would tell the size of its images",
+            "drop --dataset; --image-size says how large the images are",
+        )
     if like is not None and known_as(like) is None and not _may_be_elsewhere(like):
         raise _unknown(like)
     made = "made on the host" if where == "host" else "one batch, kept on the device"
@@ -546,6 +551,7 @@ def known_as(name: str) -> Optional[str]:
 
 def _check_task(what: str, task: str, wanted: str) -> None:
     if task not in (ANY_TASK, wanted) and wanted != ANY_TASK:
-        raise ConfigurationError(
-            f"{what} is for {task}, but the model does {wanted}", f"for example --dataset {EMBEDDED[wanted]}"
-        )
+        hint = f"for example --dataset {EMBEDDED[wanted]}"
+        if task == "segmentation":
+            hint += "; masks are for the network unet"
+        raise ConfigurationError(f"{what} is for {task}, but the model does {wanted}", hint)

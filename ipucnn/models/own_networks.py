@@ -219,12 +219,15 @@ class OwnNetwork:
         gives = (
             counted(int(shape[1] or 0), "logit") if len(shape) == 2 else f"numbers of the shape {shape[1:]}"
         )
+        hint = "take data of as many classes, or save the network with another last layer"
+        if len(shape) == 4:
+            hint = "end it with keras.layers.Dense(num_classes), to classify images; masks are for the network unet"
+        elif self.make is not None:
+            hint = "end it with keras.layers.Dense(num_classes)"
         raise ConfigurationError(
             f"{shown_value(self.name)} gives {gives} for each image, and the data have "
             f"{counted(num_classes, 'class')}",
-            "end it with keras.layers.Dense(num_classes)"
-            if self.make is not None
-            else "take data of as many classes, or save the network with another last layer",
+            hint,
         )
 
 

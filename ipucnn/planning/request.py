@@ -208,12 +208,16 @@ def make_request(
         splits=splits,
         assumed=assumed,
         precisions=precisions,
-        # An order of its own is searched for stages that are alike in this.
-        own_proportions=own_proportions and not any_order,
+        own_proportions=own_proportions,
         graph=graph,
         typed=resolved.typed,
         flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
     )
+    if config.freeze is not None and not inference:
+        request.warnings.append(
+            f"freeze {shown_value(config.freeze)}: this counts every layer as trained, and frozen ones need less "
+            "memory and time; training with --pipeline-splits auto plans the network as it is frozen"
+        )
     if splits is None and config.pipeline_splits and config.pipeline_splits != (AUTO,):
         request.preset_splits = {resolved.origins["pipeline_splits"]: config.pipeline_splits}
     if count is None:
@@ -227,8 +231,6 @@ def make_request(
                 "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
             )
         check_any_order(request.settings)
-        if own_proportions and request.proportions is None:
-            assumed.append("one available memory proportion for all stages, because of --orders")
         request.any_order = True
         request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request

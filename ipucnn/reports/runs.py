@@ -136,7 +136,8 @@ def _conclusions(found: Dict[str, Any]) -> List[str]:
         )
         lines = [f"the histories differ first at {first} ({history['event']}: {names})"]
     elif found["compared"]:
-        lines = [f"the histories have the same bytes in all {found['compared']:,} rows that both have"]
+        rows = "the one row" if found["compared"] == 1 else f"all {found['compared']:,} rows"
+        lines = [f"the histories have the same bytes in {rows} that both have"]
     else:
         lines = ["the histories have no row in common"]
     if None in found["data_sha256"]:
@@ -155,6 +156,8 @@ def _as_far(found: Dict[str, Any]) -> str:
     if not found["compared"]:
         return "not comparable"
     fewest, most = sorted(found["final"]["weight updates"])
+    if found["warnings"]:
+        return "equal as far as can be read"
     if fewest < most:
         return f"equal as far as both go ({fewest:,} of {most:,} weight updates)"
     if found["rows"] != [found["compared"]] * 2:
@@ -227,14 +230,16 @@ def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
                     color=f"C{number % 10}",
                     linestyle="-" if curve.is_validation or key == "learning_rate" else "--",
                     marker="o" if len(curve.points) == 1 else "",
+                    fillstyle="full" if curve.is_validation else "none",
                     label=printable(label).replace("$", r"\$"),
                 )
         axis.set(xlabel="epoch", ylabel=title)
-        if key == "loss" and all(y > 0 for run in runs for c in _curves(run, key) for _, y in c.points):
+        values = [y for run in runs for curve in _curves(run, key) for _, y in curve.points]
+        if key == "loss" and values and 0 < 10 * min(values) < max(values):
             axis.set_yscale("log")
         axis.grid(alpha=0.3)
     handles, labels = picture.axes[1].get_legend_handles_labels()
-    shown = dict(zip(labels[::-1], handles[::-1]))
+    shown = dict(zip(labels, handles))  # of a run's two curves that of validation
     picture.legend(shown.values(), shown.keys(), loc="lower center", ncol=min(len(shown), 4) or 1)
     how = "training dashed, validation solid"
     picture.suptitle(

@@ -8,6 +8,7 @@ import calendar
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
@@ -17,8 +18,8 @@ from ipucnn.documents import MAX_RECORD_BYTES, BadDocument, NotJson, load_record
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import entries, exists, file_size, is_file, is_folder, is_link, locked, read_text
 from ipucnn.json_fields import is_count, is_number, is_text
-from ipucnn.runs.folder import BEST, CONFIG, ENVIRONMENT, LAST, METRICS, PROGRAM, TIMINGS, RunFolder
-from ipucnn.text import printable
+from ipucnn.runs.folder import BEST, CONFIG, ENVIRONMENT, LAST, METRICS, PROGRAM, REPORT, TIMINGS, RunFolder
+from ipucnn.text import counted, printable
 from ipucnn.training.checkpoints import read_meta
 
 SORTS = ("name", "age", "accuracy", "time", "size")
@@ -46,6 +47,7 @@ class RunRecord:
         report: of a run that ended, else None.
         processes: of ``environment.json``: who wrote the run, the last at the end.
         is_locked: another process is writing it.
+        unreadable: lines of ``metrics.jsonl`` that are no rows, but for a last one that is half written.
     """
 
     path: Path
@@ -56,6 +58,15 @@ class RunRecord:
     report: Optional[Dict[str, Any]]
     processes: List[Dict[str, Any]]
     is_locked: bool
+    unreadable: int = 0
+
+    @property
+    def warnings(self) -> List[str]:
+        """What its reader should know, a sentence each."""
+        if not self.unreadable:
+            return []
+        what = f"{counted(self.unreadable, 'line')} of {self.path / METRICS}"
+        return [f"{what} cannot be read, and {'is' if self.unreadable == 1 else 'are'} left out"]
 
     @property
     def state(self) -> str:
@@ -96,12 +107,19 @@ def read_run(path: Path) -> RunRecord:
     """Reads a run folder.
 
     Raises:
-        DataError: it is none.
+        DataError: it is none, or one of a cross-validation, whose folds are runs.
     """
     if not is_folder(path):
         what = "is a file" if exists(path) else "does not exist"
         raise DataError(f"run folder {path} {what}", "`ipucnn runs` lists the runs there are")
+    folds = _folds(path)
+    if folds:
+        raise DataError(
+            f"{path} is a cross-validation of {counted(len(folds), 'fold')}", f"name a fold: {folds[0]}"
+        )
     folder = RunFolder(path)
+    lines = _lines(path / METRICS)
+    history = [row for row in map(_object, lines) if _is_row(row)]
     config = folder.read_config()
     program = read_record_if_whole(path / PROGRAM)
     processes = read_record_if_whole(path / ENVIRONMENT)
@@ -109,11 +127,13 @@ def read_run(path: Path) -> RunRecord:
         path=path,
         config=config,
         program=program if isinstance(program, dict) else {},
-        history=[row for row in _lines(path / METRICS) if _is_row(row)],
-        timings=_lines(path / TIMINGS),
+        history=history,
+        timings=[row for row in map(_object, _lines(path / TIMINGS)) if row],
         report=folder.read_report(),
         processes=[p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else [],
         is_locked=_is_locked(path),
+        # What stands behind the last line break is no line yet.
+        unreadable=sum(bool(line) and not _is_row(_object(line)) for line in lines[:-1]),
     )
 
 
@@ -121,19 +141,18 @@ def _is_row(row: Dict[str, Any]) -> bool:
     return is_text(row.get("event")) and is_count(row.get("weight_updates"))
 
 
-def _lines(path: Path) -> List[Dict[str, Any]]:
-    """The objects of a file with one JSON value to a line; a line that is half written is left out."""
-    if not is_file(path):
-        return []
-    found = []
-    for line in read_text(path, MAX_RECORD_BYTES).split("\n"):
-        try:
-            value = load_record(line)
-        except (NotJson, BadDocument):
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+def _lines(path: Path) -> List[str]:
+    """The lines of a file with one JSON value to a line, and what stands behind the last of them."""
+    return read_text(path, MAX_RECORD_BYTES).split("\n") if is_file(path) else []
+
+
+def _object(line: str) -> Dict[str, Any]:
+    """The JSON object of a line; an empty one where it holds none."""
+    try:
+        value = load_record(line)
+    except (NotJson, BadDocument):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _is_locked(path: Path) -> bool:
@@ -157,10 +176,23 @@ def find_runs(folder: Path) -> List[Path]:
     return list(_runs_in(folder, depth=2))
 
 
+def _folds(folder: Path) -> List[Path]:
+    """The run folders of a cross-validation; none of a run."""
+    return [p for p in entries(folder) if p.name.startswith("fold-") and is_folder(p)]
+
+
+def runs_of(path: Path) -> List[Path]:
+    """The folds of a cross-validation; of anything else the path itself."""
+    return (_folds(path) if is_folder(path) else []) or [path]
+
+
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
-    folds = [p for p in entries(folder) if p.name.startswith("fold-") and is_folder(p)]
+    folds = _folds(folder)
+    # What a run writes last is the report; a benchmark writes nothing besides.
+    is_benchmark = is_file(folder / REPORT) and not is_file(folder / ENVIRONMENT)
     if is_file(folder / CONFIG) and not folds:
-        yield folder
+        if not is_benchmark:
+            yield folder
     elif depth:
         for path in folds or entries(folder):
             if is_folder(path) and not is_link(path):
@@ -236,16 +268,22 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
         ``options``, ``program``, ``versions`` and ``data``: name -> [of the first, of the second], only what differs.
         ``places``: the same of options that say where things lie.  ``history``: where the histories part, or None;
         see :func:`first_difference`.  ``compared``: how many rows both have; ``rows``: how many each has.
-        ``final``: name -> both, all there are.  ``equal``: whether options, Program and data are known to be the
-        same, and histories are the same to their ends.
+        ``warnings``: sentences.  ``final``: name -> both, all there are.  ``equal``: whether options, Program and data
+        are known to be the same, and histories can be read and are the same to their ends.
     """
     named = {spec.key: spec for spec in SPECS if spec.in_yaml}
     options = {
         key: [_plain(getattr(run.config, spec.name)) for run in (first, second)]
         for key, spec in named.items()
     }
+    network = [_meta(run).get("network") for run in (first, second)]
+    if any(isinstance(one, dict) for one in network):
+        options["the network's file"] = [
+            one.get("sha256") if isinstance(one, dict) else None for one in network
+        ]
     differing = _differing(options)
-    places = {key: differing.pop(key) for key in list(differing) if named[key].name in _PLACES}
+    in_places = [key for key in differing if key in named and named[key].name in _PLACES]
+    places = {key: differing.pop(key) for key in in_places}
     keys = sorted({*first.program, *second.program})
     program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})
     versions = {key: [run.environment.get(key) for run in (first, second)] for key in _ENVIRONMENT}
@@ -267,8 +305,10 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
         "history": rows,
         "compared": compared,
         "rows": counts,
+        "warnings": [*first.warnings, *second.warnings],
         "final": _final(first, second),
         "equal": not (differing or program or data or rows or None in digests)
+        and not (first.unreadable or second.unreadable)
         and counts == [compared, compared] != [0, 0],
     }
 
@@ -288,17 +328,20 @@ def _sources(run: RunRecord) -> Any:
     return own.get("sources_sha256") if isinstance(own, dict) else None
 
 
-def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
-    """The data set's name, and the digest of its samples, which a checkpoint has; None where it is not known."""
+def _meta(run: RunRecord) -> Mapping[str, Any]:
+    """What a checkpoint of the run says besides weights; nothing where there is none."""
     checkpoints = RunFolder(run.path, run.config.checkpoint_dir).checkpoints
     for name in (LAST, BEST):
-        try:
-            meta = read_meta(checkpoints / name)
-        except UserError:
-            continue
-        digest = meta.get("data_sha256")
-        return printable(meta["dataset"]), digest if is_text(digest) else None
-    return run.config.dataset, None
+        with suppress(UserError):
+            return read_meta(checkpoints / name)
+    return {}
+
+
+def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
+    """The data set's name, and the digest of its samples, which a checkpoint has; None where it is not known."""
+    meta = _meta(run)
+    digest = meta.get("data_sha256")
+    return printable(meta["dataset"]) if meta else run.config.dataset, digest if is_text(digest) else None
 
 
 def first_difference(
