@@ -99,7 +99,8 @@ def commands(page: str, text: str) -> Iterator[Command]:
 
 
 def shape(line: str) -> str:
-    """A line without its numbers, units and blanks."""
+    """A line without its numbers, units and blanks, nor an accuracy that was better before the end."""
+    line = re.sub(r" \(best [^)]*\)", "", line)
     line = re.sub(r"[-+]?\d[\d,]*(\.\d+)?", "0", line.replace("·", "0"))
     line = re.sub(r"\b(s|ms|us|min|h|k|M|G|T|[KMG]iB|[KMGT]?FLOP/s)\b", "u", line)
     line = re.sub(r"\b0 u( 0 u)*", "0 u", line)
@@ -124,7 +125,8 @@ def fresh_python(folder: Path) -> Path:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
     venv.create(str(folder / "venv"), with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "-q", str(folder / "clone")], check=True)
+    # What exports are written with is an extra; the pages say so.
+    subprocess.run([str(python), "-m", "pip", "install", "-q", f"{folder / 'clone'}[export]"], check=True)
     return python
 
 

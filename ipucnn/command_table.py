@@ -169,7 +169,7 @@ COMMANDS = {
             (
                 (
                     "ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1 --max-workers 2",
-                    "Two workers that train one network, to the bytes of one.",
+                    "Two workers train one network; the result has the bytes of one worker.",
                 ),
             ),
         ),

@@ -61,6 +61,7 @@ def test_commands_of_a_page():
     [
         (["accuracy  95.5% of 360"], "loss 1\naccuracy   7% of 1,360\n", None),
         (["time  1 min 4 s"], "time 3.1 s", None),
+        (["accuracy  95.5% of 360 (best 96.0%)"], "accuracy 96% of 360", None),
         (["one", "...", "two"], "one\nother\ntwo", None),
         (["two", "one"], "one\ntwo", "one"),
         (["saved in runs/x"], "saved in runs/y", "saved in runs/x"),

@@ -121,14 +121,15 @@ def test_two_instances_do_what_one_process_does(tmp_path, capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
-    """Whole images of a run that are evaluated and inferred in tiles: the figures and files of one process.  Training
-    comes to its end, where pictures of predictions are computed together.
+    """Whole images of a run that are evaluated and inferred in tiles: the figures and files of one process and of the
+    host, with masks of three classes.  Training comes to its end, where pictures of predictions are computed together.
     """
+    write_masks(tmp_path / "masks", train=4, val=2)
     train = [
         "train",
         "unet",
         "--dataset",
-        "random",
+        tmp_path / "masks",
         "--image-size",
         188,
         "--base-filters",
@@ -138,7 +139,7 @@ def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
         "--json",
     ]
     train += ["--micro-batch-size", 1, "--gradient-accumulation-count", 2, "--steps-per-execution", 2]
-    train += ["--num-replicas", 2, "--limit-train", 4, "--limit-eval", 2, "--num-epochs", 1, "--run-dir"]
+    train += ["--num-replicas", 2, "--num-epochs", 1, "--run-dir"]
     commands = [
         ["evaluate", "run", "--device", "ipu", "--json", "--contact-sheet", "sheet.png"],
         ["infer", "run", "--split", "eval", "--device", "ipu", "--json", "--output", "masks", "--overlay"],
@@ -154,15 +155,38 @@ def test_two_instances_make_the_masks_of_one(tmp_path, capfd, monkeypatch):
     out, err, silent = together(both, *commands, [*train, "trained"], total=2, local=1)
     here = documents(out)
     assert len(here) == len(there) == 3 and "sheet.png" in err and "masks" not in silent
+    assert cli.run(["evaluate", "run", "--device", "cpu", "--json"]) == 0
+    (host,) = documents(capfd.readouterr().out)
     for name in ("loss", "accuracy", "dice", "samples"):
-        assert here[0]["measured"][name] == pytest.approx(there[1]["measured"][name], rel=1e-4), name
+        for other in (there[1], host):
+            assert here[0]["measured"][name] == pytest.approx(other["measured"][name], rel=1e-4), name
+    assert [row["count"] for row in here[0]["classes"]] == [row["count"] for row in host["classes"]]
+    assert len(host["classes"]) == 3
     assert len(here[0]["segmentation"]["images"]) == 2 == here[2]["validation"]["samples"]
     assert (both / "trained" / "predictions.png").exists()
-    assert {"random-eval-mask.tif", "random-eval-overlay.tif"} <= {
+    assert {"imagemasks-eval-mask.tif", "imagemasks-eval-overlay.tif"} <= {
         path.name for path in (both / "masks").iterdir()
     }
-    one, two = (pages(root / "masks" / "random-eval-probability.tif") for root in (alone, both))
-    assert np.abs(one - two).max() <= 1e-4 and len(one) == 2
+    for k in range(3):
+        name = f"imagemasks-eval-probability-{k}.tif"
+        one, two = (pages(root / "masks" / name) for root in (alone, both))
+        assert np.abs(one - two).max() <= 1e-4 and len(one) == 2
+
+
+def write_masks(folder, **counts):
+    """Grey images of 188x188 with a square of each of two classes on a background."""
+    rng = np.random.default_rng(0)
+    for part, count in counts.items():
+        for kind in ("images", "masks"):
+            (folder / part / kind).mkdir(parents=True)
+        for i in range(count):
+            mask = np.zeros((188, 188), np.uint8)
+            for k in (1, 2):
+                y, x = rng.integers(5, 120, 2)
+                mask[y : y + 60, x : x + 60] = k
+            image = mask * np.uint8(80) + rng.integers(0, 60, mask.shape, np.uint8)
+            Image.fromarray(image).save(folder / part / "images" / f"{i}.png")
+            Image.fromarray(mask).save(folder / part / "masks" / f"{i}.png")
 
 
 def pages(path):

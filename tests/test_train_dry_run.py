@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,6 +140,20 @@ def test_a_dry_run_refuses_what_only_the_layers_refuse(capsys, here, model, argu
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "") and message in " ".join(err.split()) and "hint:" in err
     assert list(here.iterdir()) == []
+
+
+def test_tensorflow_starts_as_in_a_run_where_the_network_has_to_be_built(here):
+    """Silent, and with as many devices as are asked for."""
+    args = ["train", "mnist_cnn", *DIGITS[1:], "--dropout", "0.1", "--gradient-accumulation-count", "2"]
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ipucnn", *args, "--device", "cpu", "--devices", "2", "--dry-run"],
+        env=env,
+        capture_output=True,
+    )
+    said = done.stderr.decode()
+    assert done.returncode == 0, said
+    assert not re.search(r"^[IWEF]\d{4} |absl|oneDNN|CUDA", said, re.MULTILINE), said
 
 
 def test_a_long_run_takes_no_more_memory_than_a_piece_of_it():

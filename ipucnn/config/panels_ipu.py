@@ -319,7 +319,7 @@ class Workers:
     )
     reduction: str = option(
         "ordered",
-        "How workers add gradients: ordered (chunk by chunk, to the bytes of one worker), or ring (TensorFlow's "
+        "How workers add gradients: ordered (chunk by chunk, with the bytes of one worker), or ring (TensorFlow's "
         "all-reduce, which sends less and is equal within rounding).",
         choices=("ordered", "ring"),
         commands=TRAIN,

@@ -42,6 +42,7 @@ from ipucnn.sessions.host.workers import Workers, compared_options, find_group, 
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.sessions.session import (
     CompilationReport,
+    DeviceInfo,
     Session,
     TrainState,
     ValidationDue,
@@ -172,15 +173,11 @@ class TrainingRun:
             ConfigurationError: the network cannot be built or cut so.
             MissingError: the device is not here, or Keras lacks the network.
         """
-        from ipucnn.sessions.factory import create_session, runs_on_ipus
-
         if self.start.report is None:
             self._check_network()
         p, config, settings = self.program, self.setup.config, self.optimizer
-        device = f"{counted(p.num_ipus, 'IPU')}"
-        if not runs_on_ipus(config.device):
-            found = create_session(config.device, verbose=self.verbose, config=config, trains=True).device
-            device = f"{found.kind.upper()}: {found.name}"
+        found = self._host_device()
+        device = f"{found.kind.upper()}: {found.name}" if found else f"{counted(p.num_ipus, 'IPU')}"
         first, last = self.schedule(np.array([0, p.num_weight_updates - 1]))
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
@@ -212,6 +209,15 @@ class TrainingRun:
             "program": p.to_dict(),
         }
 
+    def _host_device(self) -> Optional[DeviceInfo]:
+        """The device of a run on the host, for which TensorFlow is imported as the run does it; None of one on IPUs."""
+        from ipucnn.sessions.factory import create_session, runs_on_ipus
+
+        config = self.setup.config
+        if runs_on_ipus(config.device):
+            return None
+        return create_session(config.device, verbose=self.verbose, config=config, trains=True).device
+
     def _check_network(self) -> None:
         """Refuses what the network's layers refuse; it is built where they are not those of the shipped graph."""
         from ipucnn.models.build import check_requirements
@@ -226,6 +232,7 @@ class TrainingRun:
         graph = known_graph(record, at_home)
         is_planned = not program.pipeline_splits and program.num_stages > 1
         if graph is None:
+            self._host_device()
             model = run_setup.build(self.setup)
             # The planner does not know layers of the user's own, which train without it.
             graph = graph_of(model, record.name) if is_planned else None

@@ -236,9 +236,9 @@ def make_epoch(
                 else "use a smaller --micro-batch-size, or fewer --num-replicas"
             )
             raise ConfigurationError(
-                f"the global batch of {size:,} samples ({batching.micro_batch_size} x "
-                f"{batching.gradient_accumulation_count} x {batching.num_replicas}) is larger than the "
-                f"training set of {num_samples}",
+                f"the global batch of {size:,} samples ({batching.micro_batch_size:,} x "
+                f"{batching.gradient_accumulation_count:,} x {batching.num_replicas:,}) is larger than the "
+                f"training set of {num_samples:,}",
                 hint,
             )
         return Epoch(updates, updates * size, num_samples - updates * size)

@@ -221,10 +221,13 @@ class Extension:
         given = pipeline_stage_assignment
         if not isinstance(given, list) or len(given) != len(calls):
             raise ValueError(f"the stage assignment must be a list of {len(calls)} entries")
+        if not all(isinstance(entry, StageAssignment) for entry in given):
+            raise ValueError("entries must be FunctionalLayerPipelineStageAssignment")
+        if self.machine.sdk == "3.0":  # which takes them in any order
+            places = {(id(layer), index): number for number, (layer, index, _) in enumerate(calls)}
+            given = sorted(given, key=lambda entry: places.get((id(entry.layer), entry.node_index), -1))
         stages: Dict[int, int] = {}
         for entry, (layer, index, parents) in zip(given, calls):
-            if not isinstance(entry, StageAssignment):
-                raise ValueError("entries must be FunctionalLayerPipelineStageAssignment")
             if entry.layer is not layer or entry.node_index != index:
                 raise ValueError(f"the assignment is not in post order: {entry.layer.name}, not {layer.name}")
             if entry.pipeline_stage is None:

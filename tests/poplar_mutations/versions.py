@@ -78,6 +78,8 @@ def version_3_0(machine: Any) -> Group:
     )
     hole = lambda m: m.set_pipeline_stage_assignment(_with_a_hole(m))  # noqa: E731
     group.add("stages with a hole", lambda: _set_before(Setting(ipu), hole).fit(), ValueError)
+    turned = lambda m: m.set_pipeline_stage_assignment(m.get_pipeline_stage_assignment()[::-1])  # noqa: E731
+    group.allow("stages in any order", lambda: _set_before(Setting(ipu), turned).fit())
     metrics = lambda m: m.set_replication_options("MEAN")  # noqa: E731
     group.add("set_replication_options", lambda: plain(ipu, before=metrics).fit(), AttributeError)
 
