@@ -277,10 +277,8 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
         for key, spec in named.items()
     }
     network = [_meta(run).get("network") for run in (first, second)]
-    if any(isinstance(one, dict) for one in network):
-        options["the network's file"] = [
-            one.get("sha256") if isinstance(one, dict) else None for one in network
-        ]
+    if all(isinstance(one, dict) for one in network):  # without a checkpoint it is not known
+        options["the network's file"] = [one.get("sha256") for one in network]
     differing = _differing(options)
     in_places = [key for key in differing if key in named and named[key].name in _PLACES]
     places = {key: differing.pop(key) for key in in_places}
