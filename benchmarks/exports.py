@@ -1,4 +1,4 @@
-"""Trains networks for a few weight updates, exports each to every format, and prints how far files are from runs.
+"""Trains networks for a short time, exports each to every format, and prints how far files are from runs.
 
     python benchmarks/exports.py FOLDER [NETWORK...]
 

@@ -339,7 +339,7 @@ def open_regular(
     Raises:
         DataError (or ``error``): absent, not a regular file, or not readable.
     """
-    handle = open_handle(path, what, error, hint)
+    handle, _ = open_handle(path, what, error, hint)
     with os.fdopen(handle, "rb") as file:
         try:
             yield file
@@ -354,8 +354,9 @@ def open_handle(
     what: str = "",
     error: Type[UserError] = DataError,
     hint: Optional[str] = None,
-) -> int:
-    """The descriptor of a regular file, opened for reading, which the caller closes; as :func:`open_regular` otherwise.
+) -> Tuple[int, int]:
+    """The descriptor of a regular file, opened for reading, which the caller closes, and the file's bytes; as
+    :func:`open_regular` otherwise.
 
     Nothing is prepared for messages that are not written: every photograph of every epoch comes by here.
     """
@@ -364,9 +365,10 @@ def open_handle(
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             handle = os.open(path, _READING)
-            mode = os.fstat(handle).st_mode
+            status = os.fstat(handle)
+            mode = status.st_mode
             if stat.S_ISREG(mode):
-                return handle
+                return handle, status.st_size
             os.close(handle)
     except (FileNotFoundError, NotADirectoryError):
         mode = 0

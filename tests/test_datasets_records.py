@@ -525,8 +525,9 @@ def test_a_crop_of_a_jpeg_is_pillow_s_of_the_whole_image(width, height, subsampl
             crop_of(data[:-20], size, state)
 
 
-def test_batches_do_not_tell_how_many_images_a_call_decodes(folder):
-    """37 images are 37 calls and joined; one image is one call and not joined."""
+def test_batches_do_not_tell_how_many_images_a_call_reads_and_decodes(folder, monkeypatch):
+    """37 images are 37 calls and joined; one image and 20 are one call and not joined."""
+    from ipucnn.datasets import pipeline
     from ipucnn.datasets.pipeline import train_batches
 
     def images(batch_size, num_parallel):
@@ -537,7 +538,9 @@ def test_batches_do_not_tell_how_many_images_a_call_decodes(folder):
         return [np.concatenate(part) for part in zip(*(next(batches) for _ in range(-(-37 // batch_size))))]
 
     one, many = images(1, 1), images(37, 4)
-    assert all(np.array_equal(a, b) for a, b in zip(one, many)) and len(one[0]) == 37
+    monkeypatch.setattr(pipeline, "READ_AHEAD_BYTES", 3 * len(jpeg(1)))
+    for some in (many, images(20, 2)):
+        assert all(np.array_equal(a, b[:37]) for a, b in zip(one, some)) and len(one[0]) == 37
 
 
 @pytest.mark.parametrize("kind", ["cmyk", "grey", "turned", "png"])
@@ -569,8 +572,12 @@ def test_both_checksums_are_the_same():
     rng = np.random.default_rng(2)
     for length in (0, 1, 7, 8, 9, 511, 512, 5000):
         data = rng.bytes(length)
-        found = kernels.look_at_record(data + b"more", length, "a", tfrecord._eight_tables())
-        assert found[0] == tfrecord.crc32c(data)
+        for damaged in (None, 0, 10, 12 + length, 15 + length):
+            record = bytearray(frame(data))
+            if damaged is not None:
+                record[damaged] ^= 1 << int(rng.integers(8))
+            found = kernels.look_at_record(bytes(record), "a", tfrecord._eight_tables())
+            assert found[0] == (0 if damaged is None else 1 if damaged < 12 else 2)
 
 
 @needs_numba
@@ -591,9 +598,10 @@ def test_the_compiled_reader_finds_what_the_other_one_reads_or_nothing(features,
             data[at % len(data)] = byte
     data = bytes(data[: len(data) - cut])
     for name in ("a", "image/encoded"):
-        _, begin, end = kernels.look_at_record(data, len(data), name, tfrecord._eight_tables())
+        which, begin, end = kernels.look_at_record(frame(data), name, tfrecord._eight_tables())
+        assert which == 0
         if begin >= 0:
-            assert features_of(data, {name: bytes})[name] == data[begin:end]
+            assert features_of(data, {name: bytes})[name] == frame(data)[begin:end]
         elif data == whole:
             assert not isinstance(features.get(name), bytes)
 
@@ -614,10 +622,10 @@ def test_entries_that_name_themselves_twice_are_left_to_the_other_reader():
         (field(1, b"a") + field(1, b"c" * 600) + value, set()),
     ):
         data = field(1, field(1, entry) + field(1, field(1, b"a") + field(2, field(1, field(1, b"y")))))
-        _, begin, end = kernels.look_at_record(data, len(data), "a", tfrecord._eight_tables())
-        assert (begin >= 0) == bool(names) or data[begin:end] == b"y"
+        _, begin, end = kernels.look_at_record(frame(data), "a", tfrecord._eight_tables())
+        assert (begin >= 0) == bool(names) or frame(data)[begin:end] == b"y"
         if begin >= 0:
-            assert features_of(data, {"a": bytes})["a"] == data[begin:end]
+            assert features_of(data, {"a": bytes})["a"] == frame(data)[begin:end]
 
 
 @needs_numba

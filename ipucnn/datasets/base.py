@@ -235,7 +235,16 @@ def source_of(made: Any, name: str, location: str) -> "DataSource":
         )
     is_masks = train.labels.ndim == 3
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    names = [str(own) for own in made[2]] if len(made) == 3 else [str(n) for n in range(max(most + 1, 2))]
+    given = made[2] if len(made) == 3 else range(max(most + 1, 2))
+    try:
+        names = [] if isinstance(given, str) else [str(own) for own in given]
+    except TypeError:
+        names = []
+    if not names:
+        raise DataError(
+            f"{location}: the names of the classes are {shown_value(repr(given))}, wanted a list of them",
+            _OWN_HINT,
+        )
     if most >= len(names):
         raise DataError(
             f"{location}: a label is {most}, and there are {len(names)} names of classes", _OWN_HINT
@@ -272,7 +281,7 @@ def _own_examples(part: Any, what: str, location: str) -> "ArrayExamples":
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
-    if labels.dtype.kind not in "iub" or len(labels) != len(images) or not (labels.ndim == 1 or is_masks):
+    if labels.dtype.kind not in "iub" or not (labels.ndim == 1 or is_masks) or len(labels) != len(images):
         raise DataError(
             f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
             "number for each, or for each of their pixels",

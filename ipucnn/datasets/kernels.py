@@ -113,17 +113,30 @@ def _field(data, at, end):  # type: ignore[no-untyped-def]
     return key >> 3, begin, begin + length
 
 
-@jit(_BYTES, numba.int64, _BYTES, _WORDS, numba.int64[::1], fastmath=False)
-def _look_at_record(data, count, name, tables, found):  # type: ignore[no-untyped-def]
-    state, at = np.uint32(0xFFFFFFFF), 0
-    while at + 8 <= count:
+@jit(inline="always", fastmath=False)
+def _is_right(data, at, end, tables):  # type: ignore[no-untyped-def]
+    """Whether the checksum of the bytes from ``at`` to ``end`` stands behind them, as TFRecord files store it."""
+    state = np.uint32(0xFFFFFFFF)
+    while at + 8 <= end:
         state = _eight_more(data, at, state, tables)
         at += 8
-    while at < count:
+    while at < end:
         state = np.uint32(tables[0, (state ^ data[at]) & 255] ^ state >> np.uint32(8))
         at += 1
-    found[0], found[1] = state ^ np.uint32(0xFFFFFFFF), -1
-    at = 0
+    crc = np.int64(state ^ np.uint32(0xFFFFFFFF))
+    masked = ((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8
+    is_right = True
+    for k in range(4):
+        is_right = is_right and data[end + k] == masked >> (8 * k) & 255
+    return is_right
+
+
+@jit(_BYTES, _BYTES, _WORDS, numba.int64[::1], fastmath=False)
+def _look_at_record(data, name, tables, found):  # type: ignore[no-untyped-def]
+    at, count = 12, len(data) - 4
+    found[0] = 2 - 2 * np.int64(_is_right(data, 12, count, tables))
+    found[0] = found[0] if _is_right(data, 0, 8, tables) else 1
+    found[1] = found[2] = -1
     while at < count:
         number, entry, features_end = _field(data, at, count)
         if features_end < 0:
@@ -155,23 +168,21 @@ def _look_at_record(data, count, name, tables, found):  # type: ignore[no-untype
                 return
 
 
-def look_at_record(data: bytes, count: int, name: str, tables: Any) -> Tuple[int, int, int]:
-    """The CRC32C of a message, and where in it the first value of a feature is.
+def look_at_record(record: bytes, name: str, tables: Any) -> Tuple[int, int, int]:
+    """Whether a record is as it was written, and where in it the first value of a feature is.
 
     Args:
-        data: the message and what follows it.
-        count: its bytes.
+        record: with its length and checksums, as it stands in a file.
         name: the feature, whose values are bytes.
         tables: uint32 [8, 256]: the effect of each byte on the checksum, with 0 to 7 zero bytes after it.
 
     Returns:
-        The checksum; begin and end of the value, or -1 for both where the message is not as simple as it should be:
-        ``tfrecord.read_features`` is to say what it is then.
+        0, or 1 where the checksum of the length is wrong, or 2 where that of the content is; begin and end of the
+        value, or -1 for both where the message is not as simple as it should be: ``tfrecord.read_features`` is to say
+        what it is then.
     """
     found: Any = np.empty(3, np.int64)
-    _look_at_record(
-        np.frombuffer(data, np.uint8), count, np.frombuffer(name.encode(), np.uint8), tables, found
-    )
+    _look_at_record(np.frombuffer(record, np.uint8), np.frombuffer(name.encode(), np.uint8), tables, found)
     return tuple(found.tolist())
 
 

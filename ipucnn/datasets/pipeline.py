@@ -7,7 +7,7 @@ A run that was cut anywhere, or that changes how many micro-batches it fuses, se
 
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,7 @@ LARGE_BATCH_BYTES = 64 * 2**20
 SMALLEST_GROUP = 64
 LARGEST_GROUP_BYTES = 4 * 2**20
 FILES_AT_ONCE = 32
+READ_AHEAD_BYTES = 4 * 2**20
 _ALIGNED_BYTES = 64
 """Where TensorFlow's tensors begin in memory (EIGEN_MAX_ALIGN_BYTES)."""
 NOTHING = -1
@@ -340,18 +341,17 @@ def _decode_in_python(
         states = draw(random[0], AUGMENT, *words) if random is not None else positions
         try:
             with tf.device("/CPU:0"):
-                for k, (position, state) in enumerate(zip(positions.tolist(), states.tolist())):
-                    if position == NOTHING:
-                        images[k] = 0
-                        continue
-                    data, origin = examples.encoded(position), examples.describe(position)
-                    if random is None:
-                        images[k] = image_files.decode_for_eval(
+                read = _read_ahead(examples, positions.tolist())
+                for image, (data, origin), state in zip(images, read, states.tolist()):
+                    if not origin:
+                        image[:] = 0
+                    elif random is None:
+                        image[:] = image_files.decode_for_eval(
                             data, origin, size, channels, info.max_image_pixels, info.crops
                         )
                     else:
                         image_files.decode_for_training(
-                            data, origin, images[k], state, info.max_image_pixels, info.crops
+                            data, origin, image, state, info.max_image_pixels, info.crops
                         )
         except DataError as error:
             # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
@@ -362,6 +362,25 @@ def _decode_in_python(
     images = tf.numpy_function(decode, [indices, epochs, turns], tf.uint8)
     images.set_shape((indices.shape[0], size[0], size[1], channels))
     return images
+
+
+def _read_ahead(examples: Any, positions: List[int]) -> Iterator[Tuple[bytes, str]]:
+    """Each encoded image and what messages call it, both empty for ``NOTHING``.
+
+    Some are read before the first is decoded: what reading needs is in the processor's cache then, from which decoding
+    drives it out.
+    """
+    read: List[Tuple[bytes, str]] = []
+    num_bytes = 0
+    for position in positions:
+        read.append(
+            (examples.encoded(position), examples.describe(position)) if position != NOTHING else (b"", "")
+        )
+        num_bytes += len(read[-1][0])
+        if num_bytes >= READ_AHEAD_BYTES:
+            yield from read
+            read, num_bytes = [], 0
+    yield from read
 
 
 def _aligned(shape: Tuple[int, ...]) -> Any:

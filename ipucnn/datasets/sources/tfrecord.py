@@ -111,14 +111,10 @@ def _eight_tables() -> Any:
     return tables
 
 
-def _masked(crc: int) -> int:
-    """A checksum as TFRecord files store it."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def masked_crc32c(data: bytes) -> int:
     """The checksum of some bytes as TFRecord files store it."""
-    return _masked(crc32c(data))
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 # -- records --------------------------------------------------------------------------------------------------
@@ -192,37 +188,38 @@ def read_record(path: str, number: int, at: int, name: str) -> bytes:
         DataError: naming file and record: truncated, a wrong checksum, more than half of the memory, or no Example with
             such a feature.
     """
-    data = b""
-    handle = open_handle(path)
+    record, problem, length, begin, end = b"", "", 0, -1, -1
+    handle, num_bytes = open_handle(path)
     try:
-        length, problem = _length(os.pread(handle, HEAD_BYTES, at), at, os.fstat(handle).st_size)
+        head = os.pread(handle, HEAD_BYTES, at)
+        length = int.from_bytes(head[:8], "little")
+        is_whole = len(head) == HEAD_BYTES and at + length + FRAME_BYTES <= num_bytes
+        if not (is_whole and HAS_KERNELS):  # else its checksum is compared below
+            length, problem = _length(head, at, num_bytes)
         if not problem and _is_too_large(length):
             problem = f"{length:,} bytes, more than half of the memory"
         if not problem:
-            data = os.pread(handle, length + 4, at + HEAD_BYTES)
+            record = os.pread(handle, length + FRAME_BYTES, at)
     except OSError:
         with asking(path):
             raise
     finally:
         os.close(handle)
-    if not problem and len(data) < length + 4:
+    if not problem and len(record) < length + FRAME_BYTES:
         problem = "truncated: the file became shorter while it was read"
-    begin = end = -1
-    if not problem:
-        if HAS_KERNELS:
-            from ipucnn.datasets import kernels
+    if not problem and HAS_KERNELS:
+        from ipucnn.datasets import kernels
 
-            crc, begin, end = kernels.look_at_record(data, length, name, _eight_tables())
-        else:
-            crc = crc32c(data[:length])
-        if _masked(crc) != int.from_bytes(data[length:], "little"):
-            problem = _CONTENT_DAMAGED
+        which, begin, end = kernels.look_at_record(record, name, _eight_tables())
+        problem = ("", _LENGTH_DAMAGED, _CONTENT_DAMAGED)[which]
+    elif not problem and masked_crc32c(record[HEAD_BYTES:-4]) != int.from_bytes(record[-4:], "little"):
+        problem = _CONTENT_DAMAGED
     if problem:
         raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
     if begin >= 0:
-        return data[begin:end]
+        return record[begin:end]
     try:
-        value = features_of(data[:length], {name: bytes})[name]
+        value = features_of(record[HEAD_BYTES:-4], {name: bytes})[name]
     except BadExample as error:
         raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
     assert isinstance(value, bytes)
