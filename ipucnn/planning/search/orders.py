@@ -83,7 +83,7 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
     """The fastest splits in any order, of a candidate's settings and memory.
 
     Every order is searched where there are at most ``MOST_DOWN_SETS`` down-sets.  Where there are more, ``relaxation``
-    looks for fast ones, and bounds all of them; where that takes too long, the search is over those that little crosses.
+    looks for fast ones and bounds all; where that takes too long, those over which little crosses are searched.
 
     Raises:
         ConfigurationError: the graph has layers that stay together whatever the order, so that not all orders would be
