@@ -66,7 +66,7 @@ class PythonFunction:
             ConfigurationError: either raises an error, or the file has no such function once it has run.
         """
         with _running(self):
-            found = getattr(_module(self), self.function, None)
+            found = getattr(_module(self.path, self.text, self.sha256), self.function, None)
             if callable(found):
                 return found(*arguments)
         raise ConfigurationError(
@@ -76,14 +76,15 @@ class PythonFunction:
 
 
 @functools.lru_cache(maxsize=None)
-def _module(function: PythonFunction) -> types.ModuleType:
-    """The file as a module; run once, for layers that it registers in Keras must not be registered twice."""
-    module = types.ModuleType(f"ipucnn_own_{function.path.stem}_{function.sha256[:12]}")
-    module.__file__ = str(function.path)
+def _module(path: Path, text: str, sha256: str) -> types.ModuleType:
+    """The file as a module; run once for all of its functions, for layers that it registers in Keras must not be
+    registered twice."""
+    module = types.ModuleType(f"ipucnn_own_{path.stem}_{sha256[:12]}")
+    module.__file__ = str(path)
     # Where data classes, pickles and Keras look for the module of a class.
     sys.modules[module.__name__] = module
     try:
-        exec(compile(function.text, str(function.path), "exec"), module.__dict__)
+        exec(compile(text, str(path), "exec"), module.__dict__)
     except BaseException:
         del sys.modules[module.__name__]
         raise

@@ -184,6 +184,9 @@ def test_two_contents_of_a_networks_file_are_a_difference(run, lightly):
     assert run("diff", "one", "two")[1].splitlines()[-1] == "equal"
     code, out, _ = run("diff", "one", "three", "--json")
     assert list(json.loads(out)["options"]) == ["the network's file"]
+    shutil.rmtree("two/checkpoints")
+    found = json.loads(run("diff", "one", "two", "--json")[1])
+    assert found["options"] == {} and not found["equal"]  # what is not known is no difference
 
 
 def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):

@@ -376,6 +376,26 @@ def test_layers_that_remember_are_refused(line):
         built(text)
 
 
+INSIDE = """
+from tensorflow import keras
+class Mine(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inside = keras.layers.Dropout(0.5)
+
+    def call(self, x{training}):
+        return self.inside(x)
+"""
+
+
+@pytest.mark.parametrize("training", ["", ", training=None"])
+def test_a_layer_inside_of_ones_own_that_draws_numbers_is_refused(training):
+    """It hears of training even if the layer around it does not."""
+    text = with_layer("x = Mine(name='mine')(x)", imports=INSIDE.format(training=training))
+    with pytest.raises(ConfigurationError, match=r"layer 'mine' .Mine. draws random numbers"):
+        built(text)
+
+
 def test_a_subclassed_model_and_a_wrong_input_are_refused():
     text = "from tensorflow import keras\nclass M(keras.Model):\n  def call(self, x): return x\n"
     text += "def build(shape, classes): return M()\n"
@@ -619,6 +639,9 @@ def test_own_data_have_names_and_statistics():
         ("return (i[:0], l[:0]), (i, l)", "images of training"),
         ("return (i, i % 2), (i, i % 2)", "is for segmentation"),
         ("return (i, l * 1.5), (i, l)", "labels of training are float64"),
+        ("return (i, 5), (i, l)", "labels of training"),
+        ("return (i, l), (i, l), 3", "names of the classes are 3"),
+        ("return (i, l), (i, l), 'abc'", "names of the classes are 'abc'"),
         ("return undefined", "raised NameError.*data.py, line 6"),
     ],
 )
@@ -627,6 +650,29 @@ def test_wrong_data_are_told(text, said):
         load(text)
     assert re.search(said, caught.value.message), caught.value.message
     assert caught.value.hint
+
+
+def test_noise_does_not_stand_for_own_data(run):
+    Path("data.py").write_text("raise SystemExit('was run')\n")
+    words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
+    code, _, err = run(*words)
+    assert code == 2 and "synthetic data in place of data.py:load" in err and "hint: drop --dataset" in err, (
+        err
+    )
+
+
+def test_a_file_of_network_and_data_is_run_once(capfd):
+    """Keras 2.6 refuses classes that are registered twice."""
+    from ipucnn.datasets.registry import choose_dataset, open_dataset
+    from ipucnn.models.build import BuildOptions, build_model
+
+    Path("both.py").write_text(
+        f"{RESIDUAL}\n{GOOD}def load():\n    return (i, l), (i, l)\nprint('it is run')\n"
+    )
+    choice = choose_dataset("both.py:load", Path("."), home="none", task="classification")
+    assert len(open_dataset(choice).train) == 12
+    build_model(find_network("both.py:build"), BuildOptions((8, 8, 1), 3))
+    assert capfd.readouterr().err.count("it is run") == 1
 
 
 def test_own_data_are_verified(run):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, features_of, place_of, read_record
+from ipucnn.datasets.sources.tfrecord import place_of, read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
@@ -170,13 +170,7 @@ class RecordExamples:
 
     def encoded(self, index: int) -> bytes:
         """The bytes of one image.  Raises DataError where the record is damaged, or has none."""
-        path, number, at = self._place(index)
-        try:
-            image = features_of(read_record(path, number, at), {"image/encoded": bytes})["image/encoded"]
-        except BadExample as error:
-            raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
-        assert isinstance(image, bytes)
-        return image
+        return read_record(*self._place(index), "image/encoded")
 
     def describe(self, index: int) -> str:
         return f"the image in {place_of(*self._place(index))}"
@@ -241,7 +235,16 @@ def source_of(made: Any, name: str, location: str) -> "DataSource":
         )
     is_masks = train.labels.ndim == 3
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    names = [str(own) for own in made[2]] if len(made) == 3 else [str(n) for n in range(max(most + 1, 2))]
+    given = made[2] if len(made) == 3 else range(max(most + 1, 2))
+    try:
+        names = [] if isinstance(given, str) else [str(own) for own in given]
+    except TypeError:
+        names = []
+    if not names:
+        raise DataError(
+            f"{location}: the names of the classes are {shown_value(repr(given))}, wanted a list of them",
+            _OWN_HINT,
+        )
     if most >= len(names):
         raise DataError(
             f"{location}: a label is {most}, and there are {len(names)} names of classes", _OWN_HINT
@@ -278,7 +281,7 @@ def _own_examples(part: Any, what: str, location: str) -> "ArrayExamples":
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
-    if labels.dtype.kind not in "iub" or len(labels) != len(images) or not (labels.ndim == 1 or is_masks):
+    if labels.dtype.kind not in "iub" or not (labels.ndim == 1 or is_masks) or len(labels) != len(images):
         raise DataError(
             f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
             "number for each, or for each of their pixels",

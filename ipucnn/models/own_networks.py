@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import random
 import re
 from dataclasses import dataclass, field
@@ -257,6 +256,7 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
         ConfigurationError: naming it and the operation.
     """
     import tensorflow as tf
+    from tensorflow import keras
 
     what = f"{name}: layer '{shown_value(layer.name)}' ({shown_value(type(layer).__name__)})"
     if layer.compute_dtype != "float32":
@@ -265,10 +265,15 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
             "leave types out of the network: --precision 16.16 trains in 16 bits",
         )
     tensors = layer.input if isinstance(layer.input, (list, tuple)) else [layer.input]
-    options = {"training": True} if "training" in inspect.signature(layer.call).parameters else {}
+
+    class Training(keras.layers.Layer):  # type: ignore[misc]
+        """Layers inside of the user's one hear that it is training from whoever calls it, as they do in a run."""
+
+        def call(self, values: Any, training: Any = None) -> Tensor:
+            return layer(values)
 
     def call(*values: Tensor) -> Tensor:
-        return layer(values[0] if len(values) == 1 else list(values), **options)
+        return Training()(values[0] if len(values) == 1 else list(values), training=True)
 
     specs = [tf.TensorSpec([2, *tensor.shape[1:]], tf.float32) for tensor in tensors]
     try:

@@ -276,11 +276,10 @@ def diff_runs(first: RunRecord, second: RunRecord) -> Dict[str, Any]:
         key: [_plain(getattr(run.config, spec.name)) for run in (first, second)]
         for key, spec in named.items()
     }
-    network = [_meta(run).get("network") for run in (first, second)]
-    if any(isinstance(one, dict) for one in network):
-        options["the network's file"] = [
-            one.get("sha256") if isinstance(one, dict) else None for one in network
-        ]
+    networks = [_meta(run).get("network") for run in (first, second)]
+    contents = [one.get("sha256") for one in networks if isinstance(one, dict)]
+    if len(contents) == 2:  # without a checkpoint it is not known
+        options["the network's file"] = contents
     differing = _differing(options)
     in_places = [key for key in differing if key in named and named[key].name in _PLACES]
     places = {key: differing.pop(key) for key in in_places}
