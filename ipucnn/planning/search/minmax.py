@@ -56,6 +56,8 @@ class _Loads:
             [own.sums(num_stages, stage) for own in tables.options] for stage in range(num_stages)
         ]
         self.alternates = schedule == "Interleaved" and tables.training
+        # Of each stage the first one whose loads are those of this one.
+        self.groups = [self._group(stage) for stage in range(num_stages)]
         # While the even stages go forward and the odd ones backward, only the cuts that open odd stages are at work,
         # in both directions; in the next half-tick only the others.  An exchange waits for the longest of its cuts.
         num_classes = 2 if self.alternates and num_stages > 2 else 1
@@ -74,8 +76,7 @@ class _Loads:
         """Class of the cut that opens a stage."""
         return (stage - 1) % len(self.levels)
 
-    def group(self, stage: int) -> int:
-        """The first stage whose loads are those of this one."""
+    def _group(self, stage: int) -> int:
         if len(self.tables.stage_s) == self.num_stages:
             return stage
         last = stage == self.num_stages - 1 and self.tables.recompute
@@ -83,7 +84,7 @@ class _Loads:
 
     def lists(self, stage: int) -> Tuple[List[float], List[float]]:
         """(n + 1,) a and b of all items before each; the loads of runs are their differences but for rounding."""
-        group = self.group(stage)
+        group = self.groups[stage]
         if group not in self._lists:
             every: np.ndarray = np.arange(self.n + 1)
             a, b = self._ordered(stage, *self._passes(self.sums[stage], 0 * every, every))
@@ -92,7 +93,7 @@ class _Loads:
 
     def together(self, stage: int) -> List[float]:
         """(n + 1,) a + b of all items before each, for schedules in which a stage takes much of X + Y; else none."""
-        group = self.group(stage)
+        group = self.groups[stage]
         if group not in self._together:
             a, b = self.lists(stage)
             self._together[group] = [] if self.alternates else [own + other for own, other in zip(a, b)]
@@ -129,7 +130,7 @@ class _Loads:
         elif shared and are_ranges:
             # Neighbouring places are a part of what is known of all runs.
             where = _slice(ends), _slice(opens)
-            group = self.group(stage)
+            group = self.groups[stage]
             if group not in self._known:
                 every: np.ndarray = np.arange(self.n + 1)
                 self._known[group] = self._pair(stage, every[:-1], every[:, None])
@@ -194,7 +195,7 @@ class _Loads:
         """
         if not self.alternates or stage + 1 >= self.num_stages:
             return []
-        key = (self.group(stage), self.group(stage + 1))
+        key = (self.groups[stage], self.groups[stage + 1])
         if key not in self._pairs:
             (a, b), (c, d) = self.lists(stage), self.lists(stage + 1)
             self._pairs[key] = [first for first, second in ((a, d), (b, c)) if first == second]
@@ -317,7 +318,7 @@ def _least(
             values = np.maximum(b, before)
         else:
             allowed &= b <= y
-            values = np.broadcast_to(before, b.shape)
+            values = before
             if goal == TRANSFER:
                 values = values + cut_s[ends][:, None]
             elif stage < k - 1 and loads.cut_class(stage + 1) == goal:

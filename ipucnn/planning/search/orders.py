@@ -15,7 +15,7 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.down_sets import Chains, down_sets, items_of, promising
 from ipucnn.planning.search.planner import PROPORTIONS, SAME_SPEED, Candidate, Planner
-from ipucnn.planning.search.relaxation import Relaxation
+from ipucnn.planning.search.relaxation import Relaxation, is_solved
 from ipucnn.planning.search.tables import item_starts
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.text import counted
@@ -83,7 +83,7 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
     """The fastest splits in any order, of a candidate's settings and memory.
 
     Every order is searched where there are at most ``MOST_DOWN_SETS`` down-sets.  Where there are more, ``relaxation``
-    looks for fast ones, and bounds all of them.
+    looks for fast ones and bounds all; where that takes too long, those over which little crosses are searched.
 
     Raises:
         ConfigurationError: the graph has layers that stay together whatever the order, so that not all orders would be
@@ -119,12 +119,14 @@ def in_any_order(planner: Planner, candidate: Candidate) -> AnyOrder:
             return best
         return AnyOrder(other, found, False)
 
-    if masks is not None:
+    if masks is not None or not is_solved(items, count):
         best = kept(searched(promising(items, _PROMISING))[0])
+    if masks is not None:
         cuts, bound_s = searched(masks)
         best = kept(cuts)
     else:
-        relaxation = Relaxation(items, tables, count, schedule, idle_s, own_s)
+        shortest = best.candidate.solution.objective_s
+        relaxation = Relaxation(items, tables, count, schedule, idle_s, shortest)
         bound_s = relaxation.run()
         best = kept(relaxation.cuts or None)
     found = best.candidate.solution

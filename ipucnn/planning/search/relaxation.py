@@ -57,6 +57,16 @@ class _Part(NamedTuple):
     shares: np.ndarray
 
 
+def num_unknowns(items: Items, num_stages: int) -> int:
+    """Of the linear program, but for a few."""
+    return (num_stages - 1) * (len(items.before) + len(items.tensors))
+
+
+def is_solved(items: Items, num_stages: int) -> bool:
+    """Whether the linear program is small enough to be solved; else there is a bound of minimum cuts alone."""
+    return num_unknowns(items, num_stages) <= _MOST_UNKNOWNS
+
+
 class Relaxation:
     """Bounds of the tick of any pipeline in any order, and pipelines that come near them.
 
@@ -104,9 +114,9 @@ class Relaxation:
     def run(self) -> float:
         """Looks for faster pipelines; returns a tick that none is below, which is at most ``best_s``."""
         bound_s = self._minimum_cuts()
-        size = (self.k - 1) * (len(self.items.before) + len(self.items.tensors))
-        if size > _MOST_UNKNOWNS or self.best_s <= bound_s * (1 + _SMALL_GAP):
+        if not is_solved(self.items, self.k) or self.best_s <= bound_s * (1 + _SMALL_GAP):
             return bound_s
+        size = num_unknowns(self.items, self.k)
         return max(bound_s, self._branch_and_bound(min(_MOST_PROGRAMS, _ALL_UNKNOWNS // size)))
 
     # --- on which sides of the cuts items are
