@@ -99,8 +99,11 @@ def commands(page: str, text: str) -> Iterator[Command]:
 
 
 def shape(line: str) -> str:
-    """A line without its numbers, units and blanks, nor an accuracy that was better before the end."""
-    line = re.sub(r" \(best [^)]*\)", "", line)
+    """A line without its numbers, units and blanks.
+
+    Nor has it what only some machines say: an accuracy that was better before the end, and what has to be installed.
+    """
+    line = re.sub(r" +\((best|after:) [^)]*\)", "", line)
     line = re.sub(r"[-+]?\d[\d,]*(\.\d+)?", "0", line.replace("·", "0"))
     line = re.sub(r"\b(s|ms|us|min|h|k|M|G|T|[KMG]iB|[KMGT]?FLOP/s)\b", "u", line)
     line = re.sub(r"\b0 u( 0 u)*", "0 u", line)
@@ -112,7 +115,7 @@ def missing(shown: Sequence[str], printed: str) -> Optional[str]:
     rest = [shape(line) for line in printed.splitlines()]
     for line in shown:
         wanted = shape(line)
-        if not wanted or wanted == "..." or set(wanted) <= set("0 |.-~=wasltc"):
+        if not wanted or wanted == "..." or set(wanted) <= set("0 |.-~=wasltc%()"):
             continue  # drawings and rows of numbers
         if wanted not in rest:
             return line

@@ -56,6 +56,8 @@ _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 _STREAM = re.compile(r"/dev/(stdin|stdout|stderr|fd/(\d+))|/proc/(self|thread-self|\d+)/fd/(\d+)")
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 _READ_AT_ONCE_BYTES = 2**20
+# Without O_NONBLOCK, opening would wait for the writer of a FIFO that took the place of a file meanwhile.
+_READING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY"))
 
 
 class Kind(Enum):
@@ -337,26 +339,46 @@ def open_regular(
     Raises:
         DataError (or ``error``): absent, not a regular file, or not readable.
     """
-    name = f"{what} {shown(path)}" if what else shown(path)
-    # Asked before it is opened: to open a device does something to some of them.
-    kind = kind_of(path, what, error)
-    if kind is Kind.ABSENT:
-        raise error(f"{name}: there is no such file", hint or "check the path")
-    with asking(path, what, error):
-        if kind is not Kind.FILE:
-            raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
-        # Without O_NONBLOCK the call would wait for the writer of a FIFO that took the file's place meanwhile.
-        handle = os.open(path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_NOCTTY"))
-        kind = _kind_of_mode(os.fstat(handle).st_mode)
-        if kind is not Kind.FILE:
-            os.close(handle)
-            raise error(f"{name} is {kind.value}, not a file", hint or "give the path of a file")
+    handle, _ = open_handle(path, what, error, hint)
     with os.fdopen(handle, "rb") as file:
         try:
             yield file
         except OSError as problem:
             # Some files of /proc are regular, and can be neither measured nor read.
+            name = f"{what} {shown(path)}" if what else shown(path)
             raise error(f"{name}: {reason_of(problem)}", hint or read_hint(problem)) from problem
+
+
+def open_handle(
+    path: Union[str, Path],
+    what: str = "",
+    error: Type[UserError] = DataError,
+    hint: Optional[str] = None,
+) -> Tuple[int, int]:
+    """The descriptor of a regular file, opened for reading, which the caller closes, and the file's bytes; as
+    :func:`open_regular` otherwise.
+
+    Nothing is prepared for messages that are not written: every photograph of every epoch comes by here.
+    """
+    try:
+        # Asked before it is opened: to open a device does something to some of them.
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            handle = os.open(path, _READING)
+            status = os.fstat(handle)
+            mode = status.st_mode
+            if stat.S_ISREG(mode):
+                return handle, status.st_size
+            os.close(handle)
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    except (OSError, ValueError):
+        with asking(path, what, error):
+            raise
+    name = f"{what} {shown(path)}" if what else shown(path)
+    if not mode:
+        raise error(f"{name}: there is no such file", hint or "check the path")
+    raise error(f"{name} is {_kind_of_mode(mode).value}, not a file", hint or "give the path of a file")
 
 
 def read_bytes(

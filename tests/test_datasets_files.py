@@ -16,6 +16,7 @@ from PIL import Image
 
 from ipucnn.datasets import image_headers, images, limits
 from ipucnn.datasets.base import ArrayExamples, EncodedExamples, FileExamples, array_source
+from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, decode_for_eval, decode_to_size, open_image, random_box
 from ipucnn.datasets.pipeline import eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
@@ -122,7 +123,7 @@ def test_boxes_lie_inside_and_have_the_aspect(height, width, size):
         left, top, right, bottom = centre_box(width, height, size, margin)
         assert -1e-9 <= left < right <= width + 1e-9 and -1e-9 <= top < bottom <= height + 1e-9
         assert (right - left) * size[0] == pytest.approx((bottom - top) * size[1])
-    left, top, right, bottom = random_box(width, height, size, 1, (0, 0, height))
+    left, top, right, bottom = random_box(width, height, size, draw(1, AUGMENT, 0, 0, height))
     assert -1e-9 <= left < right <= width + 1e-9 and -1e-9 <= top < bottom <= height + 1e-9
 
 

@@ -81,7 +81,9 @@ def test_python_numpy_and_tensorflow_hash_alike(seed, words):
         with_numpy = chain(with_numpy, np.array([word], np.uint64))
         with_tf = chain(with_tf, tf.constant([word], tf.int64), shift_right)
     assert with_numpy.dtype == np.uint64 and int(with_numpy[0]) == expected == int(with_tf[0])
-    assert 0 <= uniform(seed, AUGMENT, *words) < 1
+    assert uniform(draw(seed, AUGMENT, *words[:-1]), words[-1]) == expected / 2**32
+    several = draw(seed, AUGMENT, *(np.array([word, 5], np.uint64) for word in words))
+    assert several.dtype == np.uint64 and several[0] == expected
 
 
 def test_draws_are_uniform_and_uncorrelated():

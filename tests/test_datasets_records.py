@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
-from ipucnn.datasets.images import decode_for_eval, distorted_box
+from ipucnn.datasets.hashing import AUGMENT, draw, uniform
+from ipucnn.datasets.images import decode_for_eval, decode_for_training, distorted_box
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example, read_record
@@ -387,7 +388,7 @@ def test_a_length_that_no_memory_holds(folder):
     path = folder / "train-00001-of-00003"
     path.write_bytes(data)
     assert "truncated" in error_of(folder)
-    assert "truncated" in error_of(folder, lambda: read_record(str(path), 0, 0))
+    assert "truncated" in error_of(folder, lambda: read_record(str(path), 0, 0, "image/encoded"))
 
 
 def test_damaged_names_of_classes(folder):
@@ -403,21 +404,23 @@ def test_damaged_names_of_classes(folder):
 )
 @settings(max_examples=150)
 def test_a_distorted_box_is_as_large_and_as_wide_as_it_may_be(width, height, seed, size):
-    left, top, right, bottom = distorted_box(width, height, size, seed, (3, 0, 7))
+    left, top, right, bottom = distorted_box(width, height, size, draw(seed, AUGMENT, 3, 0, 7))
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
     if (left, top, right, bottom) != (0, 0, width, height):
         assert (right - left) * (bottom - top) >= 0.05 * width * height
         aspect = size[1] / size[0]
         # The width is rounded to whole pixels.
         assert 0.75 * aspect * (bottom - top) - 0.5 <= right - left <= 1.33 * aspect * (bottom - top) + 0.5
-    assert (left, top, right, bottom) == distorted_box(width, height, size, seed, (3, 0, 7))
+    assert (left, top, right, bottom) == distorted_box(width, height, size, draw(seed, AUGMENT, 3, 0, 7))
 
 
 def test_distorted_boxes_are_distributed_as_tensorflow_s():
     tf = pytest.importorskip("tensorflow")
     width, height, count = 500, 375, 3000
-    ours = np.array([distorted_box(width, height, (224, 224), 5, (0, 0, k)) for k in range(count)], float)
-    draw = tf.function(
+    ours = np.array(
+        [distorted_box(width, height, (224, 224), draw(5, AUGMENT, 0, 0, k)) for k in range(count)], float
+    )
+    sample = tf.function(
         lambda k: tf.concat(
             tf.image.stateless_sample_distorted_bounding_box(
                 (height, width, 3),
@@ -431,7 +434,7 @@ def test_distorted_boxes_are_distributed_as_tensorflow_s():
             0,
         )
     )
-    top, left, _, tall, wide, _ = tf.map_fn(draw, tf.range(count)).numpy().T.astype(float)
+    top, left, _, tall, wide, _ = tf.map_fn(sample, tf.range(count)).numpy().T.astype(float)
     theirs = np.stack([left, top, left + wide, top + tall], axis=1)
     for measure in (
         lambda b: b[:, 2] - b[:, 0],
@@ -448,7 +451,6 @@ def test_distorted_boxes_are_distributed_as_tensorflow_s():
 
 def test_training_and_validation_boxes_are_imagenet_s(folder):
     """Batches through the records, against Pillow by hand: the same boxes, pixels and labels."""
-    from ipucnn.datasets.hashing import AUGMENT, uniform
     from ipucnn.datasets.pipeline import eval_batches, train_batches
 
     source = open_folder(folder)
@@ -466,9 +468,10 @@ def test_training_and_validation_boxes_are_imagenet_s(folder):
     images, labels = next(batches)
     for k in range(2):
         image = Image.open(io.BytesIO(source.train.encoded(k)))
-        box = distorted_box(40, 30, (14, 14), 11, (0, 0, k))
+        state = draw(11, AUGMENT, 0, 0, k)
+        box = distorted_box(40, 30, (14, 14), state)
         expected = np.asarray(image.resize((14, 14), Image.BILINEAR, box=box))
-        if uniform(11, AUGMENT, 0, 0, k, 400) < 0.5:
+        if uniform(state, 400) < 0.5:
             expected = expected[:, ::-1]
         # Rows and columns are resized in another order than Pillow may take, and rounded in between.
         assert np.abs(images[k] - expected).max() <= 1 and labels[k] == source.train.labels[k]
@@ -483,6 +486,14 @@ def test_training_and_validation_boxes_are_imagenet_s(folder):
     assert np.array_equal(next(later)[0], seen[5][0]) and np.array_equal(seen[5][1].shape, (2,))
 
 
+def crop_of(data, size, state, crops="imagenet"):
+    """uint8 [*size, 3]: what training makes of an image."""
+    around = np.full((size[0] + 2, size[1], 3), 7, np.uint8)
+    decode_for_training(data, "x", around[1:-1], state, crops=crops)
+    assert np.array_equal(around[[0, -1]], np.full((2, size[1], 3), 7))
+    return around[1:-1]
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     width=st.integers(1, 90),
@@ -494,27 +505,42 @@ def test_training_and_validation_boxes_are_imagenet_s(folder):
 )
 def test_a_crop_of_a_jpeg_is_pillow_s_of_the_whole_image(width, height, subsampling, progressive, size, seed):
     """However it is stored: only the part that is needed is decoded, and a neighbour of its edge counts, too."""
-    from ipucnn.datasets import images
-
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
     packed = io.BytesIO()
     Image.fromarray(pixels).save(
         packed, "JPEG", quality=90, subsampling=subsampling, progressive=progressive, optimize=True
     )
-    data, words = packed.getvalue(), (3, 0, seed)
-    found = images.decode_for_training(data, "x", size, 3, seed, words, crops="imagenet")
-    box = distorted_box(width, height, size, seed, words)
+    data, state = packed.getvalue(), draw(seed, AUGMENT, 3, 0, seed)
+    found = crop_of(data, size, state)
+    box = distorted_box(width, height, size, state)
     whole = Image.open(io.BytesIO(data)).resize(size[::-1], Image.BILINEAR, box=box)
     expected = np.asarray(whole)
-    if images.uniform(seed, images.AUGMENT, *words, 400) < 0.5:
+    if uniform(state, 400) < 0.5:
         expected = expected[:, ::-1]
     assert np.abs(found.astype(int) - expected).max() <= 1
-    again = images.decode_for_training(data, "x", size, 3, seed, words, crops="imagenet")
-    assert np.array_equal(found, again)
+    assert np.array_equal(found, crop_of(data, size, state))
     # Pillow says what is wrong with a file that ends early, wherever the box is.
     if len(data) > 700:
         with pytest.raises(DataError, match="truncated"):
-            images.decode_for_training(data[:-20], "x", size, 3, seed, words, crops="imagenet")
+            crop_of(data[:-20], size, state)
+
+
+def test_batches_do_not_tell_how_many_images_a_call_reads_and_decodes(folder, monkeypatch):
+    """37 images are 37 calls and joined; one image and 20 are one call and not joined."""
+    from ipucnn.datasets import pipeline
+    from ipucnn.datasets.pipeline import train_batches
+
+    def images(batch_size, num_parallel):
+        batches = train_batches(
+            open_folder(folder), batch_size=batch_size, samples_per_epoch=7, input_shape=(9, 8, 3),
+            input_range="tf", augment=True, seed=4, num_parallel=num_parallel,
+        ).as_numpy_iterator()  # fmt: skip
+        return [np.concatenate(part) for part in zip(*(next(batches) for _ in range(-(-37 // batch_size))))]
+
+    one, many = images(1, 1), images(37, 4)
+    monkeypatch.setattr(pipeline, "READ_AHEAD_BYTES", 3 * len(jpeg(1)))
+    for some in (many, images(20, 2)):
+        assert all(np.array_equal(a, b[:37]) for a, b in zip(one, some)) and len(one[0]) == 37
 
 
 @pytest.mark.parametrize("kind", ["cmyk", "grey", "turned", "png"])
@@ -527,24 +553,82 @@ def test_other_images_are_decoded_whole(kind):
         exif[0x0112] = 6
     image = image.convert({"cmyk": "CMYK", "grey": "L"}.get(kind, "RGB"))
     image.save(packed, "PNG" if kind == "png" else "JPEG", exif=exif)
-    found = images.decode_for_training(packed.getvalue(), "x", (12, 12), 3, 5, (0, 0, 0))
+    state = draw(5, AUGMENT, 0, 0, 0)
+    found = crop_of(packed.getvalue(), (12, 12), state, crops="")
     upright = images.open_image(packed.getvalue(), "x", 3)
-    box = images.random_box(upright.width, upright.height, (12, 12), 5, (0, 0, 0))
+    box = images.random_box(upright.width, upright.height, (12, 12), state)
     expected = np.asarray(upright.resize((12, 12), Image.BILINEAR, box=box))
-    mirrored = images.uniform(5, images.AUGMENT, 0, 0, 0, 40) < 0.5
+    mirrored = uniform(state, 40) < 0.5
     assert np.array_equal(found, expected[:, ::-1] if mirrored else expected)
 
 
+needs_numba = pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+
+
+@needs_numba
 def test_both_checksums_are_the_same():
-    from ipucnn.datasets.sources.tfrecord import masked_crc32c
+    from ipucnn.datasets import kernels
 
     rng = np.random.default_rng(2)
     for length in (0, 1, 7, 8, 9, 511, 512, 5000):
         data = rng.bytes(length)
-        assert masked_crc32c(data, compiled=True) == masked_crc32c(data)
+        for damaged in (None, 0, 10, 12 + length, 15 + length):
+            record = bytearray(frame(data))
+            if damaged is not None:
+                record[damaged] ^= 1 << int(rng.integers(8))
+            found = kernels.look_at_record(bytes(record), "a", tfrecord._eight_tables())
+            assert found[0] == (0 if damaged is None else 1 if damaged < 12 else 2)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+@needs_numba
+@given(
+    st.dictionaries(st.sampled_from(["a", "b", "image/encoded", "c" * 600]), VALUES, max_size=4),
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2),
+    st.integers(0, 40),
+)
+@settings(max_examples=150)
+def test_the_compiled_reader_finds_what_the_other_one_reads_or_nothing(features, damages, cut):
+    """Of whole messages it finds each value of bytes; of damaged ones nothing that the other one would not read."""
+    from ipucnn.datasets import kernels
+
+    whole = make_example(features)
+    data = bytearray(whole)
+    for at, byte in damages:
+        if data:
+            data[at % len(data)] = byte
+    data = bytes(data[: len(data) - cut])
+    for name in ("a", "image/encoded"):
+        which, begin, end = kernels.look_at_record(frame(data), name, tfrecord._eight_tables())
+        assert which == 0
+        if begin >= 0:
+            assert features_of(data, {name: bytes})[name] == frame(data)[begin:end]
+        elif data == whole:
+            assert not isinstance(features.get(name), bytes)
+
+
+@needs_numba
+def test_entries_that_name_themselves_twice_are_left_to_the_other_reader():
+    from ipucnn.datasets import kernels
+
+    def field(number, content):
+        return bytes([number << 3 | 2]) + naive_varint(len(content)) + content
+
+    value = field(2, field(1, field(1, b"x")))
+    for entry, names in (
+        (field(1, b"a") + value, {"a"}),
+        (value + field(1, b"a"), {"a"}),
+        (field(1, b"b") + value + field(1, b"a"), {"a"}),
+        (field(1, b"a") + field(1, b"b") + value, set()),
+        (field(1, b"a") + field(1, b"c" * 600) + value, set()),
+    ):
+        data = field(1, field(1, entry) + field(1, field(1, b"a") + field(2, field(1, field(1, b"y")))))
+        _, begin, end = kernels.look_at_record(frame(data), "a", tfrecord._eight_tables())
+        assert (begin >= 0) == bool(names) or frame(data)[begin:end] == b"y"
+        if begin >= 0:
+            assert features_of(data, {"a": bytes})["a"] == frame(data)[begin:end]
+
+
+@needs_numba
 def test_the_checksum_of_processors_without_an_instruction_for_it():
     from ipucnn.datasets import kernels
     from ipucnn.datasets.sources.tfrecord import _eight_tables, crc32c
@@ -556,7 +640,7 @@ def test_the_checksum_of_processors_without_an_instruction_for_it():
     assert int(state) ^ 0xFFFFFFFF == crc32c(packed)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+@needs_numba
 def test_the_instruction_is_one_of_the_processor_that_numba_compiles_for(monkeypatch):
     """LLVM would end the process otherwise, as it did with NUMBA_CPU_NAME=generic."""
     from ipucnn.datasets import kernels
@@ -597,9 +681,32 @@ def test_segments_of_a_jpeg_are_found_as_byte_by_byte():
         assert list(_jpeg_segments(data)) == list(naive(data)), data
 
 
+@needs_numba
+def test_the_compiled_reader_of_headers_is_the_other_one():
+    from ipucnn.datasets import kernels
+    from ipucnn.datasets.image_headers import plain_jpeg_size
+
+    rng = np.random.default_rng(6)
+    whole = jpeg(1)
+    header = whole[: whole.index(b"\xff\xda")]
+    some = np.array([0, 1, 3, 8, 0x4D, 0xC0, 0xC2, 0xC4, 0xD9, 0xDA, 0xE1, 0xE2, 0xFF, 0xFF], np.uint8)
+    found = set()
+    for k in range(600):
+        data = bytearray(header if k % 2 else rng.choice(some, k % 70).tobytes())
+        for _ in range(k % 4):
+            if data:
+                data[rng.integers(len(data))] = rng.choice(some)
+        if k % 5 == 0:
+            at = int(rng.integers(2, len(data))) if len(data) > 2 else 0
+            data[at:at] = b"\xff\xe2\x00\x08MPF\0\0\0"
+        data = bytes(data[: len(data) - k % 7])
+        assert kernels.plain_jpeg_size(data) == plain_jpeg_size(data), data
+        found.add(plain_jpeg_size(data))
+    assert {None, (40, 30)} <= found
+
+
 def test_which_jpegs_are_read_without_pillow():
     """Those of which the header says all there is to know; a size that is claimed counts against the limit."""
-    from ipucnn.datasets import images
     from ipucnn.datasets.image_headers import plain_jpeg_size
 
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 30, 3)).astype(np.uint8))
@@ -633,7 +740,7 @@ def test_which_jpegs_are_read_without_pillow():
     huge = data[: frame_at + 5] + b"\xff\xff\xff\xff" + data[frame_at + 9 :]
     assert plain_jpeg_size(huge) == (65535, 65535)
     with pytest.raises(DataError, match="x has 65535x65535 pixels, more than --max-image-pixels"):
-        images.decode_for_training(huge, "x", (12, 12), 3, 5, (0, 0, 0))
+        crop_of(huge, (12, 12), 0)
 
 
 def test_an_unreadable_image_ends_training_with_its_place(folder):

@@ -383,6 +383,25 @@ def test_a_corrupted_file_is_refused(exported, tmp_path, change, reason):
     assert reason in caught.value.message and caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("form", "half", "relative", "hint"),
+    [
+        ("onnx", False, 3e-4, "train it for longer"),
+        ("saved-model", False, 3e-4, "train it for longer"),
+        ("onnx", False, 0.3, "--format saved-model"),
+        ("saved-model", False, 0.3, "--format onnx"),
+        ("onnx", True, 0.3, "without --half"),
+    ],
+)
+def test_what_is_advised_of_a_file_that_differs(form, half, relative, hint, monkeypatch, tmp_path):
+    monkeypatch.setattr(export, "_run_proof", lambda *_: {"relative": relative, "agreement": 1.0})
+    port = {"name": "logits", "dtype": "float32", "shape": [None, 3]}
+    record = {"file": "x", "opset": None, "input": port, "output": port}
+    with pytest.raises(export.ThresholdError, match="differ by up to") as caught:
+        export._prove(export.ExportRequest(None, form, half=half), record, None, tmp_path, [])
+    assert hint in caught.value.hint
+
+
 def test_stale_statistics_are_refused_and_nothing_is_left(trained, run, in_this_process, monkeypatch):
     write = export.WRITERS["saved-model"]
 

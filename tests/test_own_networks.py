@@ -656,6 +656,15 @@ def test_wrong_data_are_told(text, said):
     assert caught.value.hint
 
 
+def test_noise_does_not_stand_for_own_data(run):
+    Path("data.py").write_text("raise SystemExit('was run')\n")
+    words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
+    code, _, err = run(*words)
+    assert code == 2 and "synthetic data in place of data.py:load" in err and "hint: drop --dataset" in err, (
+        err
+    )
+
+
 def test_a_file_of_network_and_data_is_run_once(capfd):
     """Keras 2.6 refuses classes that are registered twice."""
     from ipucnn.datasets.registry import choose_dataset, open_dataset

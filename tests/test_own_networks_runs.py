@@ -12,6 +12,7 @@ from test_own_networks import MIXING, NESTED, RESIDUAL, TRAIN, last, write
 import ipucnn
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
+from ipucnn.python_files import find_function
 from ipucnn.runs.train import TrainingRun
 
 SHORT = ("--dataset", "digits", *TRAIN)
@@ -71,6 +72,26 @@ def test_a_dry_run_refuses_what_the_run_would_and_nothing_else(run):
     assert code == 2 and "layer 'centre' is a Centre, whose cost the planner doesn't know" in err
     code, _, err = run(*train, "--pipeline-splits", "middle")
     assert code == 2 and "error:" in err and "middle" in err and not Path("runs").exists()
+
+
+def test_a_file_of_keras_goes_there_too(lightly, run):
+    from tensorflow import keras
+
+    if int(keras.__version__.split(".")[0]) < 3:
+        pytest.skip("Keras 2.6 writes no .keras files")
+    find_function(write(NESTED), "MODEL", "build")((8, 8, 1), 10).save("net.keras")
+    code, _, err = run("train", "net.keras", *SHORT, "--kfold", 2, "--run-dir", "folds")
+    assert code == 0 and last("folds/fold-2").meta["network"]["name"] == "net.keras", err
+    assert ipucnn.load("folds/fold-1").predict(np.zeros((8, 8), np.uint8)).shape == (1, 10)
+    fine = ("--weights", "folds/fold-1", "--freeze", "base*", "--num-epochs", 1)
+    code, _, err = run("train", "net.keras", *SHORT, *fine, "--run-dir", "fine")
+    assert code == 0 and "layers frozen: base_" in " ".join(err.split()), err
+    Path("net.keras").unlink()
+    code, _, err = run("train", "--resume", "--run-dir", "fine", "--num-epochs", 2)
+    assert code == 0 and not any(slot.startswith("base_") for slot in last("fine").slots), err
+    with installed(num_ipus=1) as machine:
+        code, out, err = run("evaluate", "fine", "--json")
+        assert code == 0 and json.loads(out)["device"] == "ipu" and machine.calls("predict"), err
 
 
 @pytest.mark.slow

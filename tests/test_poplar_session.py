@@ -115,6 +115,38 @@ def assert_same(host, poplar, tolerance=1e-6):
 PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), ipus_per_replica=2)
 
 
+@pytest.mark.parametrize(("loss", "stages"), [("cross_entropy", 1), ("bce_dice", 2)])
+def test_masks_of_three_classes(loss, stages):
+    """A label for each pixel: weights as on the host, and the logits that both predict."""
+
+    def network():
+        keras.backend.clear_session()
+        inputs = keras.Input((SIZE, SIZE, 2), name="input")
+        x = keras.layers.Conv2D(4, 3, padding="same", name="conv0")(inputs)
+        x = keras.layers.ReLU(name=SPLIT)(x)
+        model = keras.Model(inputs, keras.layers.Conv2D(3, 1, name="logits")(x))
+        rng = np.random.default_rng(3)
+        for weight in model.weights:
+            weight.assign(rng.normal(0.3, 0.4, weight.shape))
+        return model
+
+    program = make_program(2, 4, 2, **({**PIPELINE, "num_ipus": 4} if stages > 1 else {}))
+    images, _ = data(program.num_weight_updates * program.global_batch_size, 5)
+    labels = np.random.default_rng(6).integers(0, 3, images.shape[:3]).astype(np.int32)
+    config = dataclasses.replace(RunConfig(), num_replicas=2)
+    optimizer = ("sgd", {"momentum": 0.9}, {})
+    host = HostSession(CPU, config=config)
+    expected = run(host, network(), program.with_fused(1), optimizer, images, labels, loss)
+    with installed():
+        session = create_session("auto", config=config)
+        found = run(session, network(), program, optimizer, images, labels, loss)
+        logits = session.predict([images[:2], images[2:4]])
+    assert_same(expected, found)
+    for here, there in zip(logits, host.predict([images[:2], images[2:4]])):
+        np.testing.assert_allclose(here, there, rtol=0, atol=1e-5)
+        assert here.shape == (2, SIZE, SIZE, 3)
+
+
 @pytest.mark.parametrize(
     ("norm", "batch", "accumulate", "replicas", "changes"),
     [

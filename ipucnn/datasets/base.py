@@ -14,7 +14,7 @@ import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, features_of, place_of, read_record
+from ipucnn.datasets.sources.tfrecord import place_of, read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import read_bytes
 from ipucnn.machine import available_bytes
@@ -170,13 +170,7 @@ class RecordExamples:
 
     def encoded(self, index: int) -> bytes:
         """The bytes of one image.  Raises DataError where the record is damaged, or has none."""
-        path, number, at = self._place(index)
-        try:
-            image = features_of(read_record(path, number, at), {"image/encoded": bytes})["image/encoded"]
-        except BadExample as error:
-            raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
-        assert isinstance(image, bytes)
-        return image
+        return read_record(*self._place(index), "image/encoded")
 
     def describe(self, index: int) -> str:
         return f"the image in {place_of(*self._place(index))}"

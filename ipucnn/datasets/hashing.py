@@ -9,6 +9,7 @@ The same expressions run on Python integers, on NumPy ``uint64`` arrays, and on 
 (whose products wrap around; the low 32 bits are the same): :func:`chain` takes the shift of the three.
 """
 
+import functools
 import operator
 from typing import Any, Callable
 
@@ -33,23 +34,24 @@ def chain(state: Any, word: Any, shift: Callable[[Any, Any], Any] = operator.rsh
     return mix(((state ^ word) + 0x9E3779B9) & MASK, shift)
 
 
+@functools.lru_cache(maxsize=64)
 def stream_state(seed: int, stream: int) -> int:
     """The state every chain of ``stream`` starts from.  ``seed`` is any integer, taken modulo 2**64."""
     seed %= 2**64
     return chain(chain(chain(0, seed & MASK), seed >> 32), stream)
 
 
-def draw(seed: int, stream: int, *words: int) -> int:
-    """One hash in [0, 2**32) of non-negative words below 2**32."""
-    state = stream_state(seed, stream)
+def draw(seed: int, stream: int, *words: Any) -> Any:
+    """One hash in [0, 2**32) of non-negative words below 2**32; of arrays of words, uint64, an array of hashes."""
+    state: Any = stream_state(seed, stream)
     for word in words:
         state = chain(state, word)
     return state
 
 
-def uniform(seed: int, stream: int, *words: int) -> float:
-    """:func:`draw` as a number in [0, 1), a multiple of 2**-32."""
-    return draw(seed, stream, *words) / 2.0**32
+def uniform(state: int, word: int) -> float:
+    """The hash of one more word after ``state``, which :func:`draw` gave, in [0, 1), a multiple of 2**-32."""
+    return chain(state, word) / 2.0**32
 
 
 def permutation(size: int, seed: int, stream: int, *words: int) -> Any:

@@ -6,15 +6,16 @@ evaluation and inference, and releases Python's lock while it decodes and resize
 
 import contextlib
 import ctypes
+import functools
 import io
 import math
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
 
 import numpy as np
 
 from ipucnn.compiled import HAS_KERNELS
-from ipucnn.datasets.hashing import AUGMENT, uniform
+from ipucnn.datasets.hashing import uniform
 from ipucnn.datasets.image_headers import check_header, is_tiff, plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
@@ -239,14 +240,15 @@ def decode_to_size(
     return _resample(image, size, centre_box(image.width, image.height, size))
 
 
-def random_box(width: int, height: int, size: Tuple[int, int], seed: int, words: Tuple[int, int, int]) -> Box:
+def random_box(width: int, height: int, size: Tuple[int, int], state: int) -> Box:
     """A box of 8 to 100 % of the area and 3/4 to 4/3 of the target's aspect, at a random place.
 
-    Inception-style crops (Szegedy et al. 2014, arXiv:1409.4842): ten tries, then the centre.
+    Inception-style crops (Szegedy et al. 2014, arXiv:1409.4842): ten tries, then the centre.  The place is a function
+    of the hash ``state``.
     """
     target = size[1] / size[0]
-    for attempt in range(TRIES):
-        area, aspect, x, y = (uniform(seed, AUGMENT, *words, 4 * attempt + k) for k in range(4))
+    for attempt in range(0, 4 * TRIES, 4):
+        area, aspect, x, y = (uniform(state, attempt + k) for k in (0, 1, 2, 3))
         ratio = target * math.exp((2 * aspect - 1) * math.log(MAX_ASPECT))
         pixels = width * height * (MIN_AREA + (1 - MIN_AREA) * area)
         box_width, box_height = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
@@ -262,9 +264,7 @@ DISTORTED_ASPECTS = (0.75, 1.33)
 DISTORTED_TRIES = 100
 
 
-def distorted_box(
-    width: int, height: int, size: Tuple[int, int], seed: int, words: Tuple[int, int, int]
-) -> Box:
+def distorted_box(width: int, height: int, size: Tuple[int, int], state: int) -> Box:
     """A box of 5 to 100 % of the area and 0.75 to 1.33 of the target's aspect, at a random place.
 
     The distribution of TensorFlow's ``sample_distorted_bounding_box`` with the ranges that the public application has
@@ -273,8 +273,8 @@ def distorted_box(
     of the image where no object is marked.
     """
     least, target = DISTORTED_AREA * width * height, size[1] / size[0]
-    for attempt in range(DISTORTED_TRIES):
-        shape, tall, x, y = (uniform(seed, AUGMENT, *words, 4 * attempt + k) for k in range(4))
+    for attempt in range(0, 4 * DISTORTED_TRIES, 4):
+        shape, tall, x, y = (uniform(state, attempt + k) for k in (0, 1, 2, 3))
         aspect = target * (DISTORTED_ASPECTS[0] + shape * (DISTORTED_ASPECTS[1] - DISTORTED_ASPECTS[0]))
         most = min(height, math.floor((width + 0.5) / aspect))
         smallest = min(round(math.sqrt(least / aspect)), most)
@@ -298,7 +298,7 @@ class Crops(NamedTuple):
         margin: of evaluation: the short side over that of the crop.
     """
 
-    box: Callable[[int, int, Tuple[int, int], int, Tuple[int, int, int]], Box]
+    box: Callable[[int, int, Tuple[int, int], int], Box]
     flips: int
     margin: float
 
@@ -315,35 +315,34 @@ def crops_of(dataset: str) -> Crops:
 def decode_for_training(
     data: bytes,
     origin: str,
-    size: Tuple[int, int],
-    channels: int,
-    seed: int,
-    words: Tuple[int, int, int],
+    out: Any,
+    state: int,
     max_pixels: int = MAX_IMAGE_PIXELS,
     crops: str = "",
-) -> Any:
-    """uint8 [h, w, channels]: a random resized crop, mirrored half of the time; of which boxes, :func:`crops_of` knows.
+) -> None:
+    """A random resized crop, mirrored half of the time, into ``out``, uint8 [h, w, channels]; of which boxes,
+    :func:`crops_of` knows.
 
-    A pure function of the image, ``seed`` and ``words`` (epoch, round, index).  Raises DataError.
+    A pure function of the image and ``state``, the hash of (seed, AUGMENT, epoch, round, index).  Raises DataError.
     """
     boxes = crops_of(crops)
-    mirrored = uniform(seed, AUGMENT, *words, boxes.flips) < 0.5
-    plain = plain_jpeg_size(data) if channels == 3 else None
+    mirrored = uniform(state, boxes.flips) < 0.5
+    size, channels = out.shape[:2], out.shape[2]
+    plain = _tools().jpeg_size(data) if channels == 3 else None
     if plain is not None:
         check_pixels(*plain, max_pixels, origin)
         with decoding(*plain, origin):
-            array = _jpeg_crop(data, plain, boxes.box(*plain, size, seed, words), size, mirrored)
-        if array is not None:
-            return array
+            if _jpeg_crop(data, plain, boxes.box(*plain, size, state), mirrored, out):
+                return
     with opened(data, origin, max_pixels) as image:
-        if channels == 3 and image.format == "JPEG" and image.mode == "RGB" and not _is_turned(image):
-            box = boxes.box(image.width, image.height, size, seed, words)
-            array = _jpeg_crop(data, image.size, box, size, mirrored)
-            if array is not None:
-                return array
+        is_plain = channels == 3 and image.format == "JPEG" and image.mode == "RGB" and not _is_turned(image)
+        if is_plain and _jpeg_crop(
+            data, image.size, boxes.box(image.width, image.height, size, state), mirrored, out
+        ):
+            return
         image = _converted(image, origin, channels)
-        array = _resample(image, size, boxes.box(image.width, image.height, size, seed, words))
-        return np.ascontiguousarray(array[:, ::-1]) if mirrored else array
+        array = _resample(image, size, boxes.box(image.width, image.height, size, state))
+        out[:] = array[:, ::-1] if mirrored else array
 
 
 _JPEG_END = b"\xff\xd9"
@@ -351,37 +350,70 @@ _UPSAMPLED = 2
 """libjpeg computes colours stored at half the width from two neighbours: at the edge of a part it lacks one."""
 
 
-def _jpeg_crop(
-    data: bytes, image_size: Tuple[int, int], box: Box, size: Tuple[int, int], mirrored: bool
-) -> Any:
-    """uint8 [*size, 3]: the box of a JPEG, of which no more is decoded than is needed; None where Pillow is to say what
-    is wrong with it.
+def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: bool, out: Any) -> bool:
+    """Whether the box of a JPEG, of which no more is decoded than is needed, is in ``out`` now, uint8 [h, w, 3]; else
+    Pillow is to say what is wrong with it.
 
     Decoding has libjpeg's accurate transform, as Pillow has it, so that both give the same pixels.
     """
+    if not data.endswith(_JPEG_END):  # truncated, perhaps below the box, which would not be seen
+        return False
+    left, right = _with_margin(box[0], box[2], image_size[0], out.shape[1], _UPSAMPLED)
+    top, bottom = _with_margin(box[1], box[3], image_size[1], out.shape[0], 0)
+    tools = _tools()
+    # Arrays, and a fraction with a point: of anything else TensorFlow makes tensors and attributes in Python code,
+    # which takes as long as a tenth of the decoding.
+    contents: Any = np.empty((), object)
+    contents[()] = data
+    try:
+        pixels = np.asarray(
+            tools.decode(
+                contents=contents,
+                crop_window=np.array((top, left, bottom - top, right - left), np.int32),
+                channels=3,
+                acceptable_fraction=1.0,
+                dct_method="INTEGER_ACCURATE",
+            )
+        )
+    except tools.refusal:
+        return False
+    tools.resize(pixels, (left, top, *image_size), box, mirrored, out)
+    return True
+
+
+class _Tools(NamedTuple):
+    """What each photograph of training goes through: an import inside a function takes time, even if it is done."""
+
+    jpeg_size: Callable[[bytes], Optional[Tuple[int, int]]]
+    decode: Callable[..., Any]
+    refusal: Type[Exception]
+    resize: Callable[..., None]
+
+
+@functools.lru_cache(maxsize=None)
+def _tools() -> _Tools:
     import tensorflow as tf
 
-    if not data.endswith(_JPEG_END):  # truncated, perhaps below the box, which would not be seen
-        return None
-    part = []
-    for begin, end, length, num, more in zip(box[:2], box[2:], image_size, size[::-1], (_UPSAMPLED, 0)):
-        margin = math.ceil(max(1.0, (end - begin) / num)) + more
-        part.append((max(0, math.floor(begin) - margin), min(length, math.ceil(end) + margin)))
-    (left, right), (top, bottom) = part
-    try:
-        with tf.device("/CPU:0"):
-            pixels = tf.raw_ops.DecodeAndCropJpeg(
-                contents=data,
-                crop_window=[top, left, bottom - top, right - left],
-                channels=3,
-                dct_method="INTEGER_ACCURATE",
-            ).numpy()
-    except tf.errors.InvalidArgumentError:
-        return None
-    if HAS_KERNELS:
-        from ipucnn.datasets import kernels
+    decode, refusal = tf.raw_ops.DecodeAndCropJpeg, tf.errors.InvalidArgumentError
+    if not HAS_KERNELS:
+        return _Tools(plain_jpeg_size, decode, refusal, _resize_with_pillow)
+    from ipucnn.datasets import kernels
 
-        return kernels.resize(pixels, (left, top, *image_size), box, size, mirrored)
+    return _Tools(kernels.plain_jpeg_size, decode, refusal, kernels.resize)
+
+
+def _resize_with_pillow(
+    pixels: Any, place: Tuple[int, int, int, int], box: Box, mirrored: bool, out: Any
+) -> None:
+    """``kernels.resize`` where Numba compiles nothing."""
+    left, top = place[:2]
     inside = (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
-    array = _resample(pillow().fromarray(pixels), size, inside)
-    return np.ascontiguousarray(array[:, ::-1]) if mirrored else array
+    array = _resample(pillow().fromarray(pixels), out.shape[:2], inside)
+    out[:] = array[:, ::-1] if mirrored else array
+
+
+def _with_margin(begin: float, end: float, length: int, num: int, more: int) -> Tuple[int, int]:
+    """The pixels of a line of ``length`` that ``num`` between ``begin`` and ``end`` are computed from, and ``more`` on
+    each side."""
+    margin = math.ceil(max(1.0, (end - begin) / num)) + more
+    return max(0, math.floor(begin) - margin), min(length, math.ceil(end) + margin)

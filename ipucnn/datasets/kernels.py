@@ -5,7 +5,7 @@ Importing this imports Numba, and compiles the functions or loads them from its 
 instructions of LLVM, since its compiler does not find them by itself.
 """
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
@@ -80,29 +80,143 @@ def eight_more() -> Any:
 _eight_more = eight_more()
 
 
-@jit(_BYTES, _WORDS, numba.uint32[::1], fastmath=False)
-def _checksum(data, tables, found):  # type: ignore[no-untyped-def]
-    """The CRC32C of some bytes into ``found[0]``, eight of them in a step."""
-    state, at, count = np.uint32(0xFFFFFFFF), 0, len(data)
-    while at + 8 <= count:
+@jit(inline="always", fastmath=False)
+def _varint(data, at, end):  # type: ignore[no-untyped-def]
+    """A number of 7 bits a byte, lowest first, and where it ends; -1 where it does not end in time."""
+    value = 0
+    for k in range(9):
+        if at >= end:
+            break
+        byte = np.int64(data[at])
+        value |= (byte & 127) << (7 * k)
+        at += 1
+        if byte < 128:
+            return value, at
+    return -1, end + 1
+
+
+@jit(fastmath=False)
+def _field(data, at, end):  # type: ignore[no-untyped-def]
+    """Number, begin and end of the field that begins at a byte of a message; an end of -1 where none does."""
+    key, begin = _varint(data, at, end)
+    kind, length = key & 7, -1
+    if kind == 2:
+        length, begin = _varint(data, begin, end)
+    elif kind == 0:
+        length = _varint(data, begin, end)[1] - begin
+    elif kind == 1:
+        length = 8
+    elif kind == 5:
+        length = 4
+    if key < 0 or length < 0 or length > end - begin:
+        return -1, -1, -1
+    return key >> 3, begin, begin + length
+
+
+@jit(inline="always", fastmath=False)
+def _is_right(data, at, end, tables):  # type: ignore[no-untyped-def]
+    """Whether the checksum of the bytes from ``at`` to ``end`` stands behind them, as TFRecord files store it."""
+    state = np.uint32(0xFFFFFFFF)
+    while at + 8 <= end:
         state = _eight_more(data, at, state, tables)
         at += 8
-    while at < count:
+    while at < end:
         state = np.uint32(tables[0, (state ^ data[at]) & 255] ^ state >> np.uint32(8))
         at += 1
-    found[0] = state ^ np.uint32(0xFFFFFFFF)
+    crc = np.int64(state ^ np.uint32(0xFFFFFFFF))
+    masked = ((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8
+    is_right = True
+    for k in range(4):
+        is_right = is_right and data[end + k] == masked >> (8 * k) & 255
+    return is_right
 
 
-def crc32c(data: bytes, tables: Any) -> int:
-    """The CRC32C of some bytes.
+@jit(_BYTES, _BYTES, _WORDS, numba.int64[::1], fastmath=False)
+def _look_at_record(data, name, tables, found):  # type: ignore[no-untyped-def]
+    at, count = 12, len(data) - 4
+    found[0] = 2 - 2 * np.int64(_is_right(data, 12, count, tables))
+    found[0] = found[0] if _is_right(data, 0, 8, tables) else 1
+    found[1] = found[2] = -1
+    while at < count:
+        number, entry, features_end = _field(data, at, count)
+        if features_end < 0:
+            return
+        at = features_end
+        while number == 1 and entry < features_end:
+            number_2, part, entry_end = _field(data, entry, features_end)
+            if entry_end < 0:
+                return
+            entry = entry_end
+            is_named, feature, feature_end = False, -1, -1
+            while number_2 == 1 and part < entry_end:
+                number_3, begin, part = _field(data, part, entry_end)
+                if part < 0:
+                    return
+                if number_3 == 1:
+                    if is_named:
+                        return
+                    is_named = part - begin == len(name)
+                    for k in range(len(name)):
+                        is_named = is_named and data[begin + k] == name[k]
+                elif number_3 == 2:
+                    feature, feature_end = begin, part
+            if is_named:
+                kind, values, values_end = _field(data, feature, feature_end)
+                first, begin, end = _field(data, values, values_end)
+                if kind == 1 and first == 1:
+                    found[1], found[2] = begin, end
+                return
+
+
+def look_at_record(record: bytes, name: str, tables: Any) -> Tuple[int, int, int]:
+    """Whether a record is as it was written, and where in it the first value of a feature is.
 
     Args:
-        data: the bytes.
-        tables: uint32 [8, 256]: the effect of each byte, with 0 to 7 zero bytes after it.
+        record: with its length and checksums, as it stands in a file.
+        name: the feature, whose values are bytes.
+        tables: uint32 [8, 256]: the effect of each byte on the checksum, with 0 to 7 zero bytes after it.
+
+    Returns:
+        0, or 1 where the checksum of the length is wrong, or 2 where that of the content is; begin and end of the
+        value, or -1 for both where the message is not as simple as it should be: ``tfrecord.read_features`` is to say
+        what it is then.
     """
-    found: Any = np.empty(1, np.uint32)
-    _checksum(np.frombuffer(data, np.uint8), tables, found)
-    return int(found[0])
+    found: Any = np.empty(3, np.int64)
+    _look_at_record(np.frombuffer(record, np.uint8), np.frombuffer(name.encode(), np.uint8), tables, found)
+    return tuple(found.tolist())
+
+
+@jit(_BYTES, numba.int64[::1], fastmath=False)
+def _plain_jpeg_size(data, found):  # type: ignore[no-untyped-def]
+    at, size, seen = 2, len(data), False
+    found[:] = 0
+    while at + 4 <= size and data[0] == 0xFF and data[1] == 0xD8:
+        marker = data[at + 1]
+        if data[at] != 0xFF or marker in (0xFF, 0x00, 0x01) or 0xD0 <= marker <= 0xD9:
+            at += 1
+            continue
+        begin, end = at + 4, at + 2 + max(2, np.int64(data[at + 2]) << 8 | np.int64(data[at + 3]))
+        at, end = end, min(end, size)
+        if marker == 0xDA:
+            break
+        is_mpf = end - begin >= 4 and data[begin] == 77 and data[begin + 1] == 80 and data[begin + 2] == 70
+        is_frame = marker in (0xC0, 0xC1, 0xC2)
+        is_odd = is_frame and (seen or end - begin < 6 or data[begin] != 8 or data[begin + 5] != 3)
+        if marker == 0xE1 or is_odd or (is_mpf and data[begin + 3] == 0):
+            found[0] = 0
+            return
+        if is_frame:
+            found[0] = np.int64(data[begin + 3]) << 8 | np.int64(data[begin + 4])
+            found[1] = np.int64(data[begin + 1]) << 8 | np.int64(data[begin + 2])
+            seen = True
+
+
+def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
+    """As ``image_headers.plain_jpeg_size``."""
+    found: Any = np.empty(2, np.int64)
+    _plain_jpeg_size(np.frombuffer(data, np.uint8), found)
+    width, height = found.tolist()
+    return (width, height) if width and height else None
 
 
 @jit(inline="always", fastmath=False)
@@ -167,19 +281,22 @@ def _add_up(typing, line, first, weights, count, out, at):  # type: ignore[no-un
 
 @jit(
     _PIXELS, numba.types.UniTuple(numba.float64, 4), numba.types.UniTuple(numba.int64, 4),
-    numba.types.UniTuple(numba.int64, 2), numba.boolean, numba.uint8[::1], fastmath=False,
+    numba.boolean, numba.uint8[:, :, ::1], fastmath=False,
 )  # fmt: skip
-def _resize(pixels, box, place, size, mirrored, out):  # type: ignore[no-untyped-def]
+def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
     """First along the columns, where neighbours are added up together, then along the rows; both rounded to 8 bits."""
     num_rows, num_columns, _ = pixels.shape
-    height, width = size
+    height, width, _ = out.shape
     half, shift = np.int32(1 << (_WEIGHT_BITS - 1)), np.int32(_WEIGHT_BITS)
     firsts, nums, weights = _weights(box[0], box[2], place[2], place[0], num_columns, width)
     tops, talls, heavy = _weights(box[1], box[3], place[3], place[1], num_rows, height)
     first = 3 * firsts[0]
     count = 3 * (firsts[width - 1] + nums[width - 1]) - first
     flat = pixels.reshape(num_rows, 3 * num_columns)
-    sums, line = np.empty(count, np.int32), np.zeros(count + 1, np.int32)
+    # As many pixels for each, some with a weight of 0: a processor foresees the end of such loops.
+    most = nums.max()
+    sums, line = np.empty(count, np.int32), np.zeros(count + 3 * most + 1, np.int32)
+    last, flat_out = np.empty(3 * width + 1, np.uint8), out.reshape(3 * width * height)
     for y in range(height):
         top, weight = flat[tops[y], first : first + count], heavy[y, 0]
         for x in range(count):
@@ -190,28 +307,28 @@ def _resize(pixels, box, place, size, mirrored, out):  # type: ignore[no-untyped
                 sums[x] += np.int32(row[x]) * weight
         for x in range(count):
             line[x] = sums[x] >> shift
+        into, at = (flat_out, 3 * width * y) if y < height - 1 else (last, 0)
         for to in range(width):
             x = width - 1 - to if mirrored else to
-            _add_up(line, 3 * firsts[x] - first, weights[x], nums[x], out, 3 * (y * width + to))  # type: ignore[call-arg]
+            _add_up(line, 3 * firsts[x] - first, weights[x], most, into, at + 3 * to)  # type: ignore[call-arg]
+    flat_out[3 * width * (height - 1) :] = last[:-1]
 
 
 def resize(
     pixels: Any,
     place: Tuple[int, int, int, int],
     box: Tuple[float, float, float, float],
-    size: Tuple[int, int],
     mirrored: bool,
-) -> Any:
-    """uint8 [*size, 3]: as Pillow's bilinear ``resize``, a box of an image of which only a part was decoded.
+    out: Any,
+) -> None:
+    """As Pillow's bilinear ``resize``, a box of an image of which only a part was decoded.
 
     Args:
         pixels: uint8 [h, w, 3], the part: the box and as many pixels around it as the filter reaches, unless the image
             ends there.
         place: the part's left and top in the image, and the image's width and height.
         box: left, top, right and bottom in the image.
-        size: (height, width).
         mirrored: left for right.
+        out: uint8 [height, width, 3], which is written.
     """
-    out: Any = np.empty(size[0] * size[1] * 3 + 1, np.uint8)
-    _resize(pixels, tuple(float(side) for side in box), place, size, mirrored, out)
-    return out[:-1].reshape(*size, 3)
+    _resize(pixels, tuple(float(side) for side in box), place, mirrored, out)

@@ -6,7 +6,7 @@ set, and :func:`decoding` while an image is decoded, so that many threads do not
 
 import contextlib
 import threading
-from typing import Iterator, Optional
+from typing import ContextManager, Iterator, Optional
 
 from ipucnn.errors import DataError
 from ipucnn.machine import available_bytes
@@ -88,8 +88,10 @@ FREELY_PIXELS = 4_000_000
 """Images up to this size are decoded without asking: 48 threads of them stay within 3 GiB."""
 
 
-@contextlib.contextmanager
-def decoding(width: int, height: int, origin: str) -> Iterator[None]:
+_AT_ONCE: ContextManager[None] = contextlib.nullcontext()
+
+
+def decoding(width: int, height: int, origin: str) -> ContextManager[None]:
     """Around the decoding of one image: large ones wait until the others leave them room.
 
     All that is decoded at the same time takes at most a quarter of the memory that was available, except one image
@@ -100,8 +102,6 @@ def decoding(width: int, height: int, origin: str) -> Iterator[None]:
     """
     pixels = width * height
     if pixels <= FREELY_PIXELS:
-        yield
-        return
+        return _AT_ONCE
     check_memory(pixels * BYTES_PER_PIXEL, origin, "shrink it, or use a machine with more memory")
-    with _gate.holding(pixels * BYTES_PER_PIXEL, available_bytes() // 4):
-        yield
+    return _gate.holding(pixels * BYTES_PER_PIXEL, available_bytes() // 4)

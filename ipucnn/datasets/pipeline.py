@@ -7,7 +7,7 @@ A run that was cut anywhere, or that changes how many micro-batches it fuses, se
 
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ import tensorflow as tf
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples
-from ipucnn.datasets.hashing import ORDER, chain, stream_state
+from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.mixing import Mixing
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
 from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen
@@ -28,7 +28,10 @@ InputShape = Tuple[int, int, int]
 LARGE_BATCH_BYTES = 64 * 2**20
 SMALLEST_GROUP = 64
 LARGEST_GROUP_BYTES = 4 * 2**20
-FILES_AT_ONCE = 16
+FILES_AT_ONCE = 32
+READ_AHEAD_BYTES = 4 * 2**20
+_ALIGNED_BYTES = 64
+"""Where TensorFlow's tensors begin in memory (EIGEN_MAX_ALIGN_BYTES)."""
 NOTHING = -1
 """The index of an image that is not there: what the last batch of an evaluation is filled up with."""
 STAGES = ("read", "decode", "augment", "batch")
@@ -161,22 +164,27 @@ def train_batches(
             rest = (_first_round(turns),) if weigh_padding else ()
             return (images, labels, *rest) if mixing is None else (images, labels, *rest, tickets)
 
-        def finish(*calls: Any) -> Tuple[Any, ...]:
-            images, labels, *rest = (tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls)
+        def finish(images: Any, labels: Any, *rest: Any) -> Tuple[Any, ...]:
             images = prepare_size(images, input_shape)
             if mixing is not None:
-                words = split_ticket(rest.pop(), rounds)
+                words, rest = split_ticket(rest[-1], rounds), rest[:-1]
                 images, labels = mixing.apply(images, labels, seed, words, pixel_mean(info, input_shape))
             return (prepare_range(images, input_shape, input_range, info), labels, *rest)
+
+        def join(*calls: Any) -> Tuple[Any, ...]:
+            return finish(*(tf.reshape(part, [batch_size, *part.shape[2:]]) for part in calls))
 
         if until == "read":
             return _map(order, lambda ticket: _read_in_python(examples, ticket & (2**32 - 1)), parallel)
         at_once = _files_at_once(batch_size)
-        batches = _map(order.batch(at_once, drop_remainder=True), decode, parallel)
+        calls = order.batch(at_once, drop_remainder=True)
         if until != "batch":
-            return batches.unbatch()
-        batches = batches.batch(batch_size // at_once, drop_remainder=True)
-        batches = _map(batches, finish, parallel)
+            return _map(calls, decode, parallel).unbatch()
+        if at_once == batch_size:
+            batches = _map(calls, lambda tickets: finish(*decode(tickets)), parallel)
+        else:
+            batches = _map(calls, decode, parallel).batch(batch_size // at_once, drop_remainder=True)
+            batches = _map(batches, join, parallel)
     return batches.prefetch(_prefetch(batch_size, input_shape))
 
 
@@ -328,33 +336,58 @@ def _decode_in_python(
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
 
     def decode(positions: Any, epochs: Any, turns: Any) -> Any:
-        images: Any = np.empty((len(positions), *size, channels), np.uint8)
+        images = _aligned((len(positions), *size, channels))
+        words = (word.astype(np.uint64) for word in (epochs, turns, positions))
+        states = draw(random[0], AUGMENT, *words) if random is not None else positions
         try:
-            for k, (position, epoch, turn) in enumerate(
-                zip(positions.tolist(), epochs.tolist(), turns.tolist())
-            ):
-                if position == NOTHING:
-                    images[k] = 0
-                    continue
-                data, origin = examples.encoded(position), examples.describe(position)
-                if random is None:
-                    images[k] = image_files.decode_for_eval(
-                        data, origin, size, channels, info.max_image_pixels, info.crops
-                    )
-                else:
-                    words = (epoch, turn, position)
-                    images[k] = image_files.decode_for_training(
-                        data, origin, size, channels, random[0], words, info.max_image_pixels, info.crops
-                    )
+            with tf.device("/CPU:0"):
+                read = _read_ahead(examples, positions.tolist())
+                for image, (data, origin), state in zip(images, read, states.tolist()):
+                    if not origin:
+                        image[:] = 0
+                    elif random is None:
+                        image[:] = image_files.decode_for_eval(
+                            data, origin, size, channels, info.max_image_pixels, info.crops
+                        )
+                    else:
+                        image_files.decode_for_training(
+                            data, origin, image, state, info.max_image_pixels, info.crops
+                        )
         except DataError as error:
             # Only the text of an exception crosses TensorFlow; data_errors() finds it again.
             raise ValueError(f"{_MARKER}{printable(error.message)}\x1f{error.hint or ''}\x1f") from error
         return images
 
-    epochs, turns = random[1:] if random is not None else (tf.zeros_like(indices), tf.zeros_like(indices))
+    epochs, turns = random[1:] if random is not None else (indices, indices)
     images = tf.numpy_function(decode, [indices, epochs, turns], tf.uint8)
     images.set_shape((indices.shape[0], size[0], size[1], channels))
     return images
+
+
+def _read_ahead(examples: Any, positions: List[int]) -> Iterator[Tuple[bytes, str]]:
+    """Each encoded image and what messages call it, both empty for ``NOTHING``.
+
+    Some are read before the first is decoded: what reading needs is in the processor's cache then, from which decoding
+    drives it out.
+    """
+    read: List[Tuple[bytes, str]] = []
+    num_bytes = 0
+    for position in positions:
+        read.append(
+            (examples.encoded(position), examples.describe(position)) if position != NOTHING else (b"", "")
+        )
+        num_bytes += len(read[-1][0])
+        if num_bytes >= READ_AHEAD_BYTES:
+            yield from read
+            read, num_bytes = [], 0
+    yield from read
+
+
+def _aligned(shape: Tuple[int, ...]) -> Any:
+    """uint8 at a place from which TensorFlow takes it over without a copy."""
+    buffer: Any = np.empty(int(np.prod(shape)) + _ALIGNED_BYTES, np.uint8)
+    first = -buffer.ctypes.data % _ALIGNED_BYTES
+    return buffer[first : first + int(np.prod(shape))].reshape(shape)
 
 
 def _files_at_once(batch_size: int) -> int:

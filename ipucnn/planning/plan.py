@@ -34,7 +34,7 @@ from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.configurations import search
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.optimisations import Optimisation, Outcome, optimisations
-from ipucnn.planning.search.orders import in_any_order
+from ipucnn.planning.search.orders import in_any_order, with_own_proportions
 from ipucnn.planning.search.planner import (
     LIMITS,
     Candidate,
@@ -121,7 +121,15 @@ def make_plan(
     comparison = (*preset_schedule, *compare(planner, candidate, others))
     searched_orders, own_order = "own", planner.graph
     if request.any_order:
-        planner, candidate, one_order = in_any_order(planner, candidate)
+        own, alike = candidate, candidate
+        if own.settings.has_own_proportions and request.proportions is None:
+            one_each = planner.best_of(request.all_choices(), (own.memory_limit,))
+            assert one_each is not None  # a small enough one for all stages fits as well
+            alike = one_each
+        found = in_any_order(planner, alike)
+        if request.own_proportions and request.proportions is None:
+            found = with_own_proportions(planner, own, found)
+        planner, candidate, one_order = found
         searched_orders = "only" if one_order else "all"
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     choices = request.all_choices()

@@ -208,8 +208,7 @@ def make_request(
         splits=splits,
         assumed=assumed,
         precisions=precisions,
-        # An order of its own is searched for stages that are alike in this.
-        own_proportions=own_proportions and not any_order,
+        own_proportions=own_proportions,
         graph=graph,
         typed=resolved.typed,
         flags=frozenset(name for name, origin in resolved.origins.items() if origin == FLAG),
@@ -232,8 +231,6 @@ def make_request(
                 "add --stages 4" if count is None else f"drop --splits, and add --stages {count}",
             )
         check_any_order(request.settings)
-        if own_proportions and request.proportions is None:
-            assumed.append("one available memory proportion for all stages, because of --orders")
         request.any_order = True
         request.other_schedules = [own for own in request.other_schedules if own.schedule != "Sequential"]
     return request

@@ -690,7 +690,7 @@ def _prove(
     if refused is not None:
         raise ThresholdError(
             f"the {request.form} file does not do what the run does, and was removed: {refused}",
-            _hint(request),
+            _hint(request, is_rounding=largest < findings.get("relative", 1.0) <= LIMITS[True][0]),
         )
     return {
         **findings,
@@ -701,12 +701,15 @@ def _prove(
     }
 
 
-def _hint(request: ExportRequest) -> str:
+def _hint(request: ExportRequest, is_rounding: bool = False) -> str:
     if request.half:
         return "export it without --half"
     if request.opset not in (None, DEFAULT_OPSET):
         return f"drop --opset: the default is {DEFAULT_OPSET}"
-    return "export it in another format, for example --format saved-model"
+    if is_rounding:
+        return "train it for longer: a network that has hardly learned multiplies what 32 bits round"
+    other = ONNX if request.form == SAVED_MODEL else SAVED_MODEL
+    return f"export it in another format, for example --format {other}"
 
 
 def _run_proof(job: Dict[str, Any], samples: Samples) -> Dict[str, Any]:

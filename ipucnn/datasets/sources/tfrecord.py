@@ -19,7 +19,7 @@ import numpy as np
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.limits import available_bytes
 from ipucnn.errors import DataError
-from ipucnn.filesystem import open_regular, shown
+from ipucnn.filesystem import asking, open_handle, open_regular, shown
 
 HEAD_BYTES = 12
 FRAME_BYTES = 16
@@ -111,14 +111,9 @@ def _eight_tables() -> Any:
     return tables
 
 
-def masked_crc32c(data: bytes, compiled: bool = False) -> int:
-    """The checksum as TFRecord files store it; ``compiled`` where many are to come, because Numba takes a moment."""
-    if compiled and HAS_KERNELS:
-        from ipucnn.datasets import kernels
-
-        crc = kernels.crc32c(data, _eight_tables())
-    else:
-        crc = crc32c(data)
+def masked_crc32c(data: bytes) -> int:
+    """The checksum of some bytes as TFRecord files store it."""
+    crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -186,28 +181,49 @@ def place_of(path: Union[str, Path], number: int, at: int) -> str:
     return f"{shown(path)}, record {number} at byte {at}"
 
 
-def read_record(path: str, number: int, at: int) -> bytes:
-    """The content of the record that begins at byte ``at`` of a file.
+def read_record(path: str, number: int, at: int, name: str) -> bytes:
+    """The first value of a feature, which is bytes, in the record that begins at byte ``at`` of a file.
 
     Raises:
-        DataError: naming file and record: truncated, a wrong checksum, or more than half of the memory.
+        DataError: naming file and record: truncated, a wrong checksum, more than half of the memory, or no Example with
+            such a feature.
     """
-    content = tail = b""
-    with open_regular(Path(path)) as file:
-        handle = file.fileno()
-        length, problem = _length(os.pread(handle, HEAD_BYTES, at), at, os.fstat(handle).st_size)
+    record, problem, length, begin, end = b"", "", 0, -1, -1
+    handle, num_bytes = open_handle(path)
+    try:
+        head = os.pread(handle, HEAD_BYTES, at)
+        length = int.from_bytes(head[:8], "little")
+        is_whole = len(head) == HEAD_BYTES and at + length + FRAME_BYTES <= num_bytes
+        if not (is_whole and HAS_KERNELS):  # else its checksum is compared below
+            length, problem = _length(head, at, num_bytes)
         if not problem and _is_too_large(length):
             problem = f"{length:,} bytes, more than half of the memory"
         if not problem:
-            content = os.pread(handle, length, at + HEAD_BYTES)
-            tail = os.pread(handle, 4, at + HEAD_BYTES + length)
-    if not problem and len(content) + len(tail) < length + 4:
+            record = os.pread(handle, length + FRAME_BYTES, at)
+    except OSError:
+        with asking(path):
+            raise
+    finally:
+        os.close(handle)
+    if not problem and len(record) < length + FRAME_BYTES:
         problem = "truncated: the file became shorter while it was read"
-    if not problem and masked_crc32c(content, compiled=True) != struct.unpack("<I", tail)[0]:
+    if not problem and HAS_KERNELS:
+        from ipucnn.datasets import kernels
+
+        which, begin, end = kernels.look_at_record(record, name, _eight_tables())
+        problem = ("", _LENGTH_DAMAGED, _CONTENT_DAMAGED)[which]
+    elif not problem and masked_crc32c(record[HEAD_BYTES:-4]) != int.from_bytes(record[-4:], "little"):
         problem = _CONTENT_DAMAGED
     if problem:
         raise DataError(f"{place_of(path, number, at)}: {problem}", AGAIN)
-    return content
+    if begin >= 0:
+        return record[begin:end]
+    try:
+        value = features_of(record[HEAD_BYTES:-4], {name: bytes})[name]
+    except BadExample as error:
+        raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
+    assert isinstance(value, bytes)
+    return value
 
 
 def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
