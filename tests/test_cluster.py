@@ -390,14 +390,14 @@ def test_a_stranger_does_not_end_the_start(monkeypatch, words):
 
     def first():
         try:
-            join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=1.0), {}, 1)
+            join(Workers(2, 0, addresses=named, source="test"), RunConfig(start_timeout=2.0), {}, 1)
         except Exception as error:
             raised.append(error)
 
     thread = threading.Thread(target=first)
     thread.start()
     stranger = None
-    while stranger is None:
+    while stranger is None and thread.is_alive():
         with suppress(OSError):
             stranger = socket.create_connection((host, int(port)), timeout=10)
     stranger.sendall(len(words or b"x" * 200).to_bytes(4, "big") + words)

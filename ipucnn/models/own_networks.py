@@ -158,13 +158,15 @@ class OwnNetwork:
         from tensorflow import keras
 
         assert self.make is not None
-        name = shown_value(self.name)
+        name, before = shown_value(self.name), keras.mixed_precision.global_policy()
         with seeded(seed, "own"):
             model = self.make(shape, num_classes)
         policy = keras.mixed_precision.global_policy().name
         if policy != "float32":
+            # Whatever this process trains next would have it, too.
+            keras.mixed_precision.set_global_policy(before)
             raise ConfigurationError(
-                f"{name} sets the type of all of Keras' layers to {policy}",
+                f"{name} is built while the type of all of Keras' layers is {policy}",
                 "leave types out of the network: --precision 16.16 trains in 16 bits",
             )
         if not isinstance(model, keras.Model):
