@@ -1,6 +1,7 @@
 """The layers of docs/architecture.md, read off the imports: what may import what, and no circles."""
 
 import ast
+import functools
 from pathlib import Path
 from typing import Dict, List, Set
 
@@ -36,6 +37,7 @@ SAME_LAYER_APART = {"planning", "sessions"}
 MOST_WITH_ONE_IMPORTER = 30
 
 
+@functools.lru_cache(maxsize=None)
 def _modules() -> Dict[str, Path]:
     found = {}
     for path in PACKAGE.rglob("*.py"):
@@ -44,9 +46,10 @@ def _modules() -> Dict[str, Path]:
     return found
 
 
-def _imports(modules: Dict[str, Path]) -> Dict[str, Set[str]]:
+@functools.lru_cache(maxsize=None)
+def _imports() -> Dict[str, Set[str]]:
     """The modules each module imports, at its top or inside a function."""
-    found: Dict[str, Set[str]] = {}
+    modules, found = _modules(), {}  # type: Dict[str, Path], Dict[str, Set[str]]
     for name, path in modules.items():
         named: List[str] = []
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -64,17 +67,13 @@ def _part(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-MODULES = _modules()
-IMPORTS = _imports(MODULES)
-
-
 def test_every_part_has_a_layer():
-    assert {_part(name) for name in MODULES} == set(HEIGHT)
+    assert {_part(name) for name in _modules()} == set(HEIGHT)
 
 
 def test_imports_point_downwards():
     upwards = []
-    for name, imported in IMPORTS.items():
+    for name, imported in _imports().items():
         for other in imported:
             here, there = _part(name), _part(other)
             is_apart = here != there and {here, there} <= SAME_LAYER_APART and HEIGHT[here] == HEIGHT[there]
@@ -86,8 +85,8 @@ def test_imports_point_downwards():
 def test_only_commands_import_reports():
     wrong = [
         f"{name} imports {other}"
-        for name in IMPORTS
-        for other in IMPORTS[name]
+        for name in _imports()
+        for other in _imports()[name]
         if _part(other) == "reports" and _part(name) not in ("reports", "commands")
     ]
     assert not wrong
@@ -95,7 +94,7 @@ def test_only_commands_import_reports():
 
 def test_no_circles():
     """Takes away modules that import none of those left, until none can be: what stays stands in a circle."""
-    left = {name: set(imported) for name, imported in IMPORTS.items()}
+    left = {name: set(imported) for name, imported in _imports().items()}
     while left:
         ground = {name for name, imported in left.items() if not imported & set(left)}
         if not ground:
@@ -107,11 +106,13 @@ def test_no_circles():
 def test_few_modules_have_one_importer():
     """A module that one other module uses is a page torn out of it, unless its story is one of its own."""
     importers: Dict[str, List[str]] = {}
-    for name, imported in IMPORTS.items():
+    for name, imported in _imports().items():
         # A package's face hands on what it imports; __main__ is the door to the program.
-        for other in imported if MODULES[name].name not in ("__init__.py", "__main__.py") else ():
+        for other in imported if _modules()[name].name not in ("__init__.py", "__main__.py") else ():
             importers.setdefault(other, []).append(name)
     single = [
-        name for name, found in importers.items() if len(found) == 1 and MODULES[name].name != "__init__.py"
+        name
+        for name, found in importers.items()
+        if len(found) == 1 and _modules()[name].name != "__init__.py"
     ]
     assert len(single) <= MOST_WITH_ONE_IMPORTER, "\n".join(sorted(single))

@@ -6,6 +6,7 @@ things.  What this cannot see is whether the value that is read reaches anything
 """
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -100,10 +101,30 @@ class _Reads(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def _declared(trees):
+@functools.lru_cache(maxsize=None)
+def _trees():
+    """The package's modules but for networks and data sets, which are below the configuration (test_architecture.py)."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in ("models", "datasets")
+    }
+
+
+def _reads(tree):
+    """The options that a module reads."""
+    configs, _, makers = _declared()
+    # Private attributes are not declared: they are called like what they hold.
+    reads = _Reads({*configs, "_config"}, makers)
+    reads.visit(tree)
+    return reads.found
+
+
+@functools.lru_cache(maxsize=None)
+def _declared():
     """(attributes that hold a RunConfig, those of the same names that hold something else, makers)."""
     configs, others, makers = set(), set(), set()
-    for tree in trees:
+    for tree in _trees().values():
         for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
             for node in ast.walk(owner):
                 if isinstance(node, ast.AnnAssign):
@@ -118,39 +139,25 @@ def _declared(trees):
     return configs, others, makers
 
 
-# Networks and data sets are below the configuration, and know nothing of it (test_architecture.py).
-TREES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for path in PACKAGE.rglob("*.py")
-    if path.relative_to(PACKAGE).parts[0] not in ("models", "datasets")
-}
-CONFIGS, OTHERS, MAKERS = _declared(TREES.values())
-# Private attributes are not declared: they are called like what they hold.
-ATTRIBUTES = {*CONFIGS, "_config"}
-
-
+@functools.lru_cache(maxsize=None)
 def _readers():
     """For each option the modules that read it and do something with it."""
     found = {spec.name: set() for spec in SPECS}
-    for module, tree in TREES.items():
+    for module, tree in _trees().items():
         # config declares, reports show, planning predicts what IPUs do.
         if not module.startswith(("config/", "reports/", "planning/")):
-            reads = _Reads(ATTRIBUTES, MAKERS)
-            reads.visit(tree)
-            for name in reads.found & set(found):
+            for name in _reads(tree) & set(found):
                 found[name].add(module)
     for name in BY_RESOLVE:
-        strings = {n.value for n in ast.walk(TREES["config/resolve.py"]) if isinstance(n, ast.Constant)}
+        strings = {n.value for n in ast.walk(_trees()["config/resolve.py"]) if isinstance(n, ast.Constant)}
         found[name] |= {"config/resolve.py"} if name in strings else set()
     return found
 
 
-READERS = _readers()
-
-
 def test_what_is_called_config_is_one():
-    assert {"config"} == CONFIGS and not CONFIGS & OTHERS
-    assert {"Row", "Rule"} == MAKERS
+    configs, others, makers = _declared()
+    assert {"config"} == configs and not configs & others
+    assert {"Row", "Rule"} == makers
 
 
 @pytest.mark.parametrize(
@@ -169,14 +176,12 @@ def test_what_is_called_config_is_one():
     ],
 )
 def test_reads_of_a_configuration_are_told_from_others_of_the_same_name(source, found):
-    reads = _Reads(ATTRIBUTES, MAKERS)
-    reads.visit(ast.parse(source))
-    assert reads.found & set(READERS) == found
+    assert _reads(ast.parse(source)) & set(_readers()) == found
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key)
 def test_somebody_reads_each_option_where_it_says_it_has_an_effect(spec):
-    readers = READERS[spec.name]
+    readers = _readers()[spec.name]
     on_host = {module for module in readers if not module.startswith("sessions/poplar/")}
     on_ipus = {module for module in readers if not module.startswith("sessions/host/")}
     if spec.warning or spec.name in STANDS_FOR:

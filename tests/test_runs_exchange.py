@@ -57,7 +57,8 @@ def test_the_two_interpreters_have_different_keras(tmp_path):
 @pytest.mark.parametrize(
     "model, direction",
     [
-        ("cifar_resnet8", "here to there"),
+        ("toy_model_bn", "here to there"),
+        pytest.param("cifar_resnet8", "here to there", marks=pytest.mark.slow),
         pytest.param("efficientnet-b0", "there to here", marks=pytest.mark.slow),
         pytest.param("cifar_resnet8", "there to here", marks=pytest.mark.slow),
         pytest.param("efficientnet-b0", "here to there", marks=pytest.mark.slow),
