@@ -103,7 +103,7 @@ class _Reads(ast.NodeVisitor):
 
 @functools.lru_cache(maxsize=None)
 def _trees():
-    """The package's modules but for networks and data sets, which are below the configuration (test_architecture.py)."""
+    """The package's modules but for networks and data sets, which know nothing of it (test_architecture.py)."""
     return {
         path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
         for path in PACKAGE.rglob("*.py")
