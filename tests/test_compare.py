@@ -167,6 +167,8 @@ def test_benchmarks_are_no_runs_and_the_folds_of_a_cross_validation_are(folder, 
     shutil.copy(str(folder / "first" / "report.json"), "runs/measured/report.json")
     code, out, _ = run("runs", "--json")
     assert code == 0 and [row["run"] for row in json.loads(out)] == ["runs/folds/fold-1", "runs/folds/fold-2"]
+    Path("runs/folds/fold-2/environment.json").unlink()  # a run all the same
+    assert len(json.loads(run("runs", "--json")[1])) == 2
     code, _, err = run("diff", "runs/folds", folder / "first")
     assert code == 3 and "runs/folds is a cross-validation of 2 folds" in err and "runs/folds/fold-1" in err
     code, _, err = run("plot", "runs/folds", "--output", "x.svg")

@@ -189,7 +189,8 @@ def runs_of(path: Path) -> List[Path]:
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     folds = _folds(folder)
     # What a run writes last is the report; a benchmark writes nothing besides.
-    is_benchmark = is_file(folder / REPORT) and not is_file(folder / ENVIRONMENT)
+    of_a_run = any(is_file(folder / name) for name in (ENVIRONMENT, PROGRAM, METRICS))
+    is_benchmark = is_file(folder / REPORT) and not of_a_run
     if is_file(folder / CONFIG) and not folds:
         if not is_benchmark:
             yield folder
