@@ -103,7 +103,10 @@ def _check_pipeline(ipu: Any, program: Any, config: Any, made: Any) -> None:
         pipelining=steps,
         device_mapping=mapping,
         pipelining_keywords=options,
-        assignment=[SimpleNamespace(pipeline_stage=i) for i in range(program.num_stages)],
+        assignment=[
+            SimpleNamespace(pipeline_stage=i, layer=SimpleNamespace(name=f"layer {i}", weights=["kernel"]))
+            for i in range(program.num_stages)
+        ],
     )
     machine = SimpleNamespace(sdk="3.4", config={"leaves": made._values, "ipus": program.num_ipus})
     rules.check_pipeline(machine, extension, True, program.steps_per_execution)

@@ -103,13 +103,14 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     machine = Machine(sdk=sdk, num_ipus=num_ipus, **facts)
     made = modules.build(machine)
     import tensorflow as tf
-    import tensorflow.keras  # a user's own file may, and puts another object where the loader was
+    import tensorflow.keras  # as a user's own file may do later
     import tensorflow.python as python
 
     functional = _functional()
-    # Several objects stand for Keras, which is loaded on first use: loaders, the module that they load, and with
-    # TensorFlow 2.6 another module of the same text, which ``import tensorflow.keras`` makes.
-    named = [sys.modules.get(name) for name in (keras.__name__, functional.__module__.split(".")[0])]
+    # Several objects stand for Keras, which is loaded on first use: loaders, the module that they load, and another of
+    # the same text, which ``import tensorflow.keras`` makes, and with TensorFlow 2.6 puts where the loader was.
+    names = (keras.__name__, functional.__module__.split(".")[0], "tensorflow.keras")
+    named = [sys.modules.get(name) for name in names]
     places = {id(place): place for place in (keras, tf.keras, *named) if place is not None}
     original = functional.__init__
 
