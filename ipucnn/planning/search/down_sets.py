@@ -202,13 +202,7 @@ class Chains:
             low = found
 
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
-        bounds = np.array([*starts, self.n])
-        pairs = [self.pair(s, bounds[s], bounds[s + 1]) for s in range(self.num_stages)]
-        t = [0.0] * len(self.levels)
-        for stage in range(1, self.num_stages):
-            c = self.cut_class(stage)
-            t[c] = max(t[c], float(self.cut_s[starts[stage]]))
-        found = max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
+        found = minmax.maxima(self, self.cut_s, starts)
         self.below_s = min(self.below_s, self.value(*found))
         return found
 

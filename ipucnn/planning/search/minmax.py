@@ -210,13 +210,7 @@ class _Loads:
 
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
         """(X, Y, T) of a split."""
-        bounds = np.array([*starts, self.n])
-        pairs = [self.pair(s, bounds[s], bounds[s + 1]) for s in range(self.num_stages)]
-        t = [0.0] * len(self.levels)
-        for stage in range(1, self.num_stages):
-            c = self.cut_class(stage)
-            t[c] = max(t[c], float(self.tables.cut_s[starts[stage]]))
-        return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
+        return maxima(self, self.tables.cut_s, starts)
 
     def first_box(self, below_s: float) -> Box:
         """A box that holds all splits with a tick below that.
@@ -374,19 +368,42 @@ class Choices(Protocol):
     """What the search asks of the places at which stages may open, whatever they are.
 
     Attributes:
+        num_stages, n: how many stages there are, and the place at which the last one ends.
         weight: how often a cut is crossed for a micro-batch.
         levels: of each class of cuts the seconds that a cut may take, ascending.
     """
 
+    num_stages: int
+    n: int
     weight: int
     levels: List[np.ndarray]
 
+    def cut_class(self, stage: int) -> int: ...
+    def pair(
+        self, stage: int, i: np.ndarray, j: np.ndarray, swap: bool = False
+    ) -> Tuple[np.ndarray, np.ndarray]: ...
     def first_box(self, below_s: float) -> Box: ...
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]: ...
     def value(self, x: float, y: float, t: List[float]) -> float: ...
     def least(
         self, x: float, y: float, t: List[float], swap: bool, goal: int, both: float
     ) -> Optional[Tuple[float, Tuple[int, ...]]]: ...
+
+
+def maxima(loads: Choices, cut_s: np.ndarray, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
+    """(X, Y, T) of a pipeline, whatever lies between its stages.
+
+    Args:
+        cut_s: seconds of the cut at each place.
+        starts: the places at which the stages open.
+    """
+    bounds = np.array([*starts, loads.n])
+    pairs = [loads.pair(s, bounds[s], bounds[s + 1]) for s in range(loads.num_stages)]
+    t = [0.0] * len(loads.levels)
+    for stage in range(1, loads.num_stages):
+        c = loads.cut_class(stage)
+        t[c] = max(t[c], float(cut_s[starts[stage]]))
+    return max(float(a) for a, _ in pairs), max(float(b) for _, b in pairs), t
 
 
 class Search:
