@@ -49,7 +49,8 @@ def program_line(program: Program) -> str:
     parts = [
         f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size} x "
         f"{program.gradient_accumulation_count} accumulated x {counted(program.num_replicas, 'replica')}",
-        f"{program.weight_updates_per_epoch} weight updates per epoch x {counted(program.num_epochs, 'epoch')}",
+        f"{counted(program.weight_updates_per_epoch, 'weight update')} per epoch "
+        f"x {counted(program.num_epochs, 'epoch')}",
         f"{counted(program.num_executions, 'execution')} of {program.weight_updates_per_execution}"
         + (f", a log after every {program.executions_per_log}" if program.executions_per_log > 1 else ""),
     ]

@@ -270,8 +270,8 @@ class TrainingRun:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
-                f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
-                f"updates x {counted(self.program.global_batch_size, 'sample')}"
+                f"discarded in each epoch ({which}): {counted(self.program.weight_updates_per_epoch, 'weight update')} "
+                f"x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(
