@@ -409,14 +409,22 @@ class PoplarSession(Session):
         Each instance has the totals of all.
         """
 
+        predictor = self._validation()
+        # Alone between any two batches; instances ask each other once for each execution.
+        between = predictor.samples_per_execution if self._device.instances.count > 1 else 0
+
         def unless_stopped() -> Iterator[Batch]:
+            given = due = 0
             for batch in dataset:
-                if stop is not None and self.any_instance(stop()):
-                    raise Stopped
+                if stop is not None and given >= due:
+                    if self.any_instance(stop()):
+                        raise Stopped
+                    due = given + between
+                given += len(batch[0])
                 yield batch
 
         totals = MetricTotals()
-        for (_, labels, weights), found in self.logits(unless_stopped()):
+        for (_, labels, weights), found in predictor.logits_of_parts(unless_stopped()):
             with tf.device("/CPU:0"):
                 logits = tf.constant(found)
                 assert self._loss is not None
