@@ -64,16 +64,24 @@ class TrainingRun:
     Args:
         resolved: the configuration.
         verbose: let TensorFlow speak.
+        cluster: the workers who met for an earlier run of several; None: they are still to meet.
+        parts: whether the workers part when the run is over, for no other one follows.
+
+    Attributes:
+        cluster: the workers, once they met; None for one alone.
 
     Raises:
         UserError: whatever is wrong with the configuration, the data or the run folder.
     """
 
-    def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
+    def __init__(
+        self, resolved: Resolved, verbose: bool = False, cluster: Optional[Cluster] = None, parts: bool = True
+    ) -> None:
         from ipucnn.sessions.factory import check_device, runs_on_ipus
         from ipucnn.sessions.poplar.validation import check_program
 
         self.instances = find_group(resolved.config)
+        self.cluster, self._parts = cluster, parts
         if not self.instances.is_writer:
             # The writer may have made the folder already; this instance leaves it alone.
             resolved = replace(
@@ -306,7 +314,7 @@ class TrainingRun:
             UserError: they did not come, or would not train the same network.
         """
         config, checkpoint = self.setup.config, self.start.checkpoint
-        threads, cluster = config.threads, None
+        threads = config.threads
         if threads is None and checkpoint is not None:
             # They decide the order of sums, wherever the run goes on.
             threads = checkpoint.meta.get("threads")
@@ -320,9 +328,9 @@ class TrainingRun:
             run["the data set's file"] = self.resolved.choice.sha256
             run["weight updates done"] = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             run["the checkpoint"] = None if checkpoint is None else checkpoint.digest
-            cluster, threads = join(self.instances, config, run, threads or num_cores())
+            self.cluster, threads = join(self.instances, config, run, threads or num_cores(), self.cluster)
         fix_threads(threads)
-        return cluster
+        return self.cluster
 
     def dataset(self, first_update: int, samples_per_element: int) -> "TfDataset":
         """Training batches from a weight update on, for the session: of several instances this one's part."""
@@ -354,7 +362,7 @@ class TrainingRun:
                     if cluster is not None:
                         cluster.close(error)
                     raise
-                if cluster is not None:
+                if cluster is not None and self._parts:
                     cluster.close()
         except BaseException:
             if len(self.state.history) == self._former_rows:

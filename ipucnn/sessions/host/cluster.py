@@ -10,6 +10,7 @@ Every worker computes every weight update from the same gathered numbers, in the
 sent back.  TensorFlow is imported inside of functions.
 """
 
+import base64
 import contextlib
 import hashlib
 import hmac
@@ -50,6 +51,11 @@ _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
 # Of TensorFlow's collectives: any number that its own strategies, which count from 1, do not use.
 _GROUP_KEY = 1_000_003
+# Of a value that workers exchange, so many bytes are under way at a time, over all of them.
+_PIECE_BYTES = 2**26
+# What to do where a worker is lost: of a run, and of what keeps nothing.
+GO_ON = "continue with --resume on any number of workers that fits"
+BEGIN_AGAIN = "type the same command again, with any number of workers"
 
 
 # -- what has to be the same ------------------------------------------------------------------------------------------
@@ -290,11 +296,22 @@ def _connect(workers: Workers, until: float) -> _Link:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
+# Errors of other kinds, too little memory for example, are a worker's own, whatever they name.
+_LOST = (
+    *("UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"),
+    *("InternalError", "FailedPreconditionError", "UnknownError"),
+)
+# What TensorFlow says where a worker cannot reach others any more (``StartAbort`` of base_collective_executor.cc, the
+# health check of collective_all_reduce_strategy.py, and the coordination service's own words).  The name of an
+# operation, ``CollectiveGatherV2``, stands in any error near one.
+_LOST_WORDS = ("Collective ops is aborted by", "CoordinationService", "coordination service", "eartbeat")
+
+
 def _is_of_collectives(error: BaseException) -> bool:
     """Whether TensorFlow says that workers cannot reach each other any more, in whichever of its ways."""
-    if not type(error).__module__.startswith("tensorflow."):
+    if not type(error).__module__.startswith("tensorflow.") or type(error).__name__ not in _LOST:
         return False
-    return any(word in str(error) for word in ("Collective", "CoordinationService", "eartbeat"))
+    return any(words in str(error) for words in _LOST_WORDS)
 
 
 class Cluster:
@@ -307,9 +324,11 @@ class Cluster:
         place: TensorFlow's name of this worker, to precede that of a device; "" for one worker.
         collective_s: a variable: seconds in collectives so far, waiting for other workers included.
         received_bytes: of each collective that was made, by its number: what a worker gets of it.
+        hint: what to do where a worker is lost.
     """
 
     def __init__(self, workers: Optional[Workers] = None, links: Optional[Dict[int, _Link]] = None) -> None:
+        self.hint = GO_ON
         self.workers = workers
         self.count = 1 if workers is None else workers.count
         self.rank = 0 if workers is None else workers.index
@@ -351,6 +370,33 @@ class Cluster:
     def first(self, what: str, value: Any) -> Any:
         """What worker 0 has, on all of them."""
         return self.exchange(what, value)[0]
+
+    def exchange_arrays(self, what: str, own: Optional[np.ndarray]) -> List[np.ndarray]:
+        """The arrays of all workers, in their order; of those who have none, nothing.
+
+        Args:
+            what: the place, as for :meth:`exchange`.
+            own: float32, of any size; None: this worker has none.
+        """
+        if self.count == 1:
+            return [] if own is None else [own]
+        data = b"" if own is None else np.ascontiguousarray(own, np.float32).tobytes()
+        size = _PIECE_BYTES // self.count
+
+        def piece(number: int) -> str:
+            return base64.b64encode(data[number * size : (number + 1) * size]).decode()
+
+        told = self.exchange(what, [None if own is None else [list(own.shape), len(data)], piece(0)])
+        parts = [[base64.b64decode(first)] for _, first in told]
+        longest = max(head[1] if head is not None else 0 for head, _ in told)
+        for number in range(1, -(-longest // size)):
+            for rank, more in enumerate(self.exchange(what, piece(number))):
+                parts[rank].append(base64.b64decode(more))
+        return [
+            np.frombuffer(b"".join(whole), np.float32).reshape(head[0])
+            for (head, _), whole in zip(told, parts)
+            if head is not None
+        ]
 
     def require_same(self, what: str, digest: str) -> None:
         """Refuses workers that do not have the same; all of them come to the same verdict.
@@ -396,8 +442,7 @@ class Cluster:
                     interrupts.check()
                     time.sleep(0.1)
                 lost = WorkersError(
-                    f"worker {self.rank} lost the others: TensorFlow's collectives failed",
-                    "continue with --resume on any number of workers that fits",
+                    f"worker {self.rank} lost the others: TensorFlow's collectives failed", self.hint
                 )
         except BaseException:  # they are gone, which matters no more
             if error is None:
@@ -494,9 +539,7 @@ class Cluster:
             with contextlib.suppress(OSError):
                 link.send({"left": rank})
         code = interrupts.noted()
-        lines = (
-            f"error: worker {rank} left\nhint: continue with --resume on any number of workers that fits\n"
-        )
+        lines = f"error: worker {rank} left\nhint: {self.hint}\n"
         with contextlib.suppress(OSError):
             os.write(2, (lines if code is None else "interrupted\n").encode())
         os._exit(EXIT_WORKERS if code is None else code)
@@ -604,7 +647,9 @@ class Cluster:
         return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
 
 
-def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int) -> Tuple[Cluster, int]:
+def join(
+    workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: int, met: Optional[Cluster] = None
+) -> Tuple[Cluster, int]:
     """Connects the workers, and compares what they are going to do; before TensorFlow is imported.
 
     Args:
@@ -612,6 +657,7 @@ def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: i
         config: with ``start_timeout`` and ``require_same_bytes``.
         run: what has to be the same on all of them, by its name; plain values.
         threads: that share an operation, as this worker would have it.
+        met: the workers who met before, for an earlier run; None: they are still to meet.
 
     Returns:
         The cluster, and the number of threads that share an operation on each worker.
@@ -620,9 +666,11 @@ def join(workers: Workers, config: RunConfig, run: Mapping[str, Any], threads: i
         WorkersError: not all of them came.
         ConfigurationError: they would not train the same network, or not to the same bytes where that is required.
     """
-    until = time.monotonic() + config.start_timeout
-    links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)
-    cluster = Cluster(workers, links)
+    cluster = met
+    if cluster is None:
+        until = time.monotonic() + config.start_timeout
+        links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)
+        cluster = Cluster(workers, links)
     try:
         own = {
             "run": {"ipucnn": __version__, **run},
