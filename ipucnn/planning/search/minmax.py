@@ -65,6 +65,8 @@ class _Loads:
         own = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
         self.levels = [own] * num_classes
         self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
+        # (n,) of each stage the last item before which a run that opens at or before each item may end and fit.
+        self.reach = [_reach(fits) for fits in self.fits]
         self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
         self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
         self._together: Dict[int, List[float]] = {}
@@ -100,9 +102,13 @@ class _Loads:
         return self._together[group]
 
     def first(self, stage: int, end: int, x: float, y: float, both: float) -> int:
-        """No run of a stage that begins earlier and ends before ``end`` has a <= x, b <= y and a + b <= both."""
+        """No run of a stage that begins earlier and ends before ``end`` fits with a <= x, b <= y and a + b <= both."""
         a, b = self.lists(stage)
-        found = max(bisect_left(a, (a[end] - x) / _MORE), bisect_left(b, (b[end] - y) / _MORE))
+        found = max(
+            bisect_left(a, (a[end] - x) / _MORE),
+            bisect_left(b, (b[end] - y) / _MORE),
+            bisect_left(self.reach[stage], end),
+        )
         sums = self.together(stage)
         return max(found, bisect_left(sums, (sums[end] - both) / _MORE)) if sums else found
 
@@ -233,13 +239,23 @@ class _Loads:
         return x + y + self.weight * sum(t)
 
 
+def _reach(fits: np.ndarray) -> List[int]:
+    """Of each item the last one before which a run that opens there, or at an earlier item, may end and fit."""
+    n = len(fits)
+    last = n - fits[:, ::-1].argmax(axis=1)
+    last[~fits.any(axis=1)] = 0
+    found: List[int] = np.maximum.accumulate(last).tolist()
+    return found
+
+
 def _windows(
     loads: _Loads, x: float, y: float, swap: bool, both: float = np.inf
 ) -> Optional[List[Tuple[int, int]]]:
     """First and last item at which each stage can open if loads are at most x and y; the last is (n, n).
 
     Loads grow with the run, so the stages before can't reach further than greedily filled ones, empty ones
-    among them: an item may be too much for a stage and not for the next, whose loads are others.
+    among them: an item may be too much for a stage and not for the next, whose loads are others.  Nor do they reach
+    further than runs that fit.
 
     Args:
         both: of x + y; as no a is above x and no b above y, a and b of a stage have no larger sum, nor a of a stage and
@@ -256,6 +272,7 @@ def _windows(
         here = high[stage]
         a, b = own[stage]
         reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
+        reach = min(reach, loads.reach[stage][here] if here < n else n)
         sums = loads.together(stage)
         if sums:
             reach = min(reach, bisect_right(sums, (sums[here] + both) * _MORE) - 1)
