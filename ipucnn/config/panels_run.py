@@ -220,7 +220,7 @@ class Model:
         "patterns such as conv1,block1*; backbone is all but the last. See docs/fine-tuning.md.",
         metavar="N|PATTERN|backbone",
         parse=values.parse_freeze,
-        commands=TRAIN,
+        commands=(*TRAIN, "plan-splits"),
         default_text="all are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
     )
