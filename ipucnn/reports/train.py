@@ -234,9 +234,10 @@ def show_dry_run(run: TrainingRun, as_json: bool) -> None:
 
     if run.is_silent:
         return
+    # Before the introduction, which then names the layers that the planner chose.
+    report = run.plan_of_run()
     _introduce(run)
     config, path = run.resolved.config, run.schedule_picture
-    report = run.plan_of_run()
     if path is not None:
         warmup = config.lr_warmup_params
         ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""
