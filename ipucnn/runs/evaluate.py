@@ -300,7 +300,9 @@ class MaskEvaluation:
         predicted = self._totals.add(logits[np.newaxis], truth[np.newaxis])[0][0]
         figures = class_figures(self._totals.confusion - before)
         row: Dict[str, Any] = {
-            "image": f"{self._info.name}/eval/{number}",
+            "image": self._examples.names[number]
+            if self._examples.names
+            else f"{self._info.name}/eval/{number}",
             "accuracy": figures["accuracy"],
             "dice": figures["dice"],
         }
