@@ -172,3 +172,20 @@ def test_other_numbers_of_views_are_refused(trained):
         with pytest.raises(ConfigurationError, match=f"--views {views}") as raised:
             TiledNetwork(trained, views=views)
         assert f"--views {near}" in raised.value.hint
+
+
+def test_batches_of_an_evaluation_count_tiles_and_not_images(tmp_path):
+    """One image of 192x192 is 144 tiles for a network that sees 204 and predicts 20: one by one they seem not to end."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.datasets.base import ArrayExamples
+
+    flags = {"base_filters": "2", "image_size": "204", "dataset": "membranes", "micro_batch_size": "1"}
+    setup = run_setup.prepare(resolve("train", flags, model="unet"), 1)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (1, 192, 192, 1)).astype(np.uint8)
+    examples = ArrayExamples(images, (images[..., 0] > 128).astype(np.int32))
+    info = replace(setup.source.info, tiled=True)
+    setup = replace(setup, source=replace(setup.source, eval=examples, info=info))
+    batches = list(run_setup.evaluation_batches(setup, 1))
+    assert [len(images) for images, _, _ in batches] == [12] * 12
+    assert sum(float(np.sum(weights)) for _, _, weights in batches) == 192 * 192
