@@ -41,8 +41,14 @@ from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.exported import ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.setup import InputShape, Setup
-from ipucnn.sessions.host.cluster import BEGIN_AGAIN, Cluster, join
-from ipucnn.sessions.host.workers import Workers, compared_options, group_of_environment, require_one
+from ipucnn.sessions.host.cluster import Cluster, join
+from ipucnn.sessions.host.workers import (
+    BEGIN_AGAIN,
+    Workers,
+    compared_options,
+    group_of_environment,
+    require_one,
+)
 from ipucnn.sessions.poplar.popdist import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted

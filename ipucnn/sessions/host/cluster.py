@@ -35,7 +35,7 @@ from ipucnn.aliases import Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
-from ipucnn.sessions.host.workers import GRACE_S, SECRET_VARIABLE, SILENCE_S, Workers, split_address
+from ipucnn.sessions.host.workers import GO_ON, GRACE_S, SECRET_VARIABLE, SILENCE_S, Workers, split_address
 from ipucnn.text import printable, shown_value
 
 HEARTBEAT_S = 1.0
@@ -53,9 +53,6 @@ _LENGTH = struct.Struct(">I")
 _GROUP_KEY = 1_000_003
 # Of a value that workers exchange, so many bytes are under way at a time, over all of them.
 _PIECE_BYTES = 2**26
-# What to do where a worker is lost: of a run, and of what keeps nothing.
-GO_ON = "continue with --resume on any number of workers that fits"
-BEGIN_AGAIN = "type the same command again, with any number of workers"
 
 
 # -- what has to be the same ------------------------------------------------------------------------------------------
@@ -164,6 +161,10 @@ class _Link:
             self._socket.close()
 
 
+class _SentAway(ValueError):
+    """Who connected does not belong here, for the reason that it was told."""
+
+
 def _proof(nonce: str, rank: int, count: int) -> str:
     """What only who knows the run's secret can say."""
     secret = os.environ.get(SECRET_VARIABLE, "").encode()
@@ -181,6 +182,7 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
     loopback = host == "localhost" or _is_loopback(host)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     links: Dict[int, _Link] = {}
+    problem = ""
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -188,7 +190,8 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             listener.listen(workers.count)
         except OSError as error:
             raise ConfigurationError(
-                f"worker 0 cannot listen at {workers.addresses[0]}: {error.strerror}", "use another port"
+                f"worker 0 cannot listen at {workers.addresses[0]}: {error.strerror}",
+                "use another port, and make sure that only one worker is number 0",
             ) from None
         listener.settimeout(_RETRY_S)
         while len(links) < workers.count - 1:
@@ -197,7 +200,7 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
                 missing = [str(r) for r in range(1, workers.count) if r not in links]
                 raise WorkersError(
                     f"of {workers.count} workers number {', '.join(missing)} did not come to {workers.addresses[0]} "
-                    "in time",
+                    f"in time{problem}",
                     "start them with the same command, or raise --start-timeout",
                 )
             try:
@@ -208,7 +211,9 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             try:
                 link.set_deadline(GRACE_S)
                 rank = _welcome(link, workers, links)
-            except _NO_WORKER:
+            except _NO_WORKER as error:
+                if isinstance(error, _SentAway):
+                    problem = f"; one was sent away, as {error}"
                 link.close()
                 continue
             link.rank = rank
@@ -244,7 +249,7 @@ def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
         problem = f"there is a worker {rank} already"
     if problem:
         link.send({"problem": problem})
-        raise ValueError(problem)
+        raise _SentAway(problem)
     link.send({"proof": _proof(str(told["nonce"]), 0, count)})
     return rank
 

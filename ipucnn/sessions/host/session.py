@@ -490,7 +490,10 @@ class HostSession(Session):
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it."""
+        """Sums over batches, in their order; every sample of weight 1 counts exactly once, whoever computes it.
+
+        Of a worker's batches each of its devices computes one at a time.
+        """
         if self._evaluation is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
@@ -499,19 +502,25 @@ class HostSession(Session):
             batches = iter(dataset)
             while True:
                 interrupts.check()
-                batch = next(batches, None)
-                if stop is not None and self.any_instance(batch is not None and stop()):
+                group = list(itertools.islice(batches, len(self.places)))
+                if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
-                sums = None
-                if batch is not None:
-                    found = self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:])
-                    sums = {name: float(value) for name, value in found.items()}
-                everyones = self._cluster.exchange("evaluate", sums)
-                for one in everyones:
+                everyones = self._cluster.exchange("evaluate", self._sums(group))
+                for one in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if one is not None:
                         totals.add(one)
-                if None in everyones:
+                if any(len(theirs) < len(self.places) for theirs in everyones):
                     return totals.result()
+
+    def _sums(self, group: Sequence[Batch]) -> List[Dict[str, float]]:
+        """What batches, one for each device at most, add to the metrics."""
+        assert self._evaluation is not None
+        found = []
+        for place, batch in zip(self.places, group):
+            # A GPU computes on while the next one is told what to do.
+            with tf.device(place):
+                found.append(self._evaluation.run(self._preprocessing.pack(batch[0]), *batch[1:]))
+        return [{name: float(value) for name, value in sums.items()} for sums in found]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -27,6 +27,9 @@ TF_CONFIG = "TF_CONFIG"
 SILENCE_S = 30.0
 # How long the others may take to end by themselves after one worker ended with an error, which may be theirs, too.
 GRACE_S = 5.0
+# What to do where a worker is lost: of a run, and of what keeps nothing.
+GO_ON = "continue with --resume on any number of workers that fits"
+BEGIN_AGAIN = "type the same command again, with any number of workers"
 # Ports of workers under Slurm begin here, at one of so many, chosen by the number of the job.
 _SLURM_PORTS, _SLURM_NUM_PORTS = 20_000, 10_000
 # Of a Slurm node list, and the characters of a host's name (RFC 1035).
