@@ -49,7 +49,7 @@ def evaluate(
     views: int = VIEWS,
     report: bool = REPORT,
 ) -> None:
-    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix and calibration; for masks also Dice and IoU.
+    """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; for masks also Dice and IoU.
 
     Every sample counts exactly once; for a segmentation network, every pixel does. The options of the run are used
     unless a flag overrides them. Weights that Keras saved need --model-name and --dataset.
