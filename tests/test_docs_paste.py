@@ -72,6 +72,8 @@ def test_commands_of_a_page():
         (["accuracy  95.5% of 360 (best 96.0%)"], "accuracy 96% of 360", None),
         (["one", "...", "two"], "one\nother\ntwo", None),
         (["two", "one"], "one\ntwo", "one"),
+        (["session: warm-up: 6 executions, 10.2 s, steady", " warm-up    6 executions", "b"], "b", None),
+        (["warm-up is a phase"], "b", "warm-up is a phase"),
         (["saved in runs/x"], "saved in runs/y", "saved in runs/x"),
     ],
 )
