@@ -495,8 +495,8 @@ class Planner:
         What was found once holds for all settings of which no number and nothing that fits is another.
 
         Args:
-            max_evaluations: dynamic programs after which the search stops: what it found may then be slower than others,
-                and nothing that it found is no proof.
+            max_evaluations: dynamic programs after which the search stops: what it found may then be slower than
+                others, and nothing that it found is no proof.
         """
         tables, stages = self.tables(settings, limit), settings.num_stages
         key = (tables.digest(stages), stages, settings.schedule)
