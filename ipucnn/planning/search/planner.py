@@ -674,9 +674,7 @@ class Planner:
             solution = faster_split(
                 tables, stages, settings.schedule, own_s, max_evaluations=_LARGE_EVALUATIONS
             ) or Solution(settings.schedule, stages, self.items(splits), own_s, 0.0)
-        return self._candidate(
-            settings, tuple(splits), limit, solution or self._solution(settings, allowed)
-        )
+        return self._candidate(settings, tuple(splits), limit, solution or self._solution(settings, allowed))
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Share of an IPU's memory that the planner has to allow to find these splits."""
