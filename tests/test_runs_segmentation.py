@@ -175,7 +175,7 @@ def test_other_numbers_of_views_are_refused(trained):
 
 
 def test_batches_of_an_evaluation_count_tiles_and_not_images(tmp_path):
-    """One image of 192x192 is 144 tiles for a network that sees 204 and predicts 20: one by one they seem not to end."""
+    """One image of 192x192 is 144 tiles for a network that sees 204 and predicts 20: one by one, no end is seen."""
     from ipucnn.config.resolve import resolve
     from ipucnn.datasets.base import ArrayExamples
 
