@@ -157,6 +157,9 @@ def test_python_trains_plans_and_loads_it(lightly):
         ipucnn.load("run")
     assert "centre" in caught.value.message
     assert caught.value.hint == "if you trust it, type: ipucnn.load('run', model='mine.py:build')"
+    with pytest.raises(ConfigurationError) as caught:
+        ipucnn.load("run", checkpoint="last")
+    assert caught.value.hint.endswith("ipucnn.load('run', checkpoint='last', model='mine.py:build')")
     loaded = ipucnn.load("run", model=name)
     assert loaded.predict(np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, 10)
     assert any(layer.name == "centre" for layer in loaded.keras_model.layers)
