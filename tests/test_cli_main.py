@@ -412,7 +412,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     script = (
         "import sys; from ipucnn import cli; from ipucnn.reports.console import console\n"
         "def talk(args):\n"
-        "    for i in range(20000): console(sys.stdout).print(i)\n"
+        "    for i in range(1500): console(sys.stdout).print(f'{i} ' + 70 * 'x' if i else i)\n"
         "    return 0\n"
         "cli._dispatch = talk; cli.main([])"
     )
