@@ -26,7 +26,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     from ipucnn.runs.compare import find_runs
     from ipucnn.runs.folder import REPORT
     from ipucnn.runs.start import is_cross_validation
-    from ipucnn.sessions.poplar.popdist import find_instances
+    from ipucnn.sessions.host.workers import find_group
 
     if is_cross_validation(resolved):
         if resolved.config.dry_run:
@@ -35,13 +35,14 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
             )
         from ipucnn.runs.kfold import CrossValidation
 
-        with one_speaks():
+        group = find_group(resolved.config)
+        with one_speaks(group):
             validation = CrossValidation(resolved, verbose, note)
             with FoldsDisplay(validation) as folds:
                 for fold_event in validation.events():
                     folds.show(fold_event)
             folds.print_result(json_output)
-            for fold in find_runs(validation.root) if find_instances().is_writer else ():
+            for fold in find_runs(validation.root) if group.is_writer else ():
                 if is_file(fold / REPORT):
                     write_page(fold)
         return

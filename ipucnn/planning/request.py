@@ -166,6 +166,8 @@ def make_request(
         ConfigurationError: options that contradict each other, or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
+    if not resolved.given("model_name"):
+        assumed.append(f"network {resolved.record.name}, as none is named")
     if inference:
         config = _for_inference(resolved, config, recomputation)
     elif resolved.origins["steps_per_execution"] == FLAG:
@@ -236,6 +238,8 @@ def make_request(
     return request
 
 
+# How the sentence begins that says which input was taken for granted.
+ASSUMED_INPUT = "input"
 # What decides nothing but the weight updates and their batches.
 _OF_UPDATES = (
     "gradient_accumulation_count",
@@ -350,7 +354,8 @@ def _input(
             "add --image-size N and --classes N",
         )
     else:
-        assumed.append(f"input {'x'.join(map(str, shape))}, as for {name}")
+        whose = f"as for {name}" if record.own is None or not own else "as no data set is named"
+        assumed.append(f"{ASSUMED_INPUT} {'x'.join(map(str, shape))}, {whose}")
     if classes is not None:
         number = classes
     elif number is None:
