@@ -99,6 +99,7 @@ def test_what_is_damaged_is_named_and_the_others_are_listed(folder, run, tmp_pat
         (["runs", "absent"], 3, "folder absent does not exist"),
         (["runs", ".", "--sort", "beauty"], 2, "--sort beauty: must be one of"),
         (["runs", "."], 3, ". has no runs in it"),
+        (["runs", __file__], 3, "test_compare.py is a file, not a folder with runs in it"),
         (["diff", "absent", "absent"], 3, "run folder absent does not exist"),
         (["diff", ".", "."], 3, "is not a run folder"),
         (["plot", "absent"], 3, "run folder absent does not exist"),
