@@ -355,7 +355,7 @@ def test_a_split_becomes_a_volume(trained, run, tmp_path):
 def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
-    predict = TiledNetwork.logits
+    predict = TiledNetwork._outcome
     calls = []
 
     def interrupted(self, image):
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_whole_files_alone(trained, run, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return predict(self, image)
 
-    monkeypatch.setattr(TiledNetwork, "logits", interrupted)
+    monkeypatch.setattr(TiledNetwork, "_outcome", interrupted)
     assert run("infer", trained, "in", "--output", "out")[0] == 130
     assert not left_over(tmp_path)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0-mask.tif", "0-probability.tif"]

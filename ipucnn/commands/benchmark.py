@@ -357,10 +357,12 @@ def benchmark_suite(
     from ipucnn.benchmarking.suites.plan import plan_suite
     from ipucnn.benchmarking.suites.result import read_suite
     from ipucnn.benchmarking.suites.run import SuiteRun, saved_seed, suite_folder
+    from ipucnn.config.options import RunConfig
     from ipucnn.errors import ConfigurationError
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.suite import print_plan
+    from ipucnn.sessions.host.workers import require_one
     from ipucnn.sessions.poplar.popdist import find_instances
 
     if find_instances().is_distributed:
@@ -368,6 +370,7 @@ def benchmark_suite(
             "suites run each row in a process of its own, and poprun started this one",
             "type it without poprun, or benchmark one network under it",
         )
+    require_one("`ipucnn benchmark`", RunConfig(trusted_network=True))
     for name, flag in (("baseline", "--baseline"), ("max_regression", "--max-regression")):
         if name in measuring:
             raise ConfigurationError(

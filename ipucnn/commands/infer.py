@@ -173,6 +173,7 @@ def _segment(
     from ipucnn.reports.console import LOADING, ItemProgress, note
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET
+    from ipucnn.sessions.host.workers import group_of_environment
 
     sheet = MaskSheet()
     with ItemProgress("segmenting", LOADING) as progress:
@@ -180,7 +181,9 @@ def _segment(
             say=progress.line, on_total=sheet.expect, on_pages=progress.update, on_page=sheet.add_page
         )
     path = contact_sheet or output / CONTACT_SHEET
-    if contact_sheet is not None:
+    if not group_of_environment().is_writer:
+        pass  # of several processes the first one writes
+    elif contact_sheet is not None:
         write_output(path, sheet.save)
     else:
         write_atomically(path, sheet.save)

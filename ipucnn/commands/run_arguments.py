@@ -17,6 +17,7 @@ from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
+    from ipucnn.sessions.poplar.popdist import Instances
 
 
 def own_option(
@@ -46,11 +47,9 @@ def own_option(
 
 
 @contextlib.contextmanager
-def one_speaks() -> Iterator[None]:
+def one_speaks(group: "Instances") -> Iterator[None]:
     """Of several processes the first one alone speaks: what the others print goes nowhere, but for their errors."""
-    from ipucnn.sessions.host.workers import group_of_environment
-
-    if group_of_environment().is_writer:
+    if group.is_writer:
         yield
         return
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -62,7 +61,9 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
-        with one_speaks():
+        from ipucnn.sessions.host.workers import group_of_environment
+
+        with one_speaks(group_of_environment()):
             command(*arguments, **named)
 
     return run

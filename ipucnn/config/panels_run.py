@@ -226,7 +226,7 @@ class Model:
         "docs/fine-tuning.md.",
         metavar="N|PATTERN|backbone",
         parse=values.parse_freeze,
-        commands=TRAIN,
+        commands=(*TRAIN, "plan-splits"),
         default_text="none, all layers are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
     )
