@@ -630,7 +630,7 @@ def test_a_run_or_checkpoint_that_is_not_there_is_answered_by_those_that_are(run
     )
     assert "type: ipucnn evaluate runs/a" in err
     code, _, err = run("infer", "runs/lenet-digit", "image.png")
-    assert code == 3 and "did you mean 'lenet-digits'?" in err
+    assert code == 3 and "did you mean 'runs/lenet-digits'?" in err
     names = [f"checkpoint-{n:08d}.npz" for n in range(0, 100, 10)] + ["best.npz", "last.npz"]
     nearest = _nearest(names, "checkpoint-00000034.npz")
     shown = [f"checkpoint-{n:08d}.npz" for n in (10, 20, 30, 40, 50)]
