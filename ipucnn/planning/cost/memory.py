@@ -260,7 +260,9 @@ class RangeCounts:
         if training:
             kept_at = [item_of[found] for found in uses.keepers]
             self.kept_at = [
-                (sorted({int(item) for item in at}), size) for at, size in zip(kept_at, uses.elements) if len(at)
+                (sorted({int(item) for item in at}), size)
+                for at, size in zip(kept_at, uses.elements)
+                if len(at)
             ]
             self.kept = distinct_sum(kept_at, uses.elements, n)
             self.kept_inside = self.kept - distinct_sum(kept_at, uses.elements, n, after=made_in)
