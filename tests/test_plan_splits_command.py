@@ -624,6 +624,6 @@ def test_what_help_says_is_taken_is_taken(capsys, monkeypatch):
         schedule: plan(
             capsys, SMALL, "--stages", "2", "--gradient-accumulation-count", "8", "--schedule", schedule
         ).predicted_images_per_s
-        for schedule in ("Grouped", "Interleaved", "Sequential")
+        for schedule in ("Grouped", "Interleaved")
     }
     assert speeds[own.settings.schedule] == max(speeds.values()) == own.predicted_images_per_s
