@@ -203,6 +203,11 @@ def pytest_xdist_auto_num_workers(config):
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_make_parametrize_id(val):
+    """Signals go by their numbers on every Python; ``slow_cases.txt`` names cases so."""
+    return str(int(val)) if isinstance(val, signal.Signals) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks the cases of ``slow_cases.txt`` as slow: those that have cheaper ones beside them.
