@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from poplar_double import installed
+from poplar_double.exchange import Alone
 from tensorflow import keras
 from test_host_session import CLASSES, CPU, EPSILON, MOMENTUM, SIZE, data, make_program
 
@@ -16,8 +17,10 @@ from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.poplar import evaluation
+from ipucnn.sessions.poplar.evaluation import Predictor
 from ipucnn.sessions.poplar.training import DeviceOptimizer, WeightUpdate
-from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.sessions.session import ExecutionFinished, Stopped
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import Optimizer, make_settings
 
@@ -361,6 +364,38 @@ def test_evaluation_runs_several_batches_at_once(stages):
         assert [len(f) for f in few] == [1, 20]
         # Padded up to the execution that is there.
         assert len({call["per_execution"] for call in machine.calls("predict")}) == 1
+
+
+@pytest.mark.parametrize(("largest_bytes", "joins"), [(2**28, 1), (2 * 4 * 4 * (CLASSES + 2), 4), (1, 16)])
+def test_instances_meet_once_for_an_execution_and_not_for_each_batch(largest_bytes, joins, monkeypatch):
+    """A batch may be one of 2209 tiles of an image, which seemed not to end with exchanges for each.  They meet more
+    often only where memory for what all of them have is short.
+    """
+    for name, value in dict(NUM_TOTAL_REPLICAS=2, NUM_LOCAL_REPLICAS=1, REPLICA_INDEX_OFFSET=1).items():
+        monkeypatch.setenv(f"POPDIST_{name}", str(value))
+    monkeypatch.setattr(evaluation, "_LARGEST_BYTES", largest_bytes)
+    monkeypatch.setattr(Predictor, "_largest_steps", lambda self: 16)
+    images, labels = data(16, 8)
+    parts = (images, labels, np.ones(16, np.float32))
+    batches = [tuple(tf.constant(part[i : i + 1]) for part in parts) for i in range(16)]
+    network = make_model("group")
+    expected = network(images, training=False).numpy()
+    # A process alone stands for both, and makes the sum of arrays of one row: as if the other's were the same.
+    monkeypatch.setattr(Alone, "gather", lambda self, name, arrays: [arrays, [a[::-1] for a in arrays]])
+    with installed() as machine:
+        session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2))
+        session.prepare_evaluation(network, make_loss("cross_entropy"))
+        found = session.evaluate(batches, lambda: False)
+        # Labels, weights and logits of both, and whether one of them was stopped.
+        assert len(machine.calls("distributed.allreduce")) == 3 * joins + 1
+        for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
+            np.testing.assert_allclose(logits, np.stack([expected[n]] * 2), rtol=0, atol=1e-5)
+            assert truth.numpy().tolist() == [labels[n]] * 2
+        asked = []
+        with pytest.raises(Stopped):
+            session.evaluate(batches * 3, lambda: asked.append(1) or len(asked) == 3)
+    assert found["accuracy"] == pytest.approx(np.mean(expected.argmax(-1) == labels))
+    assert found["samples"] == 32
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "adam", "adamw", "rmsprop"])

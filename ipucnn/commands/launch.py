@@ -26,7 +26,7 @@ COMMANDS = ("train", "evaluate", "infer")
 COMMAND = typer.Argument(
     None,
     metavar="COMMAND...",
-    help="What every worker runs, after --: `train` with its options, `evaluate` or `infer`.",
+    help="What every worker runs: `train`, `evaluate` or `infer`, with its options. Write -- before it.",
 )
 WORKERS = typer.Option(
     None,
@@ -52,10 +52,10 @@ _PROGRAM = (
 def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORKERS) -> None:
     """Start several workers of one training run, evaluation or inference on this machine.
 
-    They share the work of each weight update, and give the same bytes as one worker with as many threads, where both
-    runs begin with the same --max-workers. GPUs of this machine are shared out among them. Where each machine has a
-    worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first worker prints comes
-    out as it is, what the others print after their number. All end when one of them fails.
+    They share the work of each weight update. The result has the same bytes as one worker with the same number of
+    threads, if both runs begin with the same --max-workers. The GPUs of this machine are divided among the workers. If
+    each machine has a worker of its own, use srun, TF_CONFIG or --hosts; docs/cluster.md has examples. What the first
+    worker prints appears as it is; what the others print appears behind their number. If one of them fails, all end.
     """
     count = 2 if workers is None else workers
     if not command or command[0] not in COMMANDS:

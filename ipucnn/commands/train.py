@@ -21,7 +21,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     """
     from ipucnn.filesystem import is_file
     from ipucnn.reports.console import note, telling_of_indexing
-    from ipucnn.reports.runs import write_page
+    from ipucnn.reports.runs import write_page, write_page_of
     from ipucnn.reports.train import FoldsDisplay, RunDisplay, show_dry_run
     from ipucnn.runs.compare import find_runs
     from ipucnn.runs.folder import REPORT
@@ -58,6 +58,4 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         for event in run.events():
             display.show(event)
     display.print_result(json_output)
-    if not run.is_silent and run.start.report is None and is_file(run.folder.path / REPORT):
-        run.folder.check_writer()
-        write_page(run.folder.path)
+    write_page_of(run)

@@ -74,10 +74,12 @@ class ArrayExamples:
     Attributes:
         images: uint8 [n, h, w, c].
         labels: int32 [n] of classes, or uint8 [n, h, w] of masks.
+        names: of the files that the images are, so that a report can name one; empty where they are none.
     """
 
     images: Any
     labels: Any
+    names: Tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -91,7 +93,8 @@ class ArrayExamples:
         return len(self.images)
 
     def subset(self, indices: Any) -> "ArrayExamples":
-        return ArrayExamples(self.images[indices], self.labels[indices])
+        names = tuple(np.array(self.names)[indices].tolist()) if self.names else ()
+        return ArrayExamples(self.images[indices], self.labels[indices], names)
 
 
 @dataclass(frozen=True)
@@ -462,7 +465,9 @@ def pool(source: DataSource) -> ArrayExamples:
     if not source.info.own_split:
         return train
     images = np.concatenate([train.images, evaluation.images])
-    return ArrayExamples(images, np.concatenate([train.labels, evaluation.labels]))
+    return ArrayExamples(
+        images, np.concatenate([train.labels, evaluation.labels]), (*train.names, *evaluation.names)
+    )
 
 
 def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:

@@ -17,12 +17,14 @@ from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import console, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
-from ipucnn.runs.folder import PAGE, PREDICTIONS
+from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
 from ipucnn.text import counted, printable, shown_value
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from rich.table import Table
+
+    from ipucnn.runs.train import TrainingRun
 
 PICTURES = (".png", ".pdf", ".svg")
 TEMPLATE = "run.html.j2"
@@ -276,6 +278,15 @@ class Facts(NamedTuple):
 def write_page(folder: Path, evaluation: Optional[Dict[str, Any]] = None) -> None:
     """Writes the page of a run into its folder; see :func:`run_page`."""
     write_text(folder / PAGE, run_page(read_run(folder), evaluation))
+
+
+def write_page_of(run: TrainingRun) -> None:
+    """Writes the page of a run that has just ended, unless it ended before, or another instance of it writes."""
+    folder = run.folder.path
+    if run.is_silent or run.start.report is not None or not is_file(folder / REPORT):
+        return
+    run.folder.check_writer()
+    write_page(folder)
 
 
 def run_page(run: RunRecord, evaluation: Optional[Dict[str, Any]] = None) -> str:

@@ -49,7 +49,8 @@ def program_line(program: Program) -> str:
     parts = [
         f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size} x "
         f"{program.gradient_accumulation_count} accumulated x {counted(program.num_replicas, 'replica')}",
-        f"{program.weight_updates_per_epoch} weight updates per epoch x {counted(program.num_epochs, 'epoch')}",
+        f"{counted(program.weight_updates_per_epoch, 'weight update')} per epoch "
+        f"x {counted(program.num_epochs, 'epoch')}",
         f"{counted(program.num_executions, 'execution')} of {program.weight_updates_per_execution}"
         + (f", a log after every {program.executions_per_log}" if program.executions_per_log > 1 else ""),
     ]
@@ -233,9 +234,10 @@ def show_dry_run(run: TrainingRun, as_json: bool) -> None:
 
     if run.is_silent:
         return
+    # Before the introduction, which then names the layers that the planner chose.
+    report = run.plan_of_run()
     _introduce(run)
     config, path = run.resolved.config, run.schedule_picture
-    report = run.plan_of_run()
     if path is not None:
         warmup = config.lr_warmup_params
         ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""

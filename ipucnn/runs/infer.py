@@ -391,6 +391,7 @@ def infer_masks(
     if not opened:
         raise DataError(f"none of the {failed} inputs could be read", "the lines above say why")
     total = sum(len(source.sizes) for _, source in opened)
+    network.warn_of_seams((size for _, source in opened for size in source.sizes), say)
     on_total(total)
     results: List[Dict[str, Any]] = []
     done, wall_s = 0, 0.0

@@ -27,8 +27,6 @@ from ipucnn.planning.search.smallest_change import would_fit
 from ipucnn.planning.splits import (
     check_frozen,
     check_named_splits,
-    check_splits,
-    check_stages,
     plan_differences,
     settle_splits,
 )
@@ -227,28 +225,24 @@ class TrainingRun:
         return create_session(config.device, verbose=self.verbose, config=config, trains=True).device
 
     def _check_network(self) -> None:
-        """Refuses what the network's layers refuse; it is built where they are not those of the shipped graph."""
+        """Refuses what the network's layers refuse, and has the planner choose the splits that nobody named.
+
+        The network is built where that is needed: its layers are not those of the shipped graph, or it is to be split.
+        """
         from ipucnn.models.build import check_requirements
-        from ipucnn.models.names import canonical_names
         from ipucnn.planning.graphs.extract import known_graph
-        from ipucnn.planning.graphs.keras_graph import graph_of
 
         record, program = self.setup.record, self.program
         check_requirements(record)
         # Neither the input's size nor the number of classes changes which layers there are.
         at_home = run_setup.network_options(record, self.setup.config, record.input_shape, record.num_classes)
-        graph = known_graph(record, at_home)
-        is_planned = not program.pipeline_splits and program.num_stages > 1
-        if graph is None:
+        is_planned = program.num_stages > 1 and not program.pipeline_splits
+        if known_graph(record, at_home) is None or is_planned:
             self._host_device()
             model = run_setup.build(self.setup)
-            # The planner does not know layers of the user's own, which train without it.
-            graph = graph_of(model, record.name) if is_planned else None
-            check_splits(program.pipeline_splits, canonical_names(model))
             if self.setup.config.freeze is not None:
                 self.program = program.with_frozen(freeze_layers(model, self.setup.config.freeze))
-        if is_planned and graph is not None:
-            check_stages(program.num_stages, graph)
+            self.program = settle_splits(self.program, model, self.resolved, self._saved_program())
 
     @property
     def is_silent(self) -> bool:
@@ -278,8 +272,8 @@ class TrainingRun:
             which = "others each time" if self.resolved.config.shuffle else "always the same"
             lines.append(
                 f"{self.program.samples_discarded_per_epoch:,} of {self.info.num_train:,} training samples are "
-                f"discarded in each epoch ({which}): {self.program.weight_updates_per_epoch} weight "
-                f"updates x {counted(self.program.global_batch_size, 'sample')}"
+                f"discarded in each epoch ({which}): {counted(self.program.weight_updates_per_epoch, 'weight update')} "
+                f"x {counted(self.program.global_batch_size, 'sample')}"
             )
         if self.program.samples_padded_per_epoch:
             lines.append(

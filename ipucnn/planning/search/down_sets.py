@@ -259,13 +259,13 @@ class Chains:
         y: float,
         t: List[float],
         swap: bool = False,
-        goal: int = minmax.LOAD,
         both: float = np.inf,
-    ) -> Optional[Tuple[float, Tuple[int, ...]]]:
+    ) -> Optional[minmax.Least]:
         """As ``minmax``'s, over chains of down-sets."""
         k = self.num_stages
         windows = self._windows(x, y, t, swap)
         best, steps = np.zeros(1), []  # type: np.ndarray, List[Tuple[np.ndarray, np.ndarray, np.ndarray]]
+        cuts = [0.0] * len(t)
         for stage in range(k):
             keep = np.isfinite(best)
             opens, best, ends = windows[stage][keep], best[keep], windows[stage + 1]
@@ -276,16 +276,20 @@ class Chains:
             step = max(1, _PAIRS // len(opens))
             for begin in range(0, len(ends), step):
                 part = slice(begin, begin + step)
-                reached = self._reached(stage, opens, ends[part], best, x, y, swap, goal)
+                reached = self._reached(stage, opens, ends[part], best, x, y, swap)
                 chosen[part], values[part] = reached.argmin(axis=0), reached.min(axis=0)
             best = values
+            reachable = ends[np.isfinite(best)]
+            if stage < k - 1 and len(reachable):
+                c = self.cut_class(stage + 1)
+                cuts[c] = max(cuts[c], float(self.cut_s[reachable].min()))
             steps.append((opens, ends, chosen))
         if not np.isfinite(best).any():
             return None
         starts = [self.n]
         for opens, ends, chosen in reversed(steps):
             starts.append(int(opens[chosen[np.searchsorted(ends, starts[-1])]]))
-        return float(best[0]), tuple(reversed(starts[1:]))
+        return minmax.Least(float(best[0]), tuple(reversed(starts[1:])), cuts)
 
     def _reached(
         self,
@@ -296,7 +300,6 @@ class Chains:
         x: float,
         y: float,
         swap: bool,
-        goal: int,
     ) -> np.ndarray:
         """(opens, ends): what the stage between two down-sets makes of the best before it; inf where it can't be."""
         a, b = self.pair(stage, opens[:, None], ends[None, :], swap)
@@ -306,13 +309,7 @@ class Chains:
             inside &= (word[opens[i]] & ~word[ends[j]]) == 0
         i, j = i[inside], j[inside]
         reached = np.full(a.shape, np.inf)
-        if goal == minmax.LOAD:
-            reached[i, j] = np.maximum(best[i], b[i, j])
-        elif goal == minmax.TRANSFER:
-            reached[i, j] = best[i] + self.cut_s[ends[j]]
-        else:
-            counts = stage < self.num_stages - 1 and self.cut_class(stage + 1) == goal
-            reached[i, j] = np.maximum(best[i], self.cut_s[ends[j]] if counts else 0.0)
+        reached[i, j] = np.maximum(best[i], b[i, j])
         return reached
 
 

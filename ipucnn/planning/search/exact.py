@@ -88,7 +88,12 @@ class Solution:
 
 
 def faster_split(
-    tables: StageTables, num_stages: int, schedule: str, below_s: float, patience: Optional[int] = None
+    tables: StageTables,
+    num_stages: int,
+    schedule: str,
+    below_s: float,
+    patience: Optional[int] = None,
+    max_evaluations: Optional[int] = None,
 ) -> Optional[Solution]:
     """The fastest split into that many stages if its tick is shorter than ``below_s``, else None.
 
@@ -97,13 +102,14 @@ def faster_split(
     Args:
         patience: dynamic programs after which a search of a Grouped or Interleaved pipeline gives up if it has found
             nothing.
+        max_evaluations: dynamic programs after which such a search stops, with a gap or with nothing.
     """
     if tables.one_ipu:
         result = _search_one_ipu(tables, num_stages, below_s)
     elif schedule == "Sequential":
         result = _search_sequential(tables, num_stages)
     else:
-        result = minmax.search(tables, num_stages, schedule, below_s=below_s, patience=patience)
+        result = minmax.search(tables, num_stages, schedule, max_evaluations, below_s, patience)
     if not result.starts:
         return None
     value = tick_s(tables, result.starts, schedule)

@@ -15,8 +15,6 @@ import numpy as np
 
 from ipucnn.planning.search.tables import StageTables
 
-# What a dynamic program makes as small as possible.  Other goals, 0 and 1, stand for the largest cut of that class.
-LOAD, TRANSFER = -1, -2
 # Sums are rounded differently from loads: what is looked up in them is allowed this much more.
 _MORE = 1 + 1e-9
 # Ends of runs that a dynamic program looks at together.
@@ -43,6 +41,20 @@ class Box(NamedTuple):
     t_high: Tuple[int, ...]
 
 
+class Least(NamedTuple):
+    """What a dynamic program over prefixes finds.
+
+    Attributes:
+        value: what was to be small.
+        starts: of a split that has it.
+        cuts: by class, what the largest cut of any split within the thresholds takes at least.
+    """
+
+    value: float
+    starts: Tuple[int, ...]
+    cuts: List[float]
+
+
 class _Loads:
     """The stages' two loads and the cuts' classes for one number of stages and schedule."""
 
@@ -65,6 +77,8 @@ class _Loads:
         own = np.array(sorted(set(tables.cut_s[1 : self.n].tolist()))) if num_stages > 1 else np.zeros(1)
         self.levels = [own] * num_classes
         self.fits = [tables.fits(num_stages, stage) for stage in range(num_stages)]
+        # (n,) of each stage the last item before which a run that opens at or before each item may end and fit.
+        self.reach = [_reach(fits) for fits in self.fits]
         self._lists: Dict[int, Tuple[List[float], List[float]]] = {}
         self._pairs: Dict[Tuple[int, int], List[List[float]]] = {}
         self._together: Dict[int, List[float]] = {}
@@ -100,9 +114,13 @@ class _Loads:
         return self._together[group]
 
     def first(self, stage: int, end: int, x: float, y: float, both: float) -> int:
-        """No run of a stage that begins earlier and ends before ``end`` has a <= x, b <= y and a + b <= both."""
+        """No run of a stage that begins earlier and ends before ``end`` fits with a <= x, b <= y and a + b <= both."""
         a, b = self.lists(stage)
-        found = max(bisect_left(a, (a[end] - x) / _MORE), bisect_left(b, (b[end] - y) / _MORE))
+        found = max(
+            bisect_left(a, (a[end] - x) / _MORE),
+            bisect_left(b, (b[end] - y) / _MORE),
+            bisect_left(self.reach[stage], end),
+        )
         sums = self.together(stage)
         return max(found, bisect_left(sums, (sums[end] - both) / _MORE)) if sums else found
 
@@ -222,15 +240,22 @@ class _Loads:
         top = tuple(len(own) - 1 for own in self.levels)
         return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
 
-    def least(
-        self, x: float, y: float, t: List[float], swap: bool, goal: int, both: float
-    ) -> Optional[Tuple[float, Tuple[int, ...]]]:
+    def least(self, x: float, y: float, t: List[float], swap: bool, both: float) -> Optional[Least]:
         """See ``_least``."""
-        return _least(self, x, y, t, swap, goal, both)
+        return _least(self, x, y, t, swap, both=both)
 
     def value(self, x: float, y: float, t: List[float]) -> float:
         """The tick; monotone in each argument also after rounding, so that bounds hold exactly."""
         return x + y + self.weight * sum(t)
+
+
+def _reach(fits: np.ndarray) -> List[int]:
+    """Of each item the last one before which a run that opens there, or at an earlier item, may end and fit."""
+    n = len(fits)
+    last = n - fits[:, ::-1].argmax(axis=1)
+    last[~fits.any(axis=1)] = 0
+    found: List[int] = np.maximum.accumulate(last).tolist()
+    return found
 
 
 def _windows(
@@ -239,7 +264,8 @@ def _windows(
     """First and last item at which each stage can open if loads are at most x and y; the last is (n, n).
 
     Loads grow with the run, so the stages before can't reach further than greedily filled ones, empty ones
-    among them: an item may be too much for a stage and not for the next, whose loads are others.
+    among them: an item may be too much for a stage and not for the next, whose loads are others.  Nor do they reach
+    further than runs that fit.
 
     Args:
         both: of x + y; as no a is above x and no b above y, a and b of a stage have no larger sum, nor a of a stage and
@@ -256,6 +282,7 @@ def _windows(
         here = high[stage]
         a, b = own[stage]
         reach = min(bisect_right(a, (a[here] + x) * _MORE), bisect_right(b, (b[here] + y) * _MORE)) - 1
+        reach = min(reach, loads.reach[stage][here] if here < n else n)
         sums = loads.together(stage)
         if sums:
             reach = min(reach, bisect_right(sums, (sums[here] + both) * _MORE) - 1)
@@ -283,17 +310,17 @@ def _least(
     y: float,
     t: List[float],
     swap: bool = False,
-    goal: int = LOAD,
+    transfer: bool = False,
     both: float = np.inf,
-) -> Optional[Tuple[float, Tuple[int, ...]]]:
-    """How good the best of the splits with a <= x, b <= y and cuts <= t is, and its starts; None if there is no such.
+) -> Optional[Least]:
+    """How good the best of the splits with a <= x, b <= y and cuts <= t is; None if there is no such.
 
     best[s][j] = min over i of max(best[s - 1][i], b_s[i, j]), over those i, j that the thresholds and the
-    memory allow; or with cut_s[j] in the place of b_s[i, j], or with a sum in the place of the maximum.
+    memory allow; or with cut_s[j] in the place of b_s[i, j], and a sum in the place of the maximum.
 
     Args:
         swap: a and b change roles.
-        goal: LOAD: the smallest max b.  TRANSFER: the smallest sum of cut_s.  c: the smallest max cut_s of class c.
+        transfer: what is made small is the sum of cut_s, and not the largest b.
         both: see ``_windows``; splits with a larger x + y may be left out.
     """
     windows = _windows(loads, x, y, swap, both)
@@ -303,21 +330,15 @@ def _least(
     n, k, cut_s = loads.n, loads.num_stages, loads.tables.cut_s
     # Places at which a stage may open, by class of cut; the last stage ends before n.
     legal = [np.flatnonzero(cut_s <= most) for most in t]
+    cuts = [0.0] * len(t)
 
     def reached(stage: int, opens: np.ndarray, before: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """(ends, opens) what runs between such places make of the best before them."""
         a, b, fits = loads.block(stage, opens, ends, swap)
         allowed = (a <= x) & fits
-        if goal == LOAD:
-            values = np.maximum(b, before)
-        else:
-            allowed &= b <= y
-            values = before
-            if goal == TRANSFER:
-                values = values + cut_s[ends][:, None]
-            elif stage < k - 1 and loads.cut_class(stage + 1) == goal:
-                values = np.maximum(values, cut_s[ends][:, None])
-        return np.where(allowed, values, np.inf)
+        if transfer:
+            return np.where(allowed & (b <= y), before + cut_s[ends][:, None], np.inf)
+        return np.where(allowed, np.maximum(b, before), np.inf)
 
     # Where each stage can open, the best so far there, and by which opening of the stage before.
     places: List[np.ndarray] = [np.zeros(1, dtype=int)]
@@ -342,17 +363,20 @@ def _least(
                 chosen = values.argmin(axis=1)
                 least[part] = values[np.arange(len(chosen)), chosen]
                 source[part] = chosen + low
-        kept = np.isfinite(least) if goal != LOAD else least <= min(y, _LARGEST)
+        kept = np.isfinite(least) if transfer else least <= min(y, _LARGEST)
         if not kept.any():
             return None
         places.append(ends[kept])
         sources.append(source[kept])
         best = least[kept]
+        if stage < k - 1:
+            c = loads.cut_class(stage + 1)
+            cuts[c] = max(cuts[c], float(cut_s[places[-1]].min()))
     starts, at = [], 0
     for stage in range(k - 1, -1, -1):
         at = int(sources[stage][at])
         starts.append(int(places[stage][at]))
-    return float(best[0]), tuple(reversed(starts))
+    return Least(float(best[0]), tuple(reversed(starts)), cuts)
 
 
 def _slice(places: np.ndarray, first: int = 0) -> slice:
@@ -385,9 +409,7 @@ class Choices(Protocol):
     def first_box(self, below_s: float) -> Box: ...
     def maxima(self, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]: ...
     def value(self, x: float, y: float, t: List[float]) -> float: ...
-    def least(
-        self, x: float, y: float, t: List[float], swap: bool, goal: int, both: float
-    ) -> Optional[Tuple[float, Tuple[int, ...]]]: ...
+    def least(self, x: float, y: float, t: List[float], swap: bool, both: float) -> Optional[Least]: ...
 
 
 def maxima(loads: Choices, cut_s: np.ndarray, starts: Tuple[int, ...]) -> Tuple[float, float, List[float]]:
@@ -415,17 +437,17 @@ class Search:
         max_evaluations: Optional[int],
         below_s: float,
         patience: Optional[int] = None,
+        any_will_do: bool = False,
     ) -> None:
         self.loads, self.limit, self.patience = loads, max_evaluations, patience
+        self.any_will_do = any_will_do
         self.value, self.starts = below_s, ()  # type: Tuple[float, Tuple[int, ...]]
         self.heap: List[Tuple[float, int, Box, Tuple[float, float, List[float]]]] = []
         self.num_evaluations = self.num_boxes = 0
 
-    def _least(
-        self, x: float, y: float, t: List[float], both: float, swap: bool = False, goal: int = LOAD
-    ) -> Optional[Tuple[float, Tuple[int, ...]]]:
+    def _least(self, x: float, y: float, t: List[float], both: float, swap: bool = False) -> Optional[Least]:
         self.num_evaluations += 1
-        return self.loads.least(x, y, t, swap, goal, both)
+        return self.loads.least(x, y, t, swap, both)
 
     def _levels(self, index: Tuple[int, ...]) -> List[float]:
         return [float(own[i]) for own, i in zip(self.loads.levels, index)]
@@ -448,20 +470,13 @@ class Search:
         found = self._least(box.x_high, y_limit, high, both)
         if found is None:
             return
-        y, starts = found
-        corner = self._offer(starts)
-        narrow = self._least(y, box.x_high, high, both, swap=True)
+        corner = self._offer(found.starts)
+        narrow = self._least(found.value, box.x_high, high, both, swap=True)
         if narrow is not None:  # else nothing with that Y is better than the best split
-            corner = self._offer(narrow[1])
+            corner = self._offer(narrow.starts)
         # No split that is better than the best one has cuts below these.
-        t_low = list(box.t_low)
-        for c in range(len(low)):
-            if np.isfinite(y_limit) and box.t_low[c] < box.t_high[c]:
-                short = self._least(box.x_high, y_limit, high, both, goal=c)
-                assert short is not None  # the split found above meets these thresholds
-                self._offer(short[1])
-                t_low[c] = max(t_low[c], int(np.searchsorted(self.loads.levels[c], short[0])))
-        self.file(box._replace(t_low=tuple(t_low)), corner)
+        levels = (int(np.searchsorted(own, cut)) for own, cut in zip(self.loads.levels, found.cuts))
+        self.file(box._replace(t_low=tuple(map(max, box.t_low, levels))), corner)
 
     def file(self, box: Box, corner: Tuple[float, float, List[float]]) -> None:
         """Cuts away what is dominated and keeps the rest, under its lower bound, unless it can't be better.
@@ -507,6 +522,8 @@ class Search:
             bound, _, box, corner = self.heap[0]
             if bound >= self.value:
                 break
+            if self.any_will_do and self.starts:
+                return bound
             limit = self.limit if self.starts or self.patience is None else self.patience
             if limit is not None and self.num_evaluations >= limit:
                 return min(bound, self.value)
@@ -528,6 +545,7 @@ def search(
     max_evaluations: Optional[int] = None,
     below_s: float = np.inf,
     patience: Optional[int] = None,
+    any_will_do: bool = False,
 ) -> MinMaxResult:
     """Fastest split for a pipelined schedule.
 
@@ -538,13 +556,14 @@ def search(
         max_evaluations: dynamic programs after which to stop with a gap.  Without, the search ends with a proof.
         below_s: only splits with a shorter tick are looked for; without starts there is none.
         patience: dynamic programs after which to stop if nothing was found so far.
+        any_will_do: the first split that is found ends the search.
     """
     loads = _Loads(tables, num_stages, schedule)
-    state = Search(loads, max_evaluations, below_s, patience)
+    state = Search(loads, max_evaluations, below_s, patience, any_will_do)
     bound = state.run()
     if not state.starts:
         return MinMaxResult((), bound, state.num_evaluations)
     x, y, t = loads.maxima(state.starts)
-    chosen = _least(loads, x, y, t, goal=TRANSFER)
+    chosen = _least(loads, x, y, t, transfer=True)
     assert chosen is not None
-    return MinMaxResult(chosen[1], bound, state.num_evaluations)
+    return MinMaxResult(chosen.starts, bound, state.num_evaluations)

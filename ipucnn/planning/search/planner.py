@@ -7,7 +7,7 @@ speed; if there are none, those below the whole memory, and then those that the 
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -53,6 +53,17 @@ _TABLE_BYTES, _LEAST_TABLES = 4e8, 8
 
 # Dynamic programs after which a group of settings counts as one that may be faster.
 _FEW_EVALUATIONS = 120
+
+
+class _Open(NamedTuple):
+    """Settings whose search stopped early, without splits that are as fast as the best so far.
+
+    Attributes:
+        lower_bound_s: no splits have a shorter tick.
+    """
+
+    settings: PlanSettings
+    lower_bound_s: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ class Planner:
         self._tables: Dict[Tuple[PlanSettings, bool, bool], StageTables] = {}
         self._fitting: Dict[Tuple[PlanSettings, float], bool] = {}
         self._alike: Dict[Tuple[object, ...], Solution] = {}
-        self._slower: Dict[Tuple[object, ...], float] = {}
+        self._known: Dict[Tuple[bytes, int, str], Tuple[Optional[Solution], float]] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Optional[Solution]] = {}
         self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
@@ -252,15 +263,20 @@ class Planner:
         """
         for limit in limits:
             found: List[Candidate] = []
+            waiting: List[_Open] = []
             for group in choices:
                 if found and not self._may_be_faster(group, limit, found[0].prediction.images_per_s):
                     continue
-                # The sort is stable: of equally good ones the first stays first.
-                found = sorted([*found, *self._of_group(group, limit)], key=_rank, reverse=True)
+                for one in self._of_group(group, limit, found):
+                    if isinstance(one, _Open):
+                        waiting.append(one)
+                    else:
+                        # The sort is stable: of equally good ones the first stays first.
+                        found = sorted([*found, one], key=_rank, reverse=True)
             if found and own_proportions:
-                return self._best_apart(found, choices, limit)
+                return self._best_apart([*found, *waiting], choices, limit)
             if found:
-                return self._proved(found, limit)
+                return self._proved([*found, *waiting], limit)
         return None
 
     def faster_apart(
@@ -384,7 +400,10 @@ class Planner:
         return best
 
     def _best_apart(
-        self, ranked: Sequence[Candidate], choices: Sequence[Sequence[PlanSettings]], limit: float
+        self,
+        ranked: Sequence[Union[Candidate, _Open]],
+        choices: Sequence[Sequence[PlanSettings]],
+        limit: float,
     ) -> Candidate:
         """The fastest candidate, where stages may have proportions of their own.
 
@@ -392,9 +411,10 @@ class Planner:
         that none of them is as fast takes less time than the proof which of them is the fastest.
 
         Args:
-            ranked: candidates with one proportion for all stages, best first.
+            ranked: candidates with one proportion for all stages, best first, and settings that may have better ones.
         """
         first = ranked[0]
+        assert isinstance(first, Candidate)
         apart = self._with_own_proportions(first, choices, limit)
         if apart is first:
             alike = self._proved(ranked, limit)
@@ -421,7 +441,12 @@ class Planner:
         if below_s <= 0:
             return False
         found = minmax.search(
-            self._fastest_tables(group, limit), first.num_stages, first.schedule, _FEW_EVALUATIONS, below_s
+            self._fastest_tables(group, limit),
+            first.num_stages,
+            first.schedule,
+            _FEW_EVALUATIONS,
+            below_s,
+            any_will_do=True,
         )
         return bool(found.starts) or found.lower_bound_s < below_s
 
@@ -430,7 +455,7 @@ class Planner:
         ahead = self.tables(group[0], limit)
         return replace(self.tables(group[-1], limit), forward_s=ahead.forward_s, backward_s=ahead.backward_s)
 
-    def _proved(self, ranked: Sequence[Candidate], limit: float) -> Candidate:
+    def _proved(self, ranked: Sequence[Union[Candidate, _Open]], limit: float) -> Candidate:
         """The best of candidates, best first, with its proof.
 
         Large networks were searched with few dynamic programs: every one that may still be faster is searched again.
@@ -440,55 +465,90 @@ class Planner:
         return best
 
     def _proved_above(
-        self, ranked: Sequence[Candidate], limit: float, images_per_s: float
+        self, ranked: Sequence[Union[Candidate, _Open]], limit: float, images_per_s: float
     ) -> Optional[Candidate]:
         """``_proved``, None if the best is slower than that."""
         best: Optional[Candidate] = None
-        for candidate in ranked:
-            solution, proved = candidate.solution, candidate
-            if not solution.optimal:
+        for one in ranked:
+            proved = one if isinstance(one, Candidate) and one.solution.optimal else None
+            if proved is None:
+                bound_s = one.solution.lower_bound_s if isinstance(one, Candidate) else one.lower_bound_s
                 # Only splits that make it as fast as the best so far are looked for.
                 least = images_per_s if best is None else best.prediction.images_per_s
-                below_s = self.tick_below_s(candidate.settings, least)
-                if solution.lower_bound_s >= below_s:
+                below_s = self.tick_below_s(one.settings, least)
+                if bound_s >= below_s:
                     continue
-                again = self._proof(candidate.settings, limit, below_s)
+                again, _ = self._found_below(one.settings, limit, below_s)
                 if again is None:
                     continue
-                proved = self._candidate(candidate.settings, self.names(again.starts), limit, again)
+                proved = self._candidate(one.settings, self.names(again.starts), limit, again)
             is_enough = proved.prediction.images_per_s >= images_per_s
             if is_enough and (best is None or _rank(proved) > _rank(best)):
                 best = proved
         return best
 
-    def _proof(self, settings: PlanSettings, limit: float, below_s: float) -> Optional[Solution]:
-        """The fastest splits, proved, of stages on an IPU each if their tick is shorter than that.
+    def _found_below(
+        self, settings: PlanSettings, limit: float, below_s: float, max_evaluations: Optional[int] = None
+    ) -> Tuple[Optional[Solution], float]:
+        """The fastest splits of stages on an IPU each if their tick is shorter than that, and a bound of all ticks.
 
-        Looked for once for all settings of which no number and nothing that fits is another.
+        What was found once holds for all settings of which no number and nothing that fits is another.
+
+        Args:
+            max_evaluations: dynamic programs after which the search stops: what it found may then be slower than
+                others, and nothing that it found is no proof.
         """
-        tables = self.tables(settings, limit)
-        same = (tables.digest(settings.num_stages), settings.num_stages, settings.schedule, None)
-        found = self._alike.get(same)
-        if found is None and self._slower.get(same, 0.0) < below_s:
-            found = faster_split(tables, settings.num_stages, settings.schedule, below_s)
-            if found is None:
-                self._slower[same] = below_s
-            else:
-                self._alike[same] = found
-        return found if found is not None and found.objective_s < below_s else None
+        tables, stages = self.tables(settings, limit), settings.num_stages
+        key = (tables.digest(stages), stages, settings.schedule)
+        known, bound_s = self._known.get(key, (None, 0.0))
+        if (known is None or not known.optimal) and bound_s < below_s:
+            # What is known already is found again, and faster.
+            least_s = below_s if known is None else min(below_s, known.objective_s * (1 + 1e-12))
+            result = minmax.search(tables, stages, settings.schedule, max_evaluations, least_s)
+            bound_s = max(bound_s, result.lower_bound_s)
+            if result.starts:
+                value = tick_s(tables, result.starts, settings.schedule)
+                bound_s = min(value, bound_s)
+                known = Solution(
+                    settings.schedule, stages, result.starts, value, bound_s, result.num_evaluations
+                )
+            elif known is not None:
+                known = replace(known, lower_bound_s=min(known.objective_s, bound_s))
+            self._known[key] = known, bound_s
+        return known if known is not None and known.objective_s < below_s else None, bound_s
 
-    def _of_group(self, group: Sequence[PlanSettings], limit: float) -> Iterator[Candidate]:
-        """The best candidate of each settings of a group, until none of the rest can be faster."""
-        bound_s, evaluations = 0.0, None
-        if len(self.starts) > _LARGE_ITEMS:
-            evaluations = _LARGE_EVALUATIONS
-        elif len(group) > 1:
+    def _of_group(
+        self, group: Sequence[PlanSettings], limit: float, found: Sequence[Candidate]
+    ) -> Iterator[Union[Candidate, _Open]]:
+        """The best candidate of each settings of a group, until none of the rest can be faster.
+
+        In a large network what is slower than the best so far is left out, and what may be faster is open.
+
+        Args:
+            found: the candidates so far, best first.
+        """
+        if len(self.starts) > _LARGE_ITEMS and not group[0].segments_on_one_ipu:
+            images_per_s = found[0].prediction.images_per_s if found else 0.0
+            for settings in group:
+                below_s = self.tick_below_s(settings, images_per_s)
+                if below_s <= 0 or not self.fits(settings, limit):
+                    continue
+                solution, bound_s = self._found_below(settings, limit, below_s, _LARGE_EVALUATIONS)
+                if solution is not None:
+                    quick = self._candidate(settings, self.names(solution.starts), limit, solution)
+                    images_per_s = max(images_per_s, quick.prediction.images_per_s)
+                    yield quick
+                elif bound_s < below_s:
+                    yield _Open(settings, bound_s)
+            return
+        bound_s = 0.0
+        if len(group) > 1:
             if not self.fits(group[-1], limit):
                 return
             mixed = self._fastest_tables(group, limit)
             bound_s = fastest_split(mixed, group[0].num_stages, group[0].schedule).objective_s
         for settings in group:
-            candidate = self.best(settings, limit, evaluations)
+            candidate = self.best(settings, limit)
             if candidate is not None:
                 yield candidate
                 if candidate.solution.objective_s <= bound_s:
@@ -607,11 +667,14 @@ class Planner:
         limit = max(memory_limit, self.needed_fill(splits, settings))
         # The sum of the same bytes in another order may be off by its last bits.
         allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
-        few = quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS
-        solution = self._solution(settings, allowed, _LARGE_EVALUATIONS if few else None)
-        if few and solution.objective_s > self.tick_s(splits, settings):
-            solution = self._solution(settings, allowed)
-        return self._candidate(settings, tuple(splits), limit, solution)
+        solution: Optional[Solution] = None
+        if quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS:
+            own_s = self.tick_s(splits, settings)
+            tables, stages = self.tables(settings, allowed), settings.num_stages
+            solution = faster_split(
+                tables, stages, settings.schedule, own_s, max_evaluations=_LARGE_EVALUATIONS
+            ) or Solution(settings.schedule, stages, self.items(splits), own_s, 0.0)
+        return self._candidate(settings, tuple(splits), limit, solution or self._solution(settings, allowed))
 
     def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Share of an IPU's memory that the planner has to allow to find these splits."""
