@@ -524,9 +524,9 @@ def test_which_numbers_of_workers_fit():
     assert "4 workers cannot share the 6 chunks" in refused.value.message
     assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
     # A fold that is still to begin, or a run that is begun again, keeps --max-workers: it is about who takes part.
-    for given, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
+    for numbers, legal in (((12, 1, 3, 4), "1, 2, 4"), ((16, 1, 3, 4, 2), "1, 2"), ((8, 1, 1, 2, 4), "1, 2")):
         with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
-            check_sharing(*given)
+            check_sharing(*numbers)
         assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
