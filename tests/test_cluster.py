@@ -1032,8 +1032,8 @@ LAUNCHED = """
 import sys, json, os, signal, time
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
-print("\\n".join(said), file=sys.stderr, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("\\n".join(said), file=sys.stderr, flush=True)
 time.sleep(seconds)
 sys.exit(code)
 """
@@ -1065,7 +1065,9 @@ def test_what_launch_says_of_errors(monkeypatch, capfd, workers, code, expected)
     from ipucnn.commands import launch as launching
 
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
-    monkeypatch.setattr(launching, "_TOLD_S", 0.2)
+    waits = any(seconds for *_, seconds in workers)
+    monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
+    monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
     ended = launching._Workers(command, len(workers), [{}] * len(workers)).run()
     said = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
